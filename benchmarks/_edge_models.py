@@ -20,8 +20,8 @@ from placeit.core.cluster import Device
 from placeit.devices.nodes import connection, local
 from placeit.placers.local_search import starts
 from placeit.planning.segments import Plan
+from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.devices.openvino import HostBuffer
 from placeit.runtime.measure import Race, faster
 from placeit.runtime.nodes.actor import local as as_on_its_node
 from placeit.runtime.nodes.lane import memory_of
@@ -160,7 +160,7 @@ class _Ray:
             self._actors.append(made.options(scheduling_strategy=pinned).remote(as_on_its_node(device)))
             stack.callback(self._ray.kill, self._actors[-1])
         loading = [
-            self._actors[segment.device].load.remote(s, pack(self._runtime.source(segment))[0])
+            self._actors[segment.device].load.remote(s, pack(self._runtime.compiler.source(segment))[0])
             for s, segment in enumerate(plan.segments)
             if not segment.passthrough
         ]
@@ -178,12 +178,12 @@ class _Ray:
         outputs: dict[str, Any] = {}
         for s, segment in enumerate(self._plan.segments):
             entering = {t: tensors[t] for t in segment.inputs}
-            names = runtime.outputs_of(segment)
+            names = runtime.book.outputs_of(segment)
             count = len(segment.outputs) + len(names)
             if segment.passthrough:
-                made = runtime.hand_through(segment, entering, inputs)
+                made = runtime.book.hand_through(segment, entering, inputs)
             else:
-                given = [*entering.values(), *(inputs[name] for name in runtime.inputs_of(segment))]
+                given = [*entering.values(), *(inputs[name] for name in runtime.book.inputs_of(segment))]
                 call = self._actors[segment.device].run.options(num_returns=count)
                 made = call.remote(s, *given)
                 made = [made] if count == 1 else made

@@ -104,8 +104,8 @@ def _lanes(cores: tuple[int, int], seconds: float, model: OpenVinoModel, *, apar
     devices = [TimedDevice(name, lambda _: seconds, cores=(core,)) for name, core in zip("ab", cores, strict=True)]
     with (
         Runtime(model, grouping, cluster, devices=devices, transports={}) as runtime,
-        Executor(runtime, plan) as native,
-        Executor(runtime, plan, native=False) as python,
+        runtime.executor(plan) as native,
+        runtime.executor(plan, native=False) as python,
     ):
         yield {"native": native, "python": python}
 

@@ -109,7 +109,7 @@ class LevelByLevel:
         for segment in plan.segments:
             if segment.passthrough:
                 instances.append(None)
-                made = runtime.hand_through(segment, {t: held[t] for t in segment.inputs}, {})
+                made = runtime.book.hand_through(segment, {t: held[t] for t in segment.inputs}, {})
             else:
                 program = next(programs)
                 instance = runtime.devices[segment.device].instance(program)
@@ -118,7 +118,7 @@ class LevelByLevel:
                 made = [instance.output(i) for i in range(len(program.outputs))]
                 instances.append(instance)
             held |= zip(segment.outputs, made, strict=False)
-            self._outputs |= zip(runtime.outputs_of(segment), made[len(segment.outputs) :], strict=True)
+            self._outputs |= zip(runtime.book.outputs_of(segment), made[len(segment.outputs) :], strict=True)
         self._levels = [
             [(plan.segments[s].device, ready) for s in numbers if (ready := instances[s]) is not None]
             for numbers in levels(plan)

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
+from placeit.core.threads import Worker
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.emulated import wake_on_time
-from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.devices.worker import Worker, perform
+from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.worker import perform
 
 __all__ = ["RayStage", "SleepingDevice", "TimedDevice", "sleep_for"]
 

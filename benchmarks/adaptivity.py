@@ -34,12 +34,12 @@ from placeit.placers.local_search import starts
 from placeit.placers.registry import get_placer
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.recovery import Recovery
 from placeit.runtime.measure import Race
 from placeit.runtime.nodes.actor import DeviceActor
 from placeit.runtime.nodes.device import NodeDevice, NodeLink
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.simulate import SimulatedCost
+from placeit.workbench.recovery import Recovery
 
 NODES = ("head", "edge1", "edge2")
 HOP = Link(bandwidth=1e9, latency=5e-4)

@@ -51,7 +51,6 @@ from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Candidate, Optimized
 from placeit.profiler.cache import Cache
 from placeit.runtime.check import OutputDifference
-from placeit.runtime.executor import Executor
 from placeit.runtime.measure import Measurement, faster
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session, optimize
@@ -103,7 +102,7 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
         ours: dict[str, PlanExecutor] = {OURS: session.executor(found.chosen.plan)}
         if split is not found.chosen:
             ours[SPLIT] = session.executor(split.plan)
-        ours[PYTHON] = Executor(session.runtime, split.plan, native=False)
+        ours[PYTHON] = session.runtime.executor(split.plan, native=False)
         ours[PYTHON].set_inputs(session.model.sample_inputs())
         others = _others(session.model, path, split.placement, folder, inputs, pinned, bound)
         outputs = {who: by_name(session.model, other.run()) for who, other in others.items()}

@@ -42,10 +42,8 @@ from placeit.optimizer.result import Candidate
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime.accelerators.accelerator import HOST, Memory
-from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
-from placeit.runtime.accelerators.work import PlanTasks
+from placeit.runtime.devices.accelerator import HOST, Memory
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.measure import Measurement, faster, race, timed
 from placeit.runtime.runtime import Runtime
@@ -157,7 +155,7 @@ def overhead(cluster: Cluster, accelerator: TorchAccelerator, report: Report) ->
         model.program.run(values)
         _synchronize(accelerator.place(0))
 
-    with StreamExecutor(PlanTasks.of(runtime, plan), accelerator) as executor:
+    with runtime.executor(plan) as executor:
         candidates = {"plain PyTorch": timed(plain), "placeit": executor.time}
         for who, measured in race(candidates, rounds=_REPEATS, drop_losers=False).items():
             report.row(launches=who, us_per_op=measured.median / _HOPS * 1e6)

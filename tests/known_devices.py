@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
 from placeit.core.errors import ExecutionError
+from placeit.core.threads import Worker
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.worker import Worker
 
 __all__ = ["EMPTY_S", "KIND", "Truth", "truth"]
 
@@ -74,7 +74,7 @@ class _Program:
     def __init__(self, source: SegmentSource) -> None:
         self.inputs, self.outputs = source.inputs, source.outputs
         of = cast("Any", source)
-        self.ops = [name for name in of.runtime.op_names(of.segment) if name in truth[0].core]
+        self.ops = [name for name in of.book.op_names(of.segment) if name in truth[0].core]
 
 
 class _Instance:

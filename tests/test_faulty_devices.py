@@ -33,6 +33,7 @@ from placeit.backends.torch.model import load as load_module
 from placeit.cli import app
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.threads import Worker
 from placeit.devices import parse_device
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import coarsen
@@ -43,10 +44,10 @@ from placeit.runtime.accelerators.module_program import ModuleProgram
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
 from placeit.runtime.check import OutputCheck, OutputDifference, other_inputs
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.devices.openvino import HostBuffer, OpenVinoDevice
+from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.devices.ort import OrtDevice
 from placeit.runtime.devices.pytorch import TorchDevice
-from placeit.runtime.devices.worker import Worker
 from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
@@ -389,7 +390,9 @@ def injections(open_session: Any, inject: Any, kind: str, count: int) -> list[st
                 rng = np.random.default_rng([seed, number])
                 groups = pool[rng.integers(len(pool))]
                 ran = session.segmenter.plan(groups).programs
-                able = [fault != "swapped" or alike(session.runtime.source(segment).inputs) is not None for segment in ran]
+                able = [
+                    fault != "swapped" or alike(session.runtime.compiler.source(segment).inputs) is not None for segment in ran
+                ]
                 begins = int(rng.choice([0, 0, 3, 4])) if fault in ("skipped", "stale", "swallowed") else 0
                 inject(Fault(fault, int(rng.integers(sum(able))), rng, begins))
                 report = session.run(session.placement(groups), runs=1)

@@ -23,7 +23,6 @@ from placeit.profiler.cache import Cache
 from placeit.profiler.support import supported
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive
-from placeit.runtime.executor import Executor
 from placeit.runtime.group_times import group_shares
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
@@ -90,7 +89,7 @@ def test_any_placement_of_single_ops_computes_the_same(runtime: Runtime) -> None
     segmenter = Segmenter(runtime.grouping, Costs.zero(len(model.graph), runtime.cluster))
     for seed in range(6):
         placement = np.random.default_rng(seed).integers(2, size=len(model.graph))
-        executor = Executor(runtime, segmenter.plan(placement, merge=seed % 2 == 0), in_flight=2)
+        executor = runtime.executor(segmenter.plan(placement, merge=seed % 2 == 0), in_flight=2)
         for again in range(2):
             inputs = model.random_inputs(seed=again)
             outputs = executor.run(inputs)
@@ -103,7 +102,7 @@ def test_requests_in_flight_do_not_disturb_each_other() -> None:
     inputs = [model.random_inputs(seed=seed) for seed in range(3)]
     with Runtime(model, Grouping.singletons(model.graph), drive(TWO, model)) as runtime:
         segmenter = Segmenter(runtime.grouping, Costs.zero(len(model.graph), runtime.cluster))
-        executor = Executor(runtime, segmenter.plan(np.arange(len(model.graph)) % 2), in_flight=3)
+        executor = runtime.executor(segmenter.plan(np.arange(len(model.graph)) % 2), in_flight=3)
         for request, values in enumerate(inputs):
             executor.set_inputs(values, request=request)
         executor.times(12)

@@ -1,4 +1,8 @@
-"""Model formats: from a file to a task graph, and from parts of the graph to segments that devices can run."""
+"""Model formats: from a file to a task graph, and from parts of the graph to segments that devices can run.
+
+May import ``planning``, ``simulator``, ``workloads``, ``devices`` and ``core``. Read :mod:`~placeit.backends.base` first,
+then the folder of a format.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +112,7 @@ def files_of(path: str | Path) -> list[Path]:
         case ".xml":
             return [path, path.with_suffix(".bin")]
         case ".onnx":
-            from placeit.backends.onnx.file import external_files
+            from placeit.backends.onnx_file import external_files
 
             return [path, *external_files(path)]
         case _:

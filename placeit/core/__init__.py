@@ -1,1 +1,5 @@
-"""Data structures that all other packages use: graphs, clusters, problems, placements; errors, files, units."""
+"""Data structures that all other packages use, and errors, files, units and threads.
+
+Imports no other package of placeit. Read :mod:`~placeit.core.graph`, :mod:`~placeit.core.cluster` and
+:mod:`~placeit.core.problem` first.
+"""

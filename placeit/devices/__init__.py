@@ -1,4 +1,7 @@
-"""Device names, discovery of real devices, cluster files, and described devices."""
+"""Device names, discovery of real devices, cluster files, and described devices.
+
+May import ``core``. Read :mod:`~placeit.devices.names` first, then :mod:`~placeit.devices.discovery`.
+"""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from placeit.core.files import cache_folder, own_folder, user_folder
 from placeit.core.telemetry import import_openvino
 from placeit.core.version import __version__
 from placeit.devices.openvino_errors import what_openvino_says
+from placeit.devices.openvino_shared import openvino_core
 
 __all__ = ["VARIABLE", "CompiledModels", "compile_cached", "compiles_slowly", "from_cache", "is_kept"]
 
@@ -255,8 +256,6 @@ def _devices_of(target: str) -> list[str]:
 
 def _property(name: str, what: str) -> str:
     """Return a property of a device as text, empty if it has none."""
-    from placeit.devices.openvino import openvino_core
-
     try:
         return str(openvino_core().get_property(name, what))
     except (RuntimeError, TypeError):

@@ -19,6 +19,7 @@ from placeit.devices.nvml import Gpu, gpus, why_not
 from placeit.devices.opencl import driver_versions
 from placeit.devices.openvino import check_precision, openvino_core
 from placeit.devices.openvino_errors import what_openvino_says
+from placeit.devices.other_nodes import other_nodes
 from placeit.devices.plugins import load_finder, plugin_kinds
 from placeit.devices.trial import why_unusable
 
@@ -57,9 +58,7 @@ def resolve(addresses: Sequence[Address]) -> list[Device]:
     core = openvino_core()
     devices = [_resolve(core, address) for address in addresses]
     if any(address.node for address in addresses):
-        from placeit.devices.nodes.connection import connected
-
-        connected().warn_of_shared_cores(devices)
+        other_nodes().warn_of_shared_cores(devices)
     return devices
 
 
@@ -135,9 +134,7 @@ def _tried_devices(core: Any) -> list[Device]:
 
 def _resolve(core: Any, address: Address) -> Device:
     if address.node:
-        from placeit.devices.nodes.connection import connected
-
-        return connected().device(address)
+        return other_nodes().device(address)
     found: list[str] = core.available_devices
     listing = f"OpenVINO finds: {', '.join(found)}"
     kind = found_kind(address)

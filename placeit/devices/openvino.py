@@ -1,4 +1,4 @@
-"""The OpenVINO core of the process, and the compile properties of its devices."""
+"""What models are compiled with for OpenVINO's devices, and in which precision these compute."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
-from placeit.core.telemetry import import_openvino
 from placeit.devices.compiled import compile_cached
 from placeit.devices.openvino_errors import explaining, what_openvino_says
+from placeit.devices.openvino_shared import openvino_core
 
 __all__ = [
     "check_precision",
@@ -46,17 +46,6 @@ A function is called with the cores of the device. No property here changes resu
 precision does, and where it cannot be set, the device must compute in no other (:func:`check_precision`).
 """
 _CAPABILITIES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}
-
-
-@functools.cache
-def openvino_core() -> Any:
-    """Return the OpenVINO core of the process; plugins and their thread pool are loaded once.
-
-    It is never let go. OpenVINO's CPU plugin gives the thread that loads it a stack for signal handlers, and frees it with its
-    core. Where cores overlap, or go on another thread, a freed stack stays in use, and the next signal, such as Ctrl-C, ends
-    the process (2026.4).
-    """
-    return import_openvino().Core()  # slow to import, so not before somebody asks for devices
 
 
 def compile_model(model: Any, device: Device, precision: str, *, identity: str = "", **properties: Any) -> Any:

@@ -9,14 +9,14 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from placeit.core.errors import UsageError
-from placeit.core.registry import entry_table, load_entry, parse_options
+from placeit.core.registry import entry_table, load_entry
 
 if TYPE_CHECKING:
     from placeit.learning.agent import Agent
 
     A = TypeVar("A", bound=Agent)
 
-__all__ = ["GROUP", "agent_class", "agent_names", "fresh", "make_agent", "option_types", "parse_agent"]
+__all__ = ["GROUP", "agent_class", "agent_names", "fresh", "make_agent", "option_types"]
 
 GROUP = "placeit.agents"
 """The entry-point group of agents: those of placeit are in it as well as those of plug-ins."""
@@ -64,27 +64,6 @@ def fresh(cls: type[A], seed: int, **options: Any) -> A:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
         return cls(**options)
-
-
-def parse_agent(text: str, *, seed: int) -> Agent:
-    """Make an agent from ``name`` or ``name:option=value,option=value``, as on the command line.
-
-    It is untrained, unless ``weights`` is among the options: a checkpoint, whose policy goes on learning, with the options that
-    it was made with.
-
-    Raises:
-        UsageError: the text has another form, other options beside ``weights``, or as for :func:`make_agent`.
-        FileError: there is no such checkpoint, or it holds another agent.
-    """
-    name, options = parse_options("agent", text, lambda name: option_types(agent_class(name)))
-    if "weights" not in options:
-        return make_agent(name, seed=seed, **options)
-    from placeit.learning.checkpoint import load_policy
-
-    weights = options.pop("weights")
-    if options:
-        raise UsageError(f"The policy in {weights} has its own options: leave out {', '.join(map(repr, options))}.")
-    return load_policy(weights, agent_class(name))
 
 
 def option_types(cls: type[Agent]) -> dict[str, type]:

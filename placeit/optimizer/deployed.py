@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError
+from placeit.core.threads import Gate, Worker, within
 from placeit.planning.in_flight import held
 from placeit.planning.segments import Plan
 from placeit.runtime.blank import blank_value, is_blank
 from placeit.runtime.check import Checkable
-from placeit.runtime.devices.worker import Gate, Worker, within
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.simulator.objectives import Throughput
 

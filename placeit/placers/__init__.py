@@ -1,4 +1,8 @@
-"""Placers: algorithms that assign ops to devices, one file each, found by name in :mod:`~placeit.placers.registry`."""
+"""Placers: algorithms that assign ops to devices, one file each, found by name in :mod:`~placeit.placers.registry`.
+
+May import ``planning``, ``simulator`` and ``core``: a placer sees a problem and a cost function. Read
+:mod:`~placeit.placers.base` first.
+"""
 
 from __future__ import annotations
 

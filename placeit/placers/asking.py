@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.core.errors import FileError, PlaceitError, PlacementError, UsageError
 from placeit.core.problem import CostFunction, Problem
+from placeit.core.threads import Gate, Worker
 from placeit.placers.base import Measured, Placer, RefiningPlacer
 from placeit.placers.exact import Exact
-from placeit.runtime.devices.worker import Gate, Worker
 
 __all__ = ["ask", "check_able"]
 

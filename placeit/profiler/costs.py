@@ -22,7 +22,7 @@ from placeit.profiler.cache import Cache, Kept
 from placeit.profiler.kept import contradicted, cost_key, costs_of, find
 from placeit.profiler.links import LinkCosts, probe
 from placeit.profiler.load import MachineLoad
-from placeit.profiler.passes import Passes, unslowed
+from placeit.profiler.passes import Passes, Progress, unslowed
 from placeit.profiler.sampling import alike, choose, predict
 from placeit.profiler.support import supported
 from placeit.runtime.budget import STEP_S
@@ -30,9 +30,6 @@ from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 
 __all__ = ["Certain", "Progress", "Worth", "kept_costs", "profile"]
-
-Progress = Callable[[str, float], None]
-"""``progress(what, share)``: what is being done, and which share of it is done."""
 
 Worth = Callable[[NDArray[np.float64]], bool]
 """``worth(seconds: float64[D])``: whether to profile, by one run of the whole model on each device; ``inf`` where it cannot."""
@@ -155,7 +152,7 @@ class _Profile:
         free = Costs.zero(self.groups, replace(links.cluster, links=_measured(links.cluster)))
         self.segmenter = Segmenter(grouping, free)
         self.computes = self.segmenter.computes
-        self.distance, self.bytes = alike(grouping, runtime.channels_last)
+        self.distance, self.bytes = alike(grouping, runtime.book.channels_last)
         self.cut = np.ones(self.groups, bool)
         self._known_shares: dict[int, NDArray[np.float64]] = {}
         self.quick = np.ones(self.devices, bool)  # which devices compile what runs between cut groups

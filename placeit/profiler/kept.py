@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,8 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Profiled, Segmenter
 from placeit.profiler.cache import Cache, Kept, are_numbers, are_times
 from placeit.profiler.links import LinkCosts, device_key
-from placeit.profiler.passes import Passes, unslowed
+from placeit.profiler.passes import Passes, Progress, unslowed
 from placeit.runtime.runtime import Runtime
-
-if TYPE_CHECKING:
-    from placeit.profiler.costs import Progress
 
 __all__ = ["contradicted", "cost_key", "costs_of", "find"]
 
@@ -42,7 +39,7 @@ def cost_key(grouping: Grouping, cluster: Cluster, runtime: Runtime) -> dict[str
         "devices": [device_key(device) for device in cluster.devices],
         # devices beside each other decide in which form the model is cut, and in which order tensors cross borders
         "parts": type(runtime.model).__qualname__,
-        "channels last": sorted(runtime.channels_last),
+        "channels last": sorted(runtime.book.channels_last),
         "programs": [device.program_key for device in runtime.devices],
         "precision": runtime.precision,
         "inputs": runtime.model.given_digest,

@@ -126,7 +126,7 @@ def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
         return cluster, relu_chain
     model: Model
     if "ort" in kinds or any(d.kind == "openvino" and not d.core_set for d in cluster.devices):
-        from placeit.backends.onnx.segments import relu_chain as onnx_chain
+        from placeit.backends.onnx.joined import relu_chain as onnx_chain
 
         model = onnx_chain(1, 1)
     else:

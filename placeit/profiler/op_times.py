@@ -76,7 +76,7 @@ def op_times(
         for s, program in zip(running, programs, strict=True):
             if isinstance(program, OpenVinoProgram) and isinstance(model, OpenVinoModel):
                 slowdown = cluster.devices[plan.segments[s].device].slowdown
-                found += _of_segment(s, program.compiled, runtime.ops(plan.segments[s]), grouping, model.view, slowdown)
+                found += _of_segment(s, program.compiled, runtime.book.ops(plan.segments[s]), grouping, model.view, slowdown)
         return found
 
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -19,7 +19,10 @@ from placeit.runtime.measure import median_interval
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["Passes", "unslowed"]
+__all__ = ["Passes", "Progress", "unslowed"]
+
+Progress = Callable[[str, float], None]
+"""``progress(what, share)``: what is being done, and which share of it is done."""
 
 _NARROW = 1.05  # the high end of an interval over the low one
 _WARMING = 0.25  # of the time that is left, which a second run may take

@@ -1,1 +1,6 @@
-"""Running placements: compiled segments, executors, races between plans, and the output check."""
+"""Run placements: open devices and links, compiled segments, executors, servers, races and the check of outputs.
+
+May import ``backends``, ``planning``, ``simulator``, ``devices`` and ``core``. In here, executors do not import what opens
+them: :mod:`~placeit.runtime.runtime` puts :mod:`~placeit.runtime.device_pool`, :mod:`~placeit.runtime.segment_book` and
+:mod:`~placeit.runtime.segment_compiler` together. Read that first, then :mod:`~placeit.runtime.plan_executor`.
+"""

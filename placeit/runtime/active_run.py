@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from placeit.core.errors import PlaceitError
-from placeit.runtime.devices.worker import Gate
+from placeit.core.threads import Gate
 
 if TYPE_CHECKING:
     from placeit.runtime.feed import Bell

@@ -21,9 +21,9 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from placeit.core.errors import PlaceitError
+from placeit.core.threads import Gate, Worker
 from placeit.planning.moving import Moves
 from placeit.planning.segments import Plan
-from placeit.runtime.devices.worker import Gate, Worker
 from placeit.runtime.history import History
 from placeit.runtime.measure import FAILURES
 from placeit.runtime.plan_executor import PlanExecutor

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from placeit.runtime.devices.worker import Gate, Worker, apart
+from placeit.core.threads import Gate, Worker, apart
 
 __all__ = ["Background", "Job", "in_background"]
 

@@ -7,27 +7,25 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import ExecutionError, PlaceitError
 from placeit.core.narrowing import narrowed
+from placeit.core.threads import Worker
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
+from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.base import Program
-from placeit.runtime.devices.worker import Worker
 from placeit.runtime.feed import Bell, Ran
 from placeit.runtime.native.plan import NativePlan, NativeRan, native_plan
 from placeit.runtime.plan_executor import PlanExecutor, empty_samples, failure_of, seconds_of
 from placeit.runtime.reopening import lost_of
+from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.slots import Slot
 from placeit.runtime.spans import Span
 from placeit.simulator.scheduler import Instruction, Scheduler, Start, Transfer
-
-if TYPE_CHECKING:
-    from placeit.runtime.runtime import Runtime
 
 __all__ = ["Executor"]
 
@@ -74,36 +72,47 @@ class Executor(PlanExecutor):
     to the scheduler, and what it answers is started at once, on the thread that reported the completion.
 
     Args:
-        runtime: devices, links and compiled segments.
+        book: names, shapes and buffers of the plan's segments.
+        pool: devices and links.
         plan: what to run.
+        programs: one for each segment that runs something, in the order of ``plan.programs``.
         in_flight: how many requests may be in flight at once.
         native: whether lanes may run without Python where they can; False to compare.
 
     Raises:
-        DeviceError: a segment cannot be compiled for its device, or there is no room for its buffers.
+        DeviceError: there is no room for buffers.
         UsageError: no request at all.
     """
 
-    def __init__(self, runtime: Runtime, plan: Plan, *, in_flight: int = 1, native: bool = True) -> None:
-        super().__init__(plan, in_flight, runtime.inputs)
-        self.runtime = runtime
+    def __init__(
+        self,
+        book: SegmentBook,
+        pool: DevicePool,
+        plan: Plan,
+        programs: Sequence[Program],
+        *,
+        in_flight: int = 1,
+        native: bool = True,
+    ) -> None:
+        super().__init__(plan, in_flight, book.inputs)
+        self.book, self.pool = book, pool
         # those of now: what is lost and opened anew is another device
-        self._devices, self._transports = runtime.devices, runtime.transports
-        compiled = iter(cast("list[Program]", runtime.compile(plan.programs)))
+        self._devices, self._transports = pool.devices, pool.transports
+        compiled = iter(programs)
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
         self._scheduler = Scheduler(plan.problem, plan.placement, in_flight=in_flight)
         self._samples = empty_samples(len(plan.segments))
         self._slots = [
-            Slot(runtime, plan, self.programs, number, self.op_done, self.transfer_done) for number in range(in_flight)
+            Slot(book, pool, plan, self.programs, number, self.op_done, self.transfer_done) for number in range(in_flight)
         ]
         used = dict.fromkeys([s.device for s in plan.programs] or [s.device for s in plan.segments])
         self._working: set[tuple[int, ...]] = set()  # (request, segment) on devices, (request, tensor, destination) on links
-        self._uses = {runtime.cluster.names[segment.device] for segment in plan.segments}
+        self._uses = {pool.cluster.names[segment.device] for segment in plan.segments}
         of_devices = [worker for d in used if (worker := _worker_of(self._devices[d])) is not None]
         of_links = [_worker_of(link) for pair, link in self._transports.items() if used.keys() >= set(pair)]
         self._first = of_devices[0] if of_devices else None  # where runs begin: segments are in topological order
         self._workers = [*of_devices, *(worker for worker in of_links if worker is not None)]
-        self._native = native_plan(runtime, plan, self._slots, self._scheduler) if native else None
+        self._native = native_plan(pool, plan, self._slots, self._scheduler) if native else None
         self._needs_python = self._native is None or self._native.needs_python
 
     @property
@@ -121,7 +130,7 @@ class Executor(PlanExecutor):
     @property
     def gone(self) -> PlaceitError | None:
         """Why nothing can run here any more, as a device that it uses, or a link between two, is lost; None while it can."""
-        lost = lost_of(self.runtime.cluster.names, self._devices)
+        lost = lost_of(self.pool.cluster.names, self._devices)
         return next((why for names, why in lost.items() if names <= self._uses), None)
 
     def _release(self) -> None:
@@ -203,7 +212,7 @@ class Executor(PlanExecutor):
 
     def _start(self, run: ActiveRun) -> None:
         lanes = narrowed(LaneRun, run)
-        self.runtime.check_open()  # or closing it was too early to end this run
+        self.pool.check_open()  # or closing it was too early to end this run
         if self._first is None:
             self._advance(functools.partial(self._begin, lanes))
         elif self._native is not None:
@@ -212,8 +221,8 @@ class Executor(PlanExecutor):
             self._first.submit(functools.partial(self._advance, functools.partial(self._begin, lanes)))
 
     def _pass_time(self, run: ActiveRun) -> None:
-        if self.runtime.wait is not None:
-            self.runtime.wait(run.over)
+        if self.pool.wait is not None:
+            self.pool.wait(run.over)
             if not (run.quiet or run.ended):
                 with self._lock:
                     raise ExecutionError(f"No events are left, and the run has not ended: {self._said(run)}.")
@@ -223,7 +232,7 @@ class Executor(PlanExecutor):
             worker.check()
 
     def _running(self, run: ActiveRun) -> list[str]:
-        names, what, lanes = self.runtime.cluster.names, [], narrowed(LaneRun, run)
+        names, what, lanes = self.pool.cluster.names, [], narrowed(LaneRun, run)
         if lanes.native is not None:
             steps = [self._scheduler.instruction(*where) for where in lanes.native.running()]
         else:
@@ -232,22 +241,22 @@ class Executor(PlanExecutor):
             if isinstance(step, Start):
                 what.append(self._segment(step.op))
             else:
-                name = self.runtime.tensor_name(self.plan.tensors[step.tensor])
+                name = self.book.tensor_name(self.plan.tensors[step.tensor])
                 what.append(f"'{name}' from {names[step.src]} to {names[step.dst]}")
         return what
 
     def spans(self) -> list[Span]:
         """Spans of the last call: one per segment and transfer, on a track per device and per link."""
-        plan, runtime = self.plan, self.runtime
-        names = runtime.cluster.names
+        plan, book = self.plan, self.book
+        names = self.pool.cluster.names
         spans = []
         for slot in self._slots:
             for s, start, finish in slot.ran:
                 segment = plan.segments[s]
-                ops = tuple(runtime.op_names(segment))
+                ops = tuple(book.op_names(segment))
                 spans.append(Span("compute", (names[segment.device],), slot.number, s, start, finish, ops[0], ops))
             for t, src, dst, start, finish in slot.moved:
-                name = runtime.tensor_name(plan.tensors[t])
+                name = book.tensor_name(plan.tensors[t])
                 spans.append(Span("copy", (names[src], names[dst]), slot.number, None, start, finish, name))
         return sorted(spans, key=lambda span: span.start)
 
@@ -259,16 +268,16 @@ class Executor(PlanExecutor):
         found = [what for slot in self._slots if (what := slot.blank(sentinel)) is not None]
         if not found:
             return None
-        runtime, what = self.runtime, found[0]
+        what, names = found[0], self.pool.cluster.names
         if len(what) == 1:
             who = self._segment(what[0])
         else:
-            who = f"the transfer of '{runtime.tensor_name(self.plan.tensors[what[0]])}' to {runtime.cluster.names[what[1]]}"
+            who = f"the transfer of '{self.book.tensor_name(self.plan.tensors[what[0]])}' to {names[what[1]]}"
         return f"{who} still wrote after it had been reported to have ended"
 
     def _segment(self, s: int) -> str:
-        segment, runtime = self.plan.segments[s], self.runtime
-        return f"the segment that starts with '{runtime.op_names(segment)[0]}' on {runtime.cluster.names[segment.device]}"
+        segment, names = self.plan.segments[s], self.pool.cluster.names
+        return f"the segment that starts with '{self.book.op_names(segment)[0]}' on {names[segment.device]}"
 
     def op_done(self, request: int, op: int, start: float, finish: float, error: BaseException | None) -> None:
         """Handle a device's report that a segment has ended."""
@@ -297,12 +306,12 @@ class Executor(PlanExecutor):
 
     def _segment_failed(self, how: str, op: int, error: BaseException) -> PlaceitError:
         segment = self.plan.segments[op]
-        first, device = self.runtime.op_names(segment)[0], self._devices[segment.device]
+        first, device = self.book.op_names(segment)[0], self._devices[segment.device]
         said = f"Inference failed on {device.name}: "
         return failure_of(f"The segment that starts with '{first}' {how} {device.name}", error, said)
 
     def _transfer_failed(self, tensor: int, src: int, dst: int, error: BaseException) -> PlaceitError:
-        name, names = self.runtime.tensor_name(self.plan.tensors[tensor]), self.runtime.cluster.names
+        name, names = self.book.tensor_name(self.plan.tensors[tensor]), self.pool.cluster.names
         return failure_of(f"Moving '{name}' from {names[src]} to {names[dst]} failed", error)
 
     def _begin(self, run: LaneRun) -> list[Instruction]:
@@ -313,7 +322,7 @@ class Executor(PlanExecutor):
 
     def _begin_natively(self, native: NativePlan, run: LaneRun) -> None:
         """Have lanes run it without Python, unless those of another executor do so now. On the thread of the first lane."""
-        turns, held = self.runtime.native_turns, False
+        turns, held = self.pool.native_turns, False
         try:
             held = turns.take(native.workers)
             if not held:
@@ -356,7 +365,7 @@ class Executor(PlanExecutor):
                 run.error = run.error or failure_of("What has run is not known", failure)
                 run.stop()
             finally:
-                self.runtime.native_turns.give_back(native.workers)
+                self.pool.native_turns.give_back(native.workers)
                 run.over.open()
             self._let_go()
 

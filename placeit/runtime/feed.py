@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from placeit import _core
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
-from placeit.runtime.devices.worker import Gate
+from placeit.core.threads import Gate
 
 __all__ = ["Bell", "Feed", "Outcome", "Ran", "report"]
 
@@ -76,7 +76,7 @@ class Outcome(Future[T]):
     """A future that ends once, whatever its callbacks or its owner do, and that survives signal handlers that raise.
 
     An exception inside a method of ``concurrent.futures.Future`` can leave the future's lock taken, and a thread that sets its
-    result then hangs for ever (as with ``Event``, see :class:`placeit.runtime.devices.worker.Gate`). Here nobody waits with
+    result then hangs for ever (as with ``Event``, see :class:`placeit.core.threads.Gate`). Here nobody waits with
     that lock, and whoever holds it lets go of it.
 
     All callbacks are called, each once, whatever those before them raise: also ``SystemExit`` and the like.

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import DeadlineError, ExecutionError, QueueFullError, UsageError
-from placeit.runtime.devices.worker import Gate, Worker, apart
+from placeit.core.threads import Gate, Worker, apart
 from placeit.runtime.feed import Outcome
 from placeit.runtime.plan_executor import check_process
 from placeit.runtime.serving import PATIENCE_S, Answer, Outputs, Server

@@ -30,6 +30,7 @@ from placeit.runtime.spans import Span
 __all__ = [
     "PlanExecutor",
     "check_process",
+    "check_requests",
     "empty_samples",
     "failure_of",
     "seconds_of",
@@ -70,6 +71,12 @@ def check_process(process: int) -> None:
             "This process was forked from the one that opened the session, and the threads that run it stayed there: open a "
             "session in this process."
         )
+
+
+def check_requests(in_flight: int) -> None:
+    """Raise UsageError if an executor is asked for that runs no request at all."""
+    if in_flight < 1:
+        raise UsageError(f"An executor is made for at least one request in flight; got {in_flight}.")
 
 
 @dataclass
@@ -113,8 +120,7 @@ class PlanExecutor(ABC):
     """
 
     def __init__(self, plan: Plan, in_flight: int, inputs: Mapping[str, BufferSpec]) -> None:
-        if in_flight < 1:
-            raise UsageError(f"An executor is made for at least one request in flight; got {in_flight}.")
+        check_requests(in_flight)
         self.plan, self.in_flight, self.inputs = plan, in_flight, inputs
         self._process = os.getpid()
         self._turn = threading.RLock()  # of the threads that call

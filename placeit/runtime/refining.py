@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import UsageError
+from placeit.core.threads import Gate, Worker
 from placeit.planning.segments import Plan
 from placeit.runtime.background import Background
 from placeit.runtime.check import RUNS
-from placeit.runtime.devices.worker import Gate, Worker
 from placeit.runtime.feed import Ran
 from placeit.runtime.measure import FAILURES, WARMUP, Ratio, faster_in_any_opening, summed_up
 from placeit.runtime.plan_executor import PlanExecutor

@@ -10,21 +10,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
+from placeit.core.threads import Gate, Worker
 from placeit.runtime.answers import Pending, fail
-from placeit.runtime.devices.worker import Gate, Worker
 from placeit.runtime.feed import Bell, Ran, report
+from placeit.runtime.history import History
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
 
-if TYPE_CHECKING:
-    from placeit.runtime.serving import Server
-
-__all__ = ["Replace", "Replacement", "Replica"]
+__all__ = ["Host", "Replace", "Replacement", "Replica"]
 
 _LOG = logging.getLogger("placeit")
 _FAILURES = 6  # in a row, which were no request's, after which nothing is expected to run any more
@@ -62,11 +60,55 @@ Replace: TypeAlias = Callable[[PlanExecutor, Sequence[PlanExecutor], PlaceitErro
 """Makes an executor in place of one that is lost, given it, those that still run, and why. Raises PlaceitError if it cannot."""
 
 
+class Host(Protocol):
+    """The server of a replica: where requests come from, and what is told of their ends.
+
+    Attributes:
+        replacements: of executors, in order.
+        history: of the last requests and events.
+    """
+
+    replacements: list[Replacement]
+    history: History
+
+    def take(self, replica: Replica) -> Pending | None:
+        """The next request for a replica; None if there is none, or another replica has to take it."""
+        ...
+
+    def patience(self) -> float:
+        """End what was given up or is too late, and return the seconds until that has to be done again."""
+        ...
+
+    def wait_for_work(self, replica: Replica) -> bool:
+        """Wait until something may wait for a replica; False if nothing will any more."""
+        ...
+
+    def again(self, replica: Replica) -> None:
+        """Have the requests that a replica has taken, and that have not ended, begin again before all others."""
+        ...
+
+    def release(self, replica: Replica, request: Pending, ran: Sequence[Ran] = ()) -> bool:
+        """Take note that a request is not in flight any more; False if it had ended before."""
+        ...
+
+    def tell(self, request: Pending, ran: Sequence[Ran], replica: Replica) -> None:
+        """Tell those that listen of a request that has ended well."""
+        ...
+
+    def without(self, replica: Replica) -> bool:
+        """Give no more requests to a replica, if there are others; return whether."""
+        ...
+
+    def lose(self, replica: Replica, error: PlaceitError) -> None:
+        """Go on without a replica on which nothing runs any more."""
+        ...
+
+
 class Replica:
     """An executor, the thread that serves it, and the requests in flight there: the feed of the executor.
 
     Args:
-        server: whose requests it takes.
+        server: the server whose requests it takes.
         executor: closed with it.
         replacement: logged with its first answer; None if this replica replaces none.
         exploring: whether it is a candidate, which gets a small share of the requests.
@@ -81,7 +123,7 @@ class Replica:
 
     def __init__(
         self,
-        server: Server,
+        server: Host,
         executor: PlanExecutor,
         replacement: Replacement | None = None,
         *,

@@ -14,10 +14,10 @@ from typing import Self
 
 from placeit.backends.base import Arrays, checked_inputs
 from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, UsageError
+from placeit.core.threads import Gate, apart
 from placeit.planning.segments import Plan
 from placeit.runtime.adapting import Adapter
 from placeit.runtime.answers import Answer, Outputs, Pending, fail, late
-from placeit.runtime.devices.worker import Gate, apart
 from placeit.runtime.feed import Ran
 from placeit.runtime.history import History
 from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from placeit.planning.segments import Plan
+from placeit.runtime.device_pool import DevicePool
+from placeit.runtime.devices.base import Program
 from placeit.runtime.devices.throughput import ThroughputDevice
 from placeit.runtime.executor import Executor
+from placeit.runtime.segment_book import SegmentBook
 from placeit.simulator.scheduler import Instruction, RequestDone, Scheduler, Start, Transfer
-
-if TYPE_CHECKING:
-    from placeit.runtime.runtime import Runtime
 
 __all__ = ["SeveralExecutor", "device_of_several"]
 
@@ -41,23 +41,25 @@ class SeveralExecutor(Executor):
     """Runs a plan of one segment on a device in throughput mode, which has as many requests at work as are in flight.
 
     Args:
-        runtime: the device and the compiled segment.
+        book: names, shapes and buffers of the segment.
+        pool: the device.
         plan: what to run, as :func:`device_of_several` knows it.
+        programs: of the segment.
         in_flight: how many requests may be in flight at once.
 
     Raises:
-        DeviceError: the segment cannot be compiled, or there is no room for buffers.
+        DeviceError: there is no room for buffers.
         UsageError: no request at all.
     """
 
-    def __init__(self, runtime: Runtime, plan: Plan, *, in_flight: int) -> None:
-        super().__init__(runtime, plan, in_flight=in_flight, native=False)
+    def __init__(self, book: SegmentBook, pool: DevicePool, plan: Plan, programs: Sequence[Program], *, in_flight: int) -> None:
+        super().__init__(book, pool, plan, programs, in_flight=in_flight, native=False)
         self._scheduler = _AtOnce(plan.segments[0].device)
 
 
-def device_of_several(runtime: Runtime, plan: Plan) -> ThroughputDevice | None:
+def device_of_several(pool: DevicePool, plan: Plan) -> ThroughputDevice | None:
     """Return the device of a plan that is one segment on a device in throughput mode; None for any other plan."""
-    if runtime.streams is not None or len(plan.segments) != 1 or len(plan.programs) != 1:
+    if pool.streams is not None or len(plan.segments) != 1 or len(plan.programs) != 1:
         return None
-    device = runtime.devices[plan.segments[0].device]
+    device = pool.devices[plan.segments[0].device]
     return device if isinstance(device, ThroughputDevice) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +11,10 @@ from numpy.typing import NDArray
 from placeit.core.errors import DeviceError
 from placeit.planning.segments import Plan
 from placeit.runtime.blank import is_blank
+from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice
-from placeit.runtime.devices.openvino import HostBuffer
-
-if TYPE_CHECKING:
-    from placeit.runtime.runtime import Runtime
+from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.segment_book import SegmentBook
 
 __all__ = ["Slot"]
 
@@ -25,7 +23,8 @@ class Slot:
     """One request in flight: instances with their buffers connected in advance, and the progress of the request.
 
     Args:
-        runtime: devices and transports.
+        book: names, shapes and buffers of the plan's segments.
+        pool: devices and links.
         plan: what runs.
         programs: of its segments; None for one that computes nothing.
         number: of the request.
@@ -35,7 +34,8 @@ class Slot:
 
     def __init__(
         self,
-        runtime: Runtime,
+        book: SegmentBook,
+        pool: DevicePool,
         plan: Plan,
         programs: Sequence[Program | None],
         number: int,
@@ -59,47 +59,47 @@ class Slot:
         for segment in plan.segments:
             for t in segment.inputs:
                 readers[t].add(segment.device)
-        reading: dict[str, set[int]] = {name: set() for name in runtime.inputs}
+        reading: dict[str, set[int]] = {name: set() for name in book.inputs}
         for segment in plan.segments:
             # inputs that a segment only hands through are read by those that read its tensors
             devices = set().union(*(readers[t] for t in segment.outputs)) if segment.passthrough else {segment.device}
-            for name in runtime.inputs_of(segment):
+            for name in book.inputs_of(segment):
                 reading[name] |= devices
-        for name, spec in runtime.inputs.items():
-            self.inputs[name] = _shared(runtime, spec, reading[name], "host") or HostBuffer(spec)
+        for name, spec in book.inputs.items():
+            self.inputs[name] = _shared(pool, spec, reading[name], "host") or HostBuffer(spec)
         for s, (segment, program) in enumerate(zip(plan.segments, programs, strict=True)):
             d = segment.device
             entering = {t: held[t, d] for t in segment.inputs}
             if program is None:
-                made = runtime.hand_through(segment, entering, self.inputs)
+                made = book.hand_through(segment, entering, self.inputs)
                 self.starts.append(None)
             else:
-                with runtime.on(d):
-                    instance = runtime.devices[d].instance(program)
-                for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in runtime.inputs_of(segment))]):
+                with pool.on(d):
+                    instance = pool.devices[d].instance(program)
+                for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in book.inputs_of(segment))]):
                     instance.bind(i, buffer)
-                if hasattr(instance, "write_to") and not _shares(runtime.devices[d]):
+                if hasattr(instance, "write_to") and not _shares(pool.devices[d]):
                     for i, t in enumerate(segment.outputs):
-                        shared = _shared(runtime, runtime.spec(t), readers[t], runtime.devices[d].space)
+                        shared = _shared(pool, book.spec(t), readers[t], pool.devices[d].space)
                         if shared is not None:
                             instance.write_to(i, shared)
                 made = self.writes[s,] = [instance.output(i) for i in range(len(program.outputs))]
                 self.starts.append((instance, functools.partial(op_done, number, s)))
-            self.outputs |= zip(runtime.outputs_of(segment), made[len(segment.outputs) :], strict=True)
+            self.outputs |= zip(book.outputs_of(segment), made[len(segment.outputs) :], strict=True)
             for t, buffer in zip(segment.outputs, made, strict=False):
                 held[t, d] = buffer
                 for far in readers[t] - {d}:
                     held[t, far] = buffer
-                    if buffer.space != runtime.devices[far].space:
-                        if (d, far) not in runtime.transports:
-                            names = runtime.devices[d].name, runtime.devices[far].name
+                    if buffer.space != pool.devices[far].space:
+                        if (d, far) not in pool.transports:
+                            names = pool.devices[d].name, pool.devices[far].name
                             raise DeviceError(
                                 f"Nothing moves tensors from '{names[0]}' to '{names[1]}', whose memories differ: give the "
                                 "runtime a transport from one to the other."
                             )
-                        held[t, far] = runtime.devices[far].allocate(runtime.spec(t))
+                        held[t, far] = pool.devices[far].allocate(book.spec(t))
                         self.writes[compact[t], far] = [held[t, far]]
-                    if (d, far) in runtime.transports:
+                    if (d, far) in pool.transports:
                         done = functools.partial(transfer_done, number, compact[t], d, far)
                         self.copies[compact[t], far] = (d, buffer, held[t, far], done)
 
@@ -110,8 +110,8 @@ class Slot:
                 for written in self.writes.values():
                     if buffer in written:
                         written.append(self.outputs[name])
-        run_ahead = next((device.run_ahead for device in runtime.devices if hasattr(device, "run_ahead")), None)
-        self._renew: Callable[[], None] | None = None if run_ahead is None else run_ahead(runtime, plan, self)
+        run_ahead = next((device.run_ahead for device in pool.devices if hasattr(device, "run_ahead")), None)
+        self._renew: Callable[[], None] | None = None if run_ahead is None else run_ahead(book, pool, plan, self)
 
     def reported(self, what: tuple[int, ...]) -> None:
         """Record what a segment or a transfer has written, in a checked run."""
@@ -149,11 +149,11 @@ def _shares(device: RuntimeDevice) -> bool:
     return bool(getattr(device, "shares_memory", False))
 
 
-def _shared(runtime: Runtime, spec: BufferSpec, readers: Collection[int], space: str) -> Buffer | None:
+def _shared(pool: DevicePool, spec: BufferSpec, readers: Collection[int], space: str) -> Buffer | None:
     """Allocate memory that one of some devices uses without a copy; None if none of those in this space has any."""
     for d in sorted(readers):
-        device = runtime.devices[d]
+        device = pool.devices[d]
         if _shares(device) and device.space == space:
-            with runtime.on(d):
+            with pool.on(d):
                 return device.allocate(spec)
     return None

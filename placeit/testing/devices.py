@@ -30,7 +30,7 @@ from placeit.core.errors import DeviceError, PlaceitError
 from placeit.core.telemetry import import_openvino
 from placeit.runtime.blank import is_blank
 from placeit.runtime.devices.base import BufferSpec, DoneCallback, Instance, RuntimeDevice
-from placeit.runtime.devices.openvino import HostBuffer
+from placeit.runtime.devices.host_buffer import HostBuffer
 
 __all__ = ["ComputingDeviceConformance", "DeviceConformance"]
 

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, ExecutionError
-from placeit.runtime.accelerators.accelerator import HOST, Inbox, LoadedProgram, Token
 from placeit.runtime.blank import blank_value, is_blank
+from placeit.runtime.devices.accelerator import HOST, Inbox, LoadedProgram, Token
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.null import VirtualClock
 from placeit.testing.fake_streams import (

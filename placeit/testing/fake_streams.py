@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.runtime.accelerators.accelerator import Inbox, LoadedProgram, Token
+from placeit.runtime.devices.accelerator import Inbox, LoadedProgram, Token
 from placeit.runtime.devices.base import BufferSpec
 from placeit.testing.happens_before import Access
 

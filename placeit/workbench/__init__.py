@@ -1,4 +1,8 @@
-"""A model on a cluster, with everything open that is needed to measure and run placements."""
+"""A model on a cluster, with everything open that is needed to measure and run placements.
+
+May import ``profiler`` and all below it; the modules here know a session as
+:class:`~placeit.workbench.opened.OpenSession`. Read :class:`Session` first.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, InfeasibleError, UsageError
 from placeit.core.interrupts import come_through
 from placeit.core.placement import Conditions, Placement
+from placeit.core.threads import apart, within
 from placeit.devices.caps import capped
 from placeit.devices.clusterfile import discover
 from placeit.devices.expected import with_expected
@@ -46,7 +51,6 @@ from placeit.runtime.check import (
     tolerance_of_rounding,
 )
 from placeit.runtime.compiling import Compiling
-from placeit.runtime.devices.worker import apart, within
 from placeit.runtime.drivers import drive
 from placeit.runtime.load import RateReport
 from placeit.runtime.measure import WARMUP

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,21 +13,19 @@ from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Race, check_length
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.spans import Span
-
-if TYPE_CHECKING:
-    from placeit.workbench import Workbench
+from placeit.workbench.opened import OpenSession
 
 __all__ = ["given_to", "run"]
 
 
-def given_to(session: Workbench, inputs: Arrays | None) -> Arrays:
+def given_to(session: OpenSession, inputs: Arrays | None) -> Arrays:
     """Return inputs as the model of a session takes them; the session's own if there are none. Raises UsageError."""
     wanted = {spec.name: spec for spec in session.model.inputs}
     return session.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
 
 
 def run(
-    session: Workbench,
+    session: OpenSession,
     placement: Placement,
     *,
     runs: int,
@@ -41,7 +37,7 @@ def run(
     check_length(runs, duration, warmup)
     home = session.home_of(placement)
     if home is not session:
-        return home.run(placement, runs=runs, duration=duration, warmup=warmup, inputs=inputs)
+        return run(home, placement, runs=runs, duration=duration, warmup=warmup, inputs=inputs)
     given = given_to(session, inputs)
     plan = session.plan_of(placement)
     interrupted = False

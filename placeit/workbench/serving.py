@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,18 +14,16 @@ from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.placement import Placement
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
-from placeit.recovery import Recovery
 from placeit.runtime.adapting import Adapter
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.load import RateReport, keep_busy, offer
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.refining import Limits, Refiner
 from placeit.runtime.serving import Server
+from placeit.workbench.opened import OpenSession
 from placeit.workbench.options import Traffic
+from placeit.workbench.recovery import Recovery
 from placeit.workbench.running import given_to
-
-if TYPE_CHECKING:
-    from placeit.workbench import Workbench
 
 __all__ = ["Proposals", "run_at", "serve"]
 
@@ -35,7 +32,7 @@ _STEPS = 50  # of a search
 
 
 def serve(
-    session: Workbench, placement: Placement, *, in_flight: int | None, queue: int, refine: bool | Limits, on_loss: str
+    session: OpenSession, placement: Placement, *, in_flight: int | None, queue: int, refine: bool | Limits, on_loss: str
 ) -> Server:
     """Do what :meth:`placeit.workbench.Workbench.serve` says."""
     if not refine:
@@ -56,7 +53,7 @@ def serve(
     return server
 
 
-def _executors(session: Workbench, placement: Placement, in_flight: int | None = None) -> list[PlanExecutor]:
+def _executors(session: OpenSession, placement: Placement, in_flight: int | None = None) -> list[PlanExecutor]:
     """Compile what serves a placement and its replicas."""
     executors: list[PlanExecutor] = []
     with contextlib.ExitStack() as stack:
@@ -81,7 +78,7 @@ class Proposals:
         UsageError: costs are not known.
     """
 
-    def __init__(self, session: Workbench, in_flight: int | None) -> None:
+    def __init__(self, session: OpenSession, in_flight: int | None) -> None:
         self._session, self._in_flight, self._costs = session, in_flight, session.costs
         self._seed, self._plain_s = 0, 0.0
         self._placements: list[NDArray[np.int32]] = []
@@ -143,7 +140,7 @@ class Proposals:
             raise ExecutionError(wrong)
 
 
-def run_at(session: Workbench, placement: Placement, traffic: Traffic, *, warmup: int, inputs: Arrays | None) -> RateReport:
+def run_at(session: OpenSession, placement: Placement, traffic: Traffic, *, warmup: int, inputs: Arrays | None) -> RateReport:
     """Do what :meth:`placeit.workbench.Workbench.run` says of traffic."""
     due, given = traffic.times(), given_to(session, inputs)
     check = session.output_check(None if inputs is None else given)

@@ -17,7 +17,6 @@ from placeit.planning.coarsen import Grouping, coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.drivers import drive
-from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 from placeit.workloads.tensors import shard
 from placeit.workloads.tensors.expression import crop, elementwise, tensor
@@ -40,7 +39,7 @@ def on_cpu(model, grouping):
 def outputs_of(model, placement, *, merge, grouping):
     with on_cpu(model, grouping) as runtime:
         plan = Segmenter(grouping, Costs.zero(len(grouping.groups), runtime.cluster)).plan(placement, merge=merge)
-        executor = Executor(runtime, plan)
+        executor = runtime.executor(plan)
         executor.time()
         return executor.run({})
 

@@ -16,11 +16,11 @@ import interrupt_commands
 import pytest
 
 from placeit.core.interrupts import INTERRUPTED
+from placeit.core.threads import Gate
 from placeit.devices.host import allowed_cores
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.emulated import EmulatedLink
-from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.devices.worker import Gate
+from placeit.runtime.devices.host_buffer import HostBuffer
 
 PATIENCE_S = 60.0  # for a process to end; what hangs would do so for hours
 CORES = allowed_cores()

@@ -16,7 +16,8 @@ from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.devices.openvino import openvino_core
 from placeit.runtime.devices.base import BufferSpec, Instance, Program, RuntimeDevice
-from placeit.runtime.devices.openvino import HostBuffer, NativeInstance, OpenVinoDevice, OpenVinoInstance
+from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.openvino import NativeInstance, OpenVinoDevice, OpenVinoInstance
 from placeit.testing.devices import ComputingDeviceConformance
 
 

@@ -71,7 +71,7 @@ def test_no_python_runs_between_segments_of_cores_and_gpus(opened: Opened, gpus:
 
 def _written(executor: Executor, op: str) -> NDArray[np.generic]:
     """What the segment of an op writes."""
-    (number,) = [s for s, one in enumerate(executor.plan.segments) if executor.runtime.op_names(one) == [op]]
+    (number,) = [s for s, one in enumerate(executor.plan.segments) if executor.book.op_names(one) == [op]]
     return executor._slots[0].writes[number,][0].array()
 
 

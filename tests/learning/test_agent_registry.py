@@ -10,6 +10,7 @@ from placeit.core import registry as names
 from placeit.core.errors import UsageError
 from placeit.learning import registry
 from placeit.learning.checkpoint import weights_of
+from placeit.learning.parsing import parse_agent
 
 
 def install(monkeypatch, name, target):
@@ -49,7 +50,7 @@ def test_an_unknown_agent_is_an_error_that_lists_the_known_ones():
 @pytest.mark.usefixtures("plugin")
 def test_a_plugin_adds_an_agent():
     assert registry.agent_names() == ("doppler", "giph", "hdp", "hsdag", "placeto", "stream-allocation", "toy")
-    agent = registry.parse_agent("toy:hidden=7,pace=2", seed=0)
+    agent = parse_agent("toy:hidden=7,pace=2", seed=0)
     assert agent.config == {"hidden": 7, "pace": 2.0}
 
 
@@ -77,7 +78,7 @@ def test_the_seed_is_that_of_the_initial_weights_alone():
 )
 def test_text_that_names_no_agent_is_an_error(text, message):
     with pytest.raises(UsageError, match=message):
-        registry.parse_agent(text, seed=0)
+        parse_agent(text, seed=0)
 
 
 @pytest.mark.usefixtures("plugin")

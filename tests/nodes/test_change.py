@@ -107,7 +107,7 @@ def test_a_node_that_is_killed_and_comes_back_is_used_again_and_no_request_is_lo
             until(lambda: len(server.replacements) == 2)
             assert THERE in server.replacements[1].devices
             assert server.replacements[1].why == f"{THERE} is back."
-        assert session.runtime.lost() == {}
+        assert session.runtime.pool.lost() == {}
 
 
 def test_a_node_that_becomes_slow_is_left(edge: Edge, cache: Cache) -> None:
@@ -135,7 +135,7 @@ def test_a_node_that_joins_after_the_session_was_opened_is_used(edge: Edge, cach
         inception_like(), Cluster((head, replace(here, slowdown=50.0))), cache=cache, expected={THERE: like}
     ) as session:
         session.profile(budget_s=1.0)
-        assert session.runtime.lost().keys() == {frozenset({THERE})}
+        assert session.runtime.pool.lost().keys() == {frozenset({THERE})}
         groups = len(session.grouping.groups)
         on_head = session.placement(np.full(groups, 0))  # which leaves only the slow device to the other one
         with served(session, 1, replicas=(on_head,)) as server:
@@ -149,4 +149,4 @@ def test_a_node_that_joins_after_the_session_was_opened_is_used(edge: Edge, cach
             until(used)
             assert THERE in server.replacements[0].devices
             assert server.replacements[0].why == f"{THERE} is back."
-        assert session.runtime.lost() == {}
+        assert session.runtime.pool.lost() == {}

@@ -173,7 +173,7 @@ def test_a_link_that_is_lost_fails_what_crosses_it_until_it_is_back_and_a_server
             for _ in range(2):
                 with pytest.raises(ExecutionError, match="The link between"):
                     executor.run(values, timeout=60)
-            assert session.runtime.reopen() == [frozenset(NAMES[1:])]
+            assert session.runtime.pool.reopen() == [frozenset(NAMES[1:])]
             for name, value in executor.run(values, timeout=60).items():
                 np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-4)
         assert all(device.gone is None for device in devices if isinstance(device, NodeDevice))

@@ -35,12 +35,12 @@ def test_a_segment_is_the_same_model_after_its_way_and_its_weights_travel_once(s
         groups = len(runtime.grouping.groups)
         segmenter = Segmenter(runtime.grouping, Costs.zero(groups, runtime.cluster))
         (whole,) = segmenter.plan([0] * groups).programs
-        package, pieces = pack(runtime.source(whole))
-        names = runtime.outputs_of(whole)
+        package, pieces = pack(runtime.compiler.source(whole))
+        names = runtime.book.outputs_of(whole)
         assert store.missing(package.pieces) == list(pieces)
         store.put(pieces)
         assert store.missing(package.pieces) == []
-        assert pack(runtime.source(whole))[0].pieces == package.pieces
+        assert pack(runtime.compiler.source(whole))[0].pieces == package.pieces
     weights = store.join(package.pieces)
     assert weights is not None
     unpacked = Unpacked(package, weights)

@@ -134,8 +134,8 @@ def test_equal_parts_of_a_chain_are_compiled_once() -> None:
     grouping = Grouping.singletons(model.graph)
     with Runtime(model, grouping, cluster) as runtime:
         segments = [Segment(0, (g,), (), (), passthrough=False) for g in range(1, 13)]
-        assert len({runtime._key(segment) for segment in segments}) == 1
-        assert len({runtime._key(Segment(0, tuple(range(1, n)), (), (), passthrough=False)) for n in (3, 4)}) == 2
+        assert len({runtime.compiler._key(segment) for segment in segments}) == 1
+        assert len({runtime.compiler._key(Segment(0, tuple(range(1, n)), (), (), passthrough=False)) for n in (3, 4)}) == 2
 
 
 @pytest.mark.parametrize("model", [MODEL, random_model(3, 9)], ids=["inception-like", "random"])

@@ -68,16 +68,16 @@ def evaluate(graph, ops, known):
 class Program:
     """A segment, evaluated."""
 
-    def __init__(self, runtime, segment, weight_bytes=0, workspace_bytes=0):
-        graph, op_tensor = runtime.grouping.graph, runtime.grouping.op_tensor
+    def __init__(self, book, segment, weight_bytes=0, workspace_bytes=0):
+        graph, op_tensor = book.grouping.graph, book.grouping.op_tensor
         self.bytes, self.workspace, self.loaded = weight_bytes, workspace_bytes, weakref.WeakSet()
-        self.graph, self.ops = graph, runtime.ops(segment)
+        self.graph, self.ops = graph, book.ops(segment)
         at = {graph.names[v]: int(t) for t, v in enumerate(graph.tensor_op.tolist())}
-        model_inputs = {spec.name: at[spec.op] for spec in runtime.model.inputs}
+        model_inputs = {spec.name: at[spec.op] for spec in book.model.inputs}
         into = {int(v): int(t) for (_, v), t in zip(graph.edges, graph.edge_tensor, strict=True)}
-        model_outputs = {spec.name: into[graph.index[spec.op]] for spec in runtime.model.outputs}
-        self.reads = [int(op_tensor[t]) for t in segment.inputs] + [model_inputs[n] for n in runtime.inputs_of(segment)]
-        self.writes = [int(op_tensor[t]) for t in segment.outputs] + [model_outputs[n] for n in runtime.outputs_of(segment)]
+        model_outputs = {spec.name: into[graph.index[spec.op]] for spec in book.model.outputs}
+        self.reads = [int(op_tensor[t]) for t in segment.inputs] + [model_inputs[n] for n in book.inputs_of(segment)]
+        self.writes = [int(op_tensor[t]) for t in segment.outputs] + [model_outputs[n] for n in book.outputs_of(segment)]
 
     def workspace_bytes(self, enough):
         return self.workspace
@@ -155,7 +155,7 @@ class Case:
     def work(self, **bytes_of):
         segments = self.plan.segments
         return PlanTasks.of(
-            self.runtime, self.plan, [Program(self.runtime, s, **bytes_of) for s in segments if not s.passthrough]
+            self.runtime.book, self.plan, [Program(self.runtime.book, s, **bytes_of) for s in segments if not s.passthrough]
         )
 
     def accelerator(self, **options):
@@ -163,7 +163,7 @@ class Case:
 
     def inputs(self, number=0):
         rng = np.random.default_rng([self.seed, 2, number])
-        return {name: rng.integers(-99, 99, s.shape).astype(s.dtype) for name, s in self.runtime.inputs.items()}
+        return {name: rng.integers(-99, 99, s.shape).astype(s.dtype) for name, s in self.runtime.book.inputs.items()}
 
     def expected(self, inputs):
         graph, model = self.runtime.grouping.graph, self.runtime.model

@@ -15,7 +15,6 @@ import pytest
 from beside import beside
 from test_faults import CORES, Troubled, expected, inputs_of, save_mixing
 
-from placeit import recovery as recovering
 from placeit.backends import load
 from placeit.backends.base import Model
 from placeit.core.address import Address
@@ -24,7 +23,6 @@ from placeit.core.errors import DeviceError, PlaceitError
 from placeit.placers.local_search import starts
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.recovery import Recovery
 from placeit.runtime import adapting
 from placeit.runtime.adapting import Adapter, Pace
 from placeit.runtime.devices.base import Instance, Program, RuntimeDevice, SegmentSource, Transport
@@ -32,6 +30,8 @@ from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Replacement, Server
 from placeit.runtime.spans import Event, Span
+from placeit.session import recovery as recovering
+from placeit.workbench.recovery import Recovery
 
 pytestmark = pytest.mark.timeout(280, method="thread")
 
@@ -157,7 +157,7 @@ def test_a_device_that_is_lost_and_comes_back_is_used_again_without_a_request_lo
     assert server.replacements[1].devices == ("a",)
     assert server.replacements[1].why == "a is back."
     assert bench.device(0) is not lost
-    assert bench.runtime.lost() == {}
+    assert bench.runtime.pool.lost() == {}
     assert "a is lost" in str(executor.gone)  # as long as it lives
     executor.close()
 
@@ -231,16 +231,16 @@ def test_a_link_that_is_back_is_said_to_be(bench: Bench) -> None:
     why = DeviceError("The link between a and b is lost.")
     for number, far in ((0, "b"), (1, "a")):
         bench.device(number).cut[far] = why
-    assert bench.runtime.lost() == {frozenset("ab"): why}
-    assert bench.runtime.reopen() == [frozenset("ab")]
-    assert bench.runtime.lost() == {}
+    assert bench.runtime.pool.lost() == {frozenset("ab"): why}
+    assert bench.runtime.pool.reopen() == [frozenset("ab")]
+    assert bench.runtime.pool.lost() == {}
 
 
 def test_what_is_opened_after_the_runtime_was_closed_is_closed_as_well(bench: Bench) -> None:
     bench.device(0).lose()
     bench.device(0).there = True
     bench.runtime.close()
-    assert bench.runtime.reopen() == []
+    assert bench.runtime.pool.reopen() == []
 
 
 def test_an_executor_takes_the_place_of_another_unless_that_serves_no_more(bench: Bench) -> None:

@@ -14,8 +14,8 @@ from typing import TypeVar
 import pytest
 
 from placeit.core.errors import ExecutionError
+from placeit.core.threads import apart
 from placeit.runtime.background import Background, in_background
-from placeit.runtime.devices.worker import apart
 
 T = TypeVar("T")
 

@@ -13,12 +13,13 @@ from small_models import random_model
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError
+from placeit.core.threads import Worker
 from placeit.devices.host import allowed_cores
 from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
+from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.null import NullDevice, VirtualClock
-from placeit.runtime.devices.openvino import HostBuffer, OpenVinoDevice
-from placeit.runtime.devices.worker import Worker
+from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.testing.devices import ComputingDeviceConformance, DeviceConformance
 
 CORES = allowed_cores()

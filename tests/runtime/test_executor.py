@@ -28,9 +28,9 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.base import BufferSpec, DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.emulated import SlowedDevice
+from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
-from placeit.runtime.devices.openvino import HostBuffer, OpenVinoDevice
-from placeit.runtime.executor import Executor
+from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.runtime import Runtime
 
 ops = ov.opset13
@@ -94,7 +94,7 @@ def test_a_run_on_null_devices_equals_the_simulated_schedule_event_for_event(
     placement = np.random.default_rng(seed).integers(devices, size=len(grouping.groups))
     plan = Segmenter(grouping, costs).plan(placement, merge=merge)
     runtime, clock = null_runtime(model, grouping, cluster, plan)
-    executor = Executor(runtime, plan)
+    executor = runtime.executor(plan)
     executor.time()
 
     simulated = plan.schedule
@@ -179,7 +179,7 @@ def test_any_placement_gives_the_outputs_of_the_uncut_model(
 ) -> None:
     model, runtime, segmenter = real(seed, 12)
     placement = np.random.default_rng(seed).integers(2, size=len(runtime.grouping.groups))
-    executor = Executor(runtime, segmenter.plan(placement, merge=merge))
+    executor = runtime.executor(segmenter.plan(placement, merge=merge))
     outputs = executor.run(model.random_inputs())
     for name, expected in whole_outputs(model).items():
         np.testing.assert_allclose(outputs[name], expected, rtol=1e-5, atol=1e-6)
@@ -195,7 +195,7 @@ def test_outputs_that_are_a_constant_or_an_input_are_there(
     results = [ops.result(anchors, name="anchors"), ops.result(x, name="same"), ops.result(ops.relu(x), name="relu")]
     model, runtime, segmenter = real(0, 0, model=describe(ov.Model(results, [x], "m"), Path("m")))
     placement = [device_of_constant if name == "anchors" else 0 for name in model.graph.names]
-    outputs = Executor(runtime, segmenter.plan(placement, merge=merge)).run(model.random_inputs())
+    outputs = runtime.executor(segmenter.plan(placement, merge=merge)).run(model.random_inputs())
     for name, expected in whole_outputs(model).items():
         np.testing.assert_array_equal(outputs[name], expected)
     assert len(outputs) == 3
@@ -206,7 +206,7 @@ def test_many_requests_in_flight_do_not_disturb_each_other(
 ) -> None:
     model, runtime, segmenter = real(3, 12)
     placement = np.random.default_rng(3).integers(2, size=len(runtime.grouping.groups))
-    executor = Executor(runtime, segmenter.plan(placement), in_flight=3)
+    executor = runtime.executor(segmenter.plan(placement), in_flight=3)
     inputs = [{name: value * factor for name, value in model.random_inputs().items()} for factor in (1, 2, 3)]
     for request, given_inputs in enumerate(inputs):
         executor.set_inputs(given_inputs, request=request)
@@ -233,7 +233,7 @@ def test_a_closed_executor_lets_go_of_its_buffers_at_once(
     _, runtime, segmenter = real(3, 12)
     gc.disable()  # which would find them some time
     try:
-        with Executor(runtime, segmenter.plan(np.arange(len(runtime.grouping.groups)) % 2), native=native) as executor:
+        with runtime.executor(segmenter.plan(np.arange(len(runtime.grouping.groups)) % 2), native=native) as executor:
             executor.time()
         assert made
         assert [ref for ref in made if ref() is not None] == []
@@ -269,7 +269,7 @@ def test_what_a_device_reads_is_written_to_the_memory_that_it_shares(
     sharing = SharingDevice(cluster.devices[1])
     devices = [OpenVinoDevice(cluster.devices[0]), SlowedDevice(sharing, slowdown)]
     with Runtime(model, grouping, cluster, devices=devices) as runtime:
-        placement = [int("far" in grouping.graph.names[members[0]]) for members in runtime.members]
+        placement = [int("far" in grouping.graph.names[members[0]]) for members in runtime.book.members]
         plan = Segmenter(grouping, Costs.zero(len(placement), cluster)).plan(placement, merge=False)
         with runtime.executor(plan) as executor:
             for scale in (1, 2):
@@ -290,7 +290,7 @@ def test_an_emulated_link_and_a_slowed_device_change_times_and_no_outputs(
     devices = (Device("a", address=Address("CPU", cores)), Device("b", address=Address("CPU", cores), slowdown=3.0))
     model, runtime, segmenter = real(5, 10, Cluster(devices, links))
     placement = np.random.default_rng(5).integers(2, size=len(runtime.grouping.groups))
-    executor = Executor(runtime, segmenter.plan(placement, merge=False))
+    executor = runtime.executor(segmenter.plan(placement, merge=False))
     outputs = executor.run(model.random_inputs())
     for name, expected in whole_outputs(model).items():
         np.testing.assert_allclose(outputs[name], expected, rtol=1e-5, atol=1e-6)
@@ -302,7 +302,7 @@ def test_an_emulated_link_and_a_slowed_device_change_times_and_no_outputs(
 def test_spans_never_overlap_on_a_device_or_a_link(real: Callable[..., tuple[OpenVinoModel, Runtime, Segmenter]]) -> None:
     model, runtime, segmenter = real(7, 15)
     placement = np.random.default_rng(7).integers(2, size=len(runtime.grouping.groups))
-    executor = Executor(runtime, segmenter.plan(placement, merge=False))
+    executor = runtime.executor(segmenter.plan(placement, merge=False))
     executor.run(model.random_inputs())
     spans = executor.spans()
     assert {span.track for span in spans} >= {"a", "b"}
@@ -326,7 +326,7 @@ def test_inputs_that_do_not_fit_the_model_are_refused(
     says: str,
 ) -> None:
     model, runtime, segmenter = real(1, 4)
-    executor = Executor(runtime, segmenter.plan(np.zeros(len(runtime.grouping.groups), int)))
+    executor = runtime.executor(segmenter.plan(np.zeros(len(runtime.grouping.groups), int)))
     inputs = dict(model.random_inputs())
     change(inputs)
     with pytest.raises(UsageError, match=says):
@@ -362,7 +362,7 @@ def test_a_failed_segment_ends_the_request_with_its_error_and_the_next_request_r
         transports={(0, 1): NullLink(clock, 1e9, 0.1), (1, 0): NullLink(clock, 1e9, 0.1)},
         wait=lambda _: clock.run(),
     )
-    executor = Executor(runtime, plan)
+    executor = runtime.executor(plan)
     with pytest.raises(ExecutionError, match="out of memory"):
         executor.time()
     executor.time()

@@ -26,7 +26,7 @@ from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.check import OutputCheck, other_inputs
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, RuntimeDevice, Transport
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
-from placeit.runtime.devices.openvino import NativeInstance, OpenVinoDevice, OpenVinoInstance, OpenVinoProgram
+from placeit.runtime.devices.openvino import NativeInstance, OpenVinoDevice, OpenVinoInstance
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 
@@ -60,7 +60,7 @@ def check_everywhere(model: OpenVinoModel, grouping: Grouping, rtol: float = 1e-
     with Runtime(model, grouping, CLUSTER) as runtime:
         segmenter = Segmenter(grouping, Costs.zero(len(groups), CLUSTER))
         plans = [segmenter.plan(groups * 0), segmenter.plan(groups % 2, merge=False), segmenter.plan(groups // 2 % 2)]
-        executors = [Executor(runtime, plan) for plan in plans]
+        executors = [runtime.executor(plan) for plan in plans]
         for inputs, expected in inputs_and_references(model):
             for executor in executors:
                 outputs = executor.run(inputs)
@@ -241,7 +241,7 @@ def opened() -> Iterator[Callable[..., tuple[OpenVinoModel, Executor]]]:
         runtimes.append(Runtime(model, grouping, CLUSTER, devices=devices))
         groups = len(grouping.groups)
         plan = Segmenter(grouping, Costs.zero(groups, CLUSTER)).plan(np.arange(groups) % 2, merge=False)
-        return model, Executor(runtimes[-1], plan, in_flight=in_flight)
+        return model, runtimes[-1].executor(plan, in_flight=in_flight)
 
     yield make
     for runtime in runtimes:
@@ -343,7 +343,7 @@ def on_null_devices(
     devices = _Reporting("a", clock, report), NullDevice("b", clock, lambda _: 1.0)
     links: dict[tuple[int, int], Transport] = {(0, 1): NullLink(clock, 1e9, 0.1), (1, 0): NullLink(clock, 1e9, 0.1)}
     runtime = Runtime(model, grouping, CLUSTER, devices=devices, transports=links, wait=lambda _: clock.run())
-    return Executor(runtime, plan, in_flight=in_flight), devices
+    return runtime.executor(plan, in_flight=in_flight), devices
 
 
 def test_an_error_of_another_package_is_wrapped_and_names_segment_and_device() -> None:
@@ -396,7 +396,7 @@ def test_an_interrupted_run_stops_and_the_next_one_works(opened: Callable[..., t
             raise interrupt
         return event.wait()
 
-    executor.runtime.wait = wait
+    executor.pool.wait = wait
     with pytest.raises(KeyboardInterrupt):
         executor.times(1_000_000)
     assert executor.times(4) > 0
@@ -405,10 +405,10 @@ def test_an_interrupted_run_stops_and_the_next_one_works(opened: Callable[..., t
 def test_a_closed_runtime_is_an_error_and_no_hang(opened: Callable[..., tuple[OpenVinoModel, Executor]]) -> None:
     model, executor = opened()
     executor.run(model.random_inputs())
-    executor.runtime.close()
+    executor.pool.close()
     with pytest.raises(ExecutionError, match="closed"):
         executor.run(model.random_inputs())
-    executor.runtime.close()
+    executor.pool.close()
 
 
 def test_threads_that_share_an_executor_take_turns(opened: Callable[..., tuple[OpenVinoModel, Executor]]) -> None:
@@ -459,15 +459,12 @@ def test_memories_without_a_link_between_them_are_refused() -> None:
     runtime = Runtime(model, grouping, CLUSTER, devices=devices, transports={})
     groups = len(grouping.groups)
     with pytest.raises(DeviceError, match=r"'a' to 'b'|'b' to 'a'"):
-        Executor(runtime, Segmenter(grouping, Costs.zero(groups, CLUSTER)).plan(np.arange(groups) % 2, merge=False))
+        runtime.executor(Segmenter(grouping, Costs.zero(groups, CLUSTER)).plan(np.arange(groups) % 2, merge=False))
 
 
 def test_a_program_that_gets_no_request_is_a_device_error() -> None:
-    class NoRoom(OpenVinoProgram):
+    class NoRoom:
         inputs = outputs = ()
-
-        def __init__(self) -> None:
-            pass
 
         class compiled:  # noqa: N801
             @staticmethod
@@ -477,14 +474,14 @@ def test_a_program_that_gets_no_request_is_a_device_error() -> None:
     device = OpenVinoDevice(DEVICES[0])
     try:
         with pytest.raises(DeviceError, match=r"for a: Check failed out of device memory"):
-            device.instance(NoRoom())
+            device.instance(NoRoom())  # type: ignore[arg-type]
     finally:
         device.close()
 
 
 def test_a_buffer_that_does_not_fit_is_a_device_error(opened: Callable[..., tuple[OpenVinoModel, Executor]]) -> None:
     _, executor = opened()
-    device: RuntimeDevice = executor.runtime.devices[0]
+    device: RuntimeDevice = executor.pool.devices[0]
     program = next(program for program in executor.programs if program is not None and program.inputs)
     instance = device.instance(program)
     wrong: Buffer = device.allocate(BufferSpec((3, 5), "float32"))

@@ -36,11 +36,11 @@ from placeit.profiler.costs import profile
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
+from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.devices.ort import KIND, OrtDevice
+from placeit.runtime.devices.ort import OrtDevice
 from placeit.runtime.drivers import drive
-from placeit.runtime.executor import Executor
+from placeit.runtime.kinds.ort import KIND
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
 from placeit.testing.devices import ComputingDeviceConformance
@@ -123,7 +123,7 @@ def run(model: OnnxModel, grouping: Grouping, placement: list[int], *, merge: bo
     inputs = model.random_inputs()
     with Runtime(model, grouping, Cluster((ONE, OTHER))) as runtime:
         plan = Segmenter(grouping, Costs.zero(len(grouping.groups), runtime.cluster)).plan(placement, merge=merge)
-        answers = Executor(runtime, plan).run(inputs)
+        answers = runtime.executor(plan).run(inputs)
     return OutputDifference.between(answers, model.reference(OTHER, "f32")(inputs))
 
 
@@ -293,7 +293,7 @@ def test_an_op_without_a_kernel_is_left_to_the_other_devices(int16_file: Path) -
         costs = profile(model, grouping, runtime.cluster, runtime, budget_s=0.1)
         groups = np.where(np.isfinite(costs.core[:, 0]), 0, 1)
         assert [name for name, device in zip(model.graph.names, groups, strict=True) if device] == ["positive"]
-        answers = Executor(runtime, Segmenter(grouping, costs).plan(groups)).run({"x": np.arange(-4, 4, dtype=np.int16)})
+        answers = runtime.executor(Segmenter(grouping, costs).plan(groups)).run({"x": np.arange(-4, 4, dtype=np.int16)})
     assert answers["y"].tolist() == [0, 0, 0, 0, 0, 1, 2, 3]
 
 

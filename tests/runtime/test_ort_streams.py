@@ -85,7 +85,7 @@ def test_what_fails_names_the_segment_the_device_and_the_cause(model, accelerato
             ExecutionError, match=r"segment that starts with '.*' failed on cpu: ONNX Runtime failed: out of mem"
         ):
             executor.run(model.random_inputs())
-    monkeypatch.setattr(runtime, "source", lambda segment: pytest.fail("compiled again"))
+    monkeypatch.setattr(runtime.compiler, "source", lambda segment: pytest.fail("compiled again"))
     monkeypatch.setattr(ort, "_session", refuse)
     with pytest.raises(DeviceError, match=r"cannot be loaded onto cpu: ONNX Runtime cannot compile a segment for cpu: out of"):
         runtime.executor(plan)

@@ -14,11 +14,12 @@ import pytest
 from stream_cases import Program, random_case
 
 from placeit.core.errors import ExecutionError
-from placeit.runtime.accelerators.accelerator import Streams
+from placeit.core.threads import Gate, Worker
 from placeit.runtime.accelerators.stream_device import StreamDevice
+from placeit.runtime.devices.accelerator import Streams
 from placeit.runtime.devices.hand_over import HandOver
-from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.devices.worker import Gate, Worker, perform
+from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.worker import perform
 from placeit.runtime.runtime import Runtime
 from placeit.testing.fake_accelerator import FakeAccelerator
 
@@ -170,10 +171,10 @@ def run_paced(seed, *, in_flight=1, rounds=1, segment=None, wait=(None, None), *
     on_host = {d for d in range(count) if (seed >> d) & 1} if seed % 3 else set()
     accelerator = Forgetful(count, seed, patience=(0.0, 0.5, 2.0)[seed % 3])
     told = Told(accelerator)
-    ops = None if segment is None else case.runtime.ops(case.plan.segments[segment])
+    ops = None if segment is None else case.runtime.book.ops(case.plan.segments[segment])
 
     def compile_one(source):
-        return Program(source.runtime, source.segment)
+        return Program(source.book, source.segment)
 
     streams = Streams(accelerator, compile_one)
     devices = [

@@ -19,16 +19,16 @@ from small_models import convolution, inception_like, ops
 from torch import nn
 
 from placeit.backends.base import Model
-from placeit.backends.onnx.segments import relu_chain
+from placeit.backends.onnx.joined import relu_chain
 from placeit.backends.openvino.model import describe
 from placeit.backends.torch.model import load as load_torch
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.memory import Use
+from placeit.core.threads import Worker
 from placeit.devices import parse_device
 from placeit.devices.host import allowed_cores
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime import runtime as runtime_file
-from placeit.runtime.devices.worker import Worker
+from placeit.runtime import segment_compiler
 from placeit.runtime.executor import Executor
 from placeit.runtime.programs import Programs
 from placeit.session import Session
@@ -249,8 +249,8 @@ def placements(session: Session, count: int) -> Iterator[np.ndarray]:
 
 @pytest.mark.parametrize("bound", [pytest.param(15e6, marks=pytest.mark.slow), 1e12])
 def test_memory_is_bounded_by_what_programs_really_take(bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_file, "_KEPT_MODELS", 0)
-    monkeypatch.setattr(runtime_file, "_KEPT_BYTES", bound)
+    monkeypatch.setattr(segment_compiler, "_KEPT_MODELS", 0)
+    monkeypatch.setattr(segment_compiler, "_KEPT_BYTES", bound)
     model, counts = wide_model(), []
     assert model.graph.param_bytes.sum() < 2e6  # by weights alone nothing would be let go
     with Session(model, cluster(), cache=None) as session:
@@ -258,14 +258,14 @@ def test_memory_is_bounded_by_what_programs_really_take(bound: float, monkeypatc
         for placement in placements(session, 40):
             with session.executor(segmenter.plan(placement)) as executor:
                 executor.time()
-            counts.append(len(session.runtime._programs))
+            counts.append(len(session.runtime.compiler._programs))
     let_go = sum(after < before for before, after in itertools.pairwise(counts))
     assert (let_go > 0) == (bound < 1e9)
 
 
 @pytest.mark.slow
 def test_programs_are_let_go_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_file, "_KEPT_PROGRAMS", 1)
+    monkeypatch.setattr(segment_compiler, "_KEPT_PROGRAMS", 1)
     with Session(inception_like(), cluster(), cache=None) as session:
         groups = len(session.grouping.groups)
         segmenter = Segmenter(session.grouping, Costs.zero(groups, session.cluster))

@@ -18,7 +18,7 @@ from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
 from placeit.runtime.devices.base import BufferSpec, Instance, RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
-from placeit.runtime.devices.openvino import HostBuffer
+from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.pytorch import TorchBuffer, TorchDevice, use_threads
 from placeit.testing.devices import ComputingDeviceConformance
 

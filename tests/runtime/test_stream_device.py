@@ -9,9 +9,9 @@ import torch
 from eager_streams import devices, run_at_once, run_late
 
 from placeit.core.errors import DeviceError
-from placeit.runtime.accelerators.accelerator import HOST, Streams
 from placeit.runtime.accelerators.stream_device import StreamDevice
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
+from placeit.runtime.devices.accelerator import HOST, Streams
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.testing.devices import ComputingDeviceConformance

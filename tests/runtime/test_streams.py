@@ -9,10 +9,10 @@ from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.core.graph import OpGraph
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.accelerators.accelerator import HOST
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.layout import RequestLayout
 from placeit.runtime.accelerators.work import PlanTasks
+from placeit.runtime.devices.accelerator import HOST
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.scheduler import Scheduler, Transfer
 from placeit.testing.fake_accelerator import FakeAccelerator
@@ -323,10 +323,10 @@ def test_weights_that_cannot_be_loaded_name_the_segment():
             raise DeviceError(f"{place} is out of memory.")
 
     case = chain(2, [0, 0])
-    programs = [Heavy(case.runtime, s) for s in case.plan.programs]
+    programs = [Heavy(case.runtime.book, s) for s in case.plan.programs]
     accelerator = case.accelerator()
     with pytest.raises(DeviceError, match=r"segment that starts with 'op1' cannot be loaded onto fake:0: .*out of memory"):
-        StreamExecutor(PlanTasks.of(case.runtime, case.plan, programs), accelerator)
+        StreamExecutor(PlanTasks.of(case.runtime.book, case.plan, programs), accelerator)
     assert not any(accelerator.allocated.values())
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from stream_cases import random_case, run_case
 
 from placeit.core.errors import ExecutionError
-from placeit.runtime.accelerators.accelerator import HOST, Inbox
 from placeit.runtime.accelerators.clocks import Clocks
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.launcher import Launcher
 from placeit.runtime.accelerators.layout import RequestLayout
+from placeit.runtime.devices.accelerator import HOST, Inbox
 from placeit.runtime.devices.base import BufferSpec
 from placeit.testing.fake_accelerator import FakeAccelerator
 from placeit.testing.happens_before import HOST_THREAD, Access, HappensBefore

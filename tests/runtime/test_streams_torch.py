@@ -14,11 +14,11 @@ from placeit.core.errors import DeviceError, ExecutionError
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.accelerators import torch_accelerator as accelerators
-from placeit.runtime.accelerators.accelerator import HOST, Inbox
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.module_program import ModuleProgram
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
 from placeit.runtime.accelerators.work import PlanTasks
+from placeit.runtime.devices.accelerator import HOST, Inbox
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.runtime import Runtime
 
@@ -45,7 +45,9 @@ class Shared(torch.nn.Module):
 def torch_work(places, module=Step):
     case = chain(len(places), places)
     steps = iter(range(1, len(places) + 1))
-    return case, PlanTasks.of(case.runtime, case.plan, [ModuleProgram(module(float(next(steps)))) for s in case.plan.programs])
+    return case, PlanTasks.of(
+        case.runtime.book, case.plan, [ModuleProgram(module(float(next(steps)))) for s in case.plan.programs]
+    )
 
 
 def expected(value, steps):
@@ -143,7 +145,11 @@ def branches(exported, accelerator, seed):
     inputs = model.random_inputs(seed)
     with torch.inference_mode():
         results = module(*(torch.tensor(value) for value in inputs.values()))
-    return PlanTasks.of(runtime, plan), inputs, dict(zip(runtime.model_outputs, results, strict=True))
+    return (
+        PlanTasks.of(runtime.book, plan, runtime.compile(plan.programs)),
+        inputs,
+        dict(zip(runtime.book.outputs, results, strict=True)),
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -400,7 +406,7 @@ def test_random_plans_on_gpus_run_in_order(gpus, seed):
     graph = case.runtime.grouping.graph
     Evaluate.shapes, Evaluate.dtypes = graph.tensor_shapes, graph.tensor_dtypes
     fake = case.work()
-    work = PlanTasks.of(case.runtime, case.plan, [ModuleProgram(Evaluate(t.program)) for t in fake.tasks if t.program])
+    work = PlanTasks.of(case.runtime.book, case.plan, [ModuleProgram(Evaluate(t.program)) for t in fake.tasks if t.program])
     with StreamExecutor(work, gpus) as executor:
         got, want = executor.run(case.inputs()), case.expected(case.inputs())
     for name in want:

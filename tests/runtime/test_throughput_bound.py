@@ -21,7 +21,6 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.base import DoneCallback, Instance
 from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.devices.worker import perform
-from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Server
 from placeit.simulator.throughput import ThroughputCost
@@ -53,7 +52,7 @@ def test_an_executor_comes_close_to_the_bound_and_not_below_it(shares: tuple[int
     bound = float(ThroughputCost(plan.problem)(plan.placement)[0])
     assert bound == pytest.approx(max(shares) * SECONDS, rel=0.01)
     runtime, clock = null_runtime(model, grouping, CLUSTER, plan)
-    with runtime, Executor(runtime, plan, in_flight=4) as executor:
+    with runtime, runtime.executor(plan, in_flight=4) as executor:
         executor.times(4)
         begin = clock.now
         executor.times(REQUESTS)

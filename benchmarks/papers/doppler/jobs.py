@@ -16,7 +16,7 @@ from placeit.core import clock
 from placeit.core.errors import InfeasibleError
 from placeit.learning.agents.doppler.agent import DopplerAgent
 from placeit.learning.checkpoint import load_agent, save_agent
-from placeit.learning.registry import parse_agent
+from placeit.learning.parsing import parse_agent
 from placeit.placers import parse_placer
 
 __all__ = ["Placed", "Setup", "Training"]

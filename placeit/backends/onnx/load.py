@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from placeit.backends.base import Model
+from placeit.backends.onnx.whole import FromOnnxFile
 from placeit.backends.openvino.inputs import OpenSizesError, Sizes
-from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.reader import UNKNOWN_OPS, check_readable, read
 from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, ModelError
 from placeit.core.extras import install
 from placeit.devices.onnxruntime import has_onnxruntime
 
-__all__ = ["for_onnxruntime", "load"]
+__all__ = ["OpenVinoOnnxModel", "load"]
 
 _TOO_LARGE = "more memory than is available"  # no model for any runtime
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OpenVinoOnnxModel(FromOnnxFile):
+    """An ONNX file as OpenVINO has read it. ONNX Runtime reads it only for clusters in which it drives devices."""
+
+    def prepared(self, cluster: Cluster, graph: str = "") -> Model:
+        """Read the ONNX file for ONNX Runtime, if that drives one of the devices. Raises DeviceError."""
+        if all(device.kind != "ort" for device in cluster.devices):
+            return self
+        from placeit.backends.onnx.segments import for_onnxruntime
+
+        return for_onnxruntime(self, cluster, graph)
 
 
 def load(
@@ -44,7 +56,8 @@ def load(
     path, sizes = Path(path), Sizes.of(input_shapes, batch, sample_shapes)
     check_readable(path)
     try:
-        return read(path, sizes)
+        model = read(path, sizes)
+        return OpenVinoOnnxModel(**{field.name: getattr(model, field.name) for field in fields(model)})
     except OpenSizesError:
         raise
     except ModelError as error:
@@ -66,26 +79,3 @@ def load(
             said = str(other).removeprefix(f"Cannot read a model from {path}: ")
             more = f" Nor does ONNX Runtime: {said}" if UNKNOWN_OPS in str(error) and isinstance(other, ModelError) else ""
             raise ModelError(f"{error}{more}") from error.__cause__
-
-
-def for_onnxruntime(model: OpenVinoModel, cluster: Cluster, graph: str = "") -> Model:
-    """Return a model that OpenVINO has read for a cluster in which ONNX Runtime drives devices.
-
-    Where it drives all of them, and the ONNX file has no tensors at some borders of OpenVINO's graph, the graph is the file's
-    own; on a single device the model is run whole, if no other graph is wanted.
-
-    Raises:
-        DeviceError: the model does not come from an ONNX file, or the file is not there any more.
-    """
-    from placeit.backends.onnx.model import read_onnx
-    from placeit.backends.onnx.segments import with_onnx
-
-    joined = with_onnx(model)
-    if joined.parts.covers or any(device.kind != "ort" for device in cluster.devices):
-        return joined
-    if len(cluster) == 1 and graph in ("", model.graph.hash):
-        return replace(joined.whole_file("onnx"), together=(model.graph.names,))
-    with contextlib.suppress(ModelError):
-        own = read_onnx(model.path, Sizes({spec.name: spec.shape for spec in model.inputs}))
-        return own if model.given is None else own.with_inputs(model.given)
-    return joined

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from placeit.backends.base import Arrays, Format, Model, TensorSpec, numpy_can_hold
-from placeit.backends.digest import onnx_digest
-from placeit.backends.onnx.external import read_proto
+from placeit.backends.onnx.digest import onnx_digest
 from placeit.backends.onnx.flops import node_flops
-from placeit.backends.onnx.segments import KNOWN_VERSION, OnnxParts, drop_repeated_names, fix_shape, reads, relu_chain
-from placeit.backends.onnx.whole import open_whole, ort_reference
+from placeit.backends.onnx.joined import relu_chain
+from placeit.backends.onnx.parts import KNOWN_VERSION, OnnxParts, drop_repeated_names, fix_shape, reads
+from placeit.backends.onnx.sessions import open_whole, ort_reference
+from placeit.backends.onnx_external import read_proto
 from placeit.backends.openvino.inputs import OpenSizesError, Sizes, resolve_shapes, with_suggestion
 from placeit.backends.values import ValueRange, common, draw
 from placeit.core.cluster import Cluster, Device

@@ -4,23 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import Arrays, Format, Model, TensorSpec
-from placeit.backends.onnx.external import session_source
-from placeit.backends.onnx.file import output_names
+from placeit.backends.base import Arrays, Format, Model
+from placeit.backends.onnx.sessions import ort_reference
+from placeit.backends.onnx_file import ROUNDING_OPS, find_ops, output_names
+from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
-from placeit.devices.onnxruntime import explaining, onnxruntime
+from placeit.devices.onnxruntime import has_onnxruntime
 
-if TYPE_CHECKING:
-    import onnx
+__all__ = ["FromOnnxFile", "OnnxFile", "WholeOnnxModel"]
 
-__all__ = ["OnnxFile", "WholeOnnxModel", "open_whole", "ort_reference"]
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FromOnnxFile(OpenVinoModel):
+    """A model that OpenVINO has read from an ONNX file, which ONNX Runtime can read as well."""
+
+    def whole_file(self, form: Format) -> Model:
+        """Return the model that ONNX Runtime reads from the file, if ``form`` is its format; else itself."""
+        return self if form != "onnx" else WholeOnnxModel.of_file(self, [port.get_names() for port in self.ov_model.outputs])
+
+    @cached_property
+    def rounds(self) -> bool:
+        """True if the file has operators of quantised numbers, such as dynamic quantisation writes."""
+        return bool(find_ops(self.path, ROUNDING_OPS))
+
+    def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
+        """Compile the whole model with OpenVINO, or open it in ONNX Runtime where that says what the operators are.
+
+        Raises:
+            DeviceError: neither can run it.
+        """
+        if self.rounds and has_onnxruntime():
+            return self.whole_file("onnx").reference(device, precision)
+        return super().reference(device, precision)
 
 
 @dataclass(frozen=True)
@@ -103,56 +125,6 @@ class WholeOnnxModel(Model):
 
     def chain(self, elements: int, hops: int) -> Model:
         """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
-        from placeit.backends.onnx.segments import relu_chain
+        from placeit.backends.onnx.joined import relu_chain
 
         return relu_chain(elements, hops)
-
-
-def open_whole(model: str | onnx.ModelProto, *, optimize: bool = True) -> Any:
-    """Open a whole model on the CPU, with threads that rest when it does not run. Raises what ONNX Runtime does.
-
-    Args:
-        model: path of the file, or the model itself.
-        optimize: whether nodes may be fused and replaced; constants are folded in any case.
-    """
-    runtime = onnxruntime()
-    options = runtime.SessionOptions()
-    options.log_severity_level = 4  # errors are raised; warnings about the parts of a model tell a user nothing
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    if not optimize:
-        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    return runtime.InferenceSession(
-        session_source(model, options), options, providers=["CPUExecutionProvider"], enable_fallback=0
-    )
-
-
-def ort_reference(
-    model: str | onnx.ModelProto,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[str],
-    path: Path,
-    called: Sequence[TensorSpec] | None = None,
-) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
-    """Prepare a whole model in ONNX Runtime, as the reference for outputs.
-
-    Args:
-        model: path of the file, or the model itself.
-        inputs: of the model.
-        outputs: names of its outputs in the file.
-        path: for messages.
-        called: the outputs under the names by which callers know them; None if those are the same.
-
-    Raises:
-        DeviceError: ONNX Runtime does not open it.
-    """
-    with explaining(f"ONNX Runtime cannot open {path}"):
-        session = open_whole(model)
-
-    names = list(outputs) if called is None else [spec.name for spec in called]
-
-    def run(values: Arrays) -> dict[str, NDArray[np.generic]]:
-        with explaining(f"ONNX Runtime cannot run {path}"):
-            answers = session.run(list(outputs), {spec.name: np.ascontiguousarray(values[spec.name]) for spec in inputs})
-        return {name: np.asarray(answer) for name, answer in zip(names, answers, strict=True)}
-
-    return run

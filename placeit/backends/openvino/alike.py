@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from placeit.backends.digest import openvino_digest
+from placeit.backends.openvino.digest import openvino_digest
 from placeit.backends.openvino.graph import constant_nodes
 from placeit.backends.openvino.view import View
 from placeit.core.graph import OpGraph

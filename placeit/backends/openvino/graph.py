@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from placeit.backends.digest import openvino_digest
+from placeit.backends.openvino.digest import openvino_digest
 from placeit.backends.openvino.flops import bodies, bounded_shape, node_flops
 from placeit.core.errors import ModelError
 from placeit.core.graph import OpGraph

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec
-from placeit.backends.onnx.file import ROUNDING_OPS, find_ops
 from placeit.backends.openvino.alike import function_digest, weight_readers
 from placeit.backends.openvino.flops import bounded_shape
 from placeit.backends.openvino.graph import build_graph, constants, dtype_name, inseparable_ops, name_nodes, upper_bound_ops
@@ -26,10 +25,9 @@ from placeit.backends.openvino.view import View, exact_view, fused_copy, insepar
 from placeit.backends.values import draw
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import ModelError
+from placeit.core.errors import DeviceError, ModelError
 from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
-from placeit.devices.onnxruntime import has_onnxruntime
 
 __all__ = ["OpenVinoModel", "TensorSpec", "describe", "describe_fused", "relu_chain", "tensor_name"]
 
@@ -123,42 +121,18 @@ class OpenVinoModel(base.Model):
             return None
         return function_digest(self.segment("openvino", ops, enter, leave))
 
-    def prepared(self, cluster: Cluster, graph: str = "") -> base.Model:
-        """Read the ONNX file for ONNX Runtime, if that drives one of the devices. Raises DeviceError."""
-        if all(device.kind != "ort" for device in cluster.devices):
-            return self
-        from placeit.backends.onnx.load import for_onnxruntime
-
-        return for_onnxruntime(self, cluster, graph)
-
-    def whole_file(self, form: base.Format) -> base.Model:
-        """Return the model that ONNX Runtime reads from the same file; else itself."""
-        if form != "onnx" or not self.is_onnx:
-            return self
-        from placeit.backends.onnx.whole import WholeOnnxModel
-
-        return WholeOnnxModel.of_file(self, [port.get_names() for port in self.ov_model.outputs])
-
-    @property
-    def is_onnx(self) -> bool:
-        """True if it was read from an ONNX file."""
-        return self.path.suffix.lower() == ".onnx"
-
-    @cached_property
-    def rounds(self) -> bool:
-        """True if its ONNX file has operators of quantised numbers, such as dynamic quantisation writes."""
-        return self.is_onnx and bool(find_ops(self.path, ROUNDING_OPS))
+    def prepared(self, cluster: Cluster, graph: str = "") -> base.Model:  # noqa: ARG002
+        """Itself. Raises DeviceError if ONNX Runtime, which reads other files, drives one of the devices."""
+        if any(device.kind == "ort" for device in cluster.devices):
+            raise DeviceError(
+                f"ONNX Runtime runs ONNX models, and {self.path} is not an ONNX model: choose devices that OpenVINO drives, or "
+                "start from the ONNX file of the model."
+            )
+        return self
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
-        """Compile the whole model with OpenVINO, or open it in ONNX Runtime where that says what the operators are.
-
-        Raises:
-            DeviceError: neither can run it.
-        """
+        """Compile the whole model with OpenVINO. Raises DeviceError."""
         from placeit.devices.openvino import compile_model, explaining
-
-        if self.rounds and has_onnxruntime():
-            return self.whole_file("onnx").reference(device, precision)
 
         target = device if device is not None and device.kind == "openvino" else Device("CPU", address=Address("CPU"))
         compiled = compile_model(self.ov_model, target, precision)

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from placeit.backends.onnx.external import front_end_source
-from placeit.backends.onnx.file import (
+from placeit.backends.onnx_external import front_end_source
+from placeit.backends.onnx_file import (
     FOREIGN_OPS,
     check_external_files,
     check_inputs,

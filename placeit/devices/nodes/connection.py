@@ -20,8 +20,10 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, PlaceitError, UsageError, first_line
 from placeit.core.extras import import_extra
 from placeit.core.version import __version__
+from placeit.devices.discovery import named
 from placeit.devices.nodes.joining import Attempt, check_guarded, divert_errors
 from placeit.devices.nodes.tokens import knock
+from placeit.devices.other_nodes import hold, not_connected
 
 __all__ = [
     "LABEL",
@@ -233,8 +235,6 @@ def _answer(job: bytes, versions: tuple[str, str]) -> tuple[tuple[str, str], Any
 
 
 def _find(name: str) -> tuple[Device, str]:
-    from placeit.devices.discovery import named
-
     return named(name).devices[0], _machine()
 
 
@@ -304,10 +304,7 @@ _attempt: Attempt | None = None  # that has not been seen to end
 def connected() -> Nodes:
     """The connection of this process. Raises DeviceError if there is none."""
     if _current is None:
-        raise DeviceError(
-            "This process is connected to no Ray cluster, whose nodes could be used: give --ray-address HOST:PORT (for a first "
-            "try, `placeit cluster up` starts one), or call placeit.devices.nodes.connection.connect."
-        )
+        raise not_connected()
     return _current
 
 
@@ -354,6 +351,7 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
     ended, _attempt = _attempt, None
     ended.check()
     _current = made
+    hold(made)
     return made
 
 
@@ -379,6 +377,7 @@ def disconnect() -> None:
     global _current
     if _current is not None:
         _current = None
+        hold(None)
         ray_module().shutdown()
         divert_errors(False)
 

@@ -1,6 +1,6 @@
-"""Runs plans on accelerators through streams: segments and copies are launched ahead, and ordered by events.
+"""Run plans on accelerators through streams: segments and copies are launched ahead, and ordered by events.
 
-:mod:`~placeit.runtime.accelerators.executor` is what to use. It sees an accelerator through the few calls of
-:mod:`~placeit.runtime.accelerators.accelerator`, so that the fake one of
-:mod:`placeit.testing.fake_accelerator` drives exactly the code that drives a GPU.
+May import ``runtime/devices`` and what all executors have in common. Read :mod:`~placeit.runtime.accelerators.executor`
+first: it sees an accelerator through the few calls of :mod:`~placeit.runtime.devices.accelerator`, so that the fake one
+of :mod:`placeit.testing.fake_accelerator` drives exactly the code that drives a GPU.
 """

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from itertools import chain
 
-from placeit.runtime.accelerators.accelerator import HOST
 from placeit.runtime.accelerators.clocks import Clocks, Mark
 from placeit.runtime.accelerators.launcher import Launcher
+from placeit.runtime.devices.accelerator import HOST
 from placeit.simulator.scheduler import Instruction, RequestDone, Scheduler, Start
 
 __all__ = ["Dispatcher"]

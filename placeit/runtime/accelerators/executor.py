@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, UsageError, forget_frames
 from placeit.core.narrowing import narrowed
+from placeit.core.threads import Worker
 from placeit.core.units import format_quantity
-from placeit.runtime.accelerators.accelerator import HOST, Accelerator, View
 from placeit.runtime.accelerators.dispatcher import Dispatcher
 from placeit.runtime.accelerators.launcher import Launcher
 from placeit.runtime.accelerators.layout import RequestLayout
 from placeit.runtime.accelerators.times import Times
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.active_run import ActiveRun
-from placeit.runtime.devices.worker import Worker
+from placeit.runtime.devices.accelerator import HOST, Accelerator, View
 from placeit.runtime.feed import Bell, Ran
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
 from placeit.runtime.spans import Span

@@ -17,9 +17,9 @@ import torch
 
 from placeit.core.cluster import Device
 from placeit.core.errors import ExecutionError
-from placeit.runtime.accelerators.accelerator import Inbox, Token
+from placeit.core.threads import Worker
+from placeit.runtime.devices.accelerator import Inbox, Token
 from placeit.runtime.devices.pytorch import use_threads
-from placeit.runtime.devices.worker import Worker
 
 __all__ = ["HostEvent", "HostStream"]
 

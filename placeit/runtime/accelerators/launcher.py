@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from placeit.core.errors import DeviceError, ExecutionError, PlaceitError
-from placeit.runtime.accelerators.accelerator import HOST, Accelerator, Event, Inbox, LoadedProgram, Memory, Stream, Token, View
 from placeit.runtime.accelerators.layout import Launch, RequestLayout
+from placeit.runtime.devices.accelerator import HOST, Accelerator, Event, Inbox, LoadedProgram, Memory, Stream, Token, View
 
 __all__ = ["Launcher", "RequestSlot"]
 

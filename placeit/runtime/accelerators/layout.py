@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from placeit.runtime.accelerators.accelerator import HOST, Accelerator, StreamProgram
 from placeit.runtime.accelerators.work import PlanTasks
+from placeit.runtime.devices.accelerator import HOST, Accelerator, StreamProgram
 from placeit.runtime.devices.base import BufferSpec
 
 __all__ = ["Launch", "RequestLayout"]

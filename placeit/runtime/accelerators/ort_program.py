@@ -11,8 +11,8 @@ import torch
 
 from placeit.core.cluster import Device
 from placeit.devices.onnxruntime import onnxruntime
-from placeit.runtime.accelerators.accelerator import Streams
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
+from placeit.runtime.devices.accelerator import Streams
 from placeit.runtime.devices.base import BufferSpec, SegmentSource
 from placeit.runtime.devices.ort import check_device, explaining, open_session, provider
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from placeit.runtime.accelerators.accelerator import LoadedProgram
+from placeit.runtime.devices.accelerator import LoadedProgram
 
 __all__ = ["CudaGraphs", "Graphs", "Recorder"]
 

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 
 from placeit.core.errors import ExecutionError
-from placeit.runtime.accelerators.accelerator import Inbox, Token
+from placeit.core.threads import Worker
 from placeit.runtime.accelerators.host_stream import HostStream
-from placeit.runtime.devices.worker import Worker
+from placeit.runtime.devices.accelerator import Inbox, Token
 
 __all__ = ["Reports", "ThreadReports", "native_handle", "wait_for"]
 

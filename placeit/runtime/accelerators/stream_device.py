@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, PlaceitError, first_line, forget_frames
 from placeit.core.narrowing import narrowed
-from placeit.runtime.accelerators.accelerator import HOST, Accelerator, Inbox, Memory, StreamProgram, Streams, View
+from placeit.core.threads import Worker
+from placeit.runtime.devices.accelerator import HOST, Accelerator, Inbox, Memory, StreamProgram, Streams, View
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
-from placeit.runtime.devices.worker import Worker, perform
+from placeit.runtime.devices.worker import perform
 
 __all__ = ["StreamDevice"]
 

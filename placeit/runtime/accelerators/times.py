@@ -8,8 +8,8 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.runtime.accelerators.accelerator import HOST, Event
 from placeit.runtime.accelerators.launcher import Launcher, RequestSlot
+from placeit.runtime.devices.accelerator import HOST, Event
 from placeit.runtime.feed import Ran
 from placeit.runtime.plan_executor import empty_samples, seconds_of
 from placeit.runtime.spans import Span

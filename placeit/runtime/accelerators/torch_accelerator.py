@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError, first_line
-from placeit.runtime.accelerators.accelerator import HOST, Inbox, LoadedProgram, Streams, Token
 from placeit.runtime.accelerators.host_stream import HostEvent, HostStream
 from placeit.runtime.accelerators.module_program import ModuleProgram, wait_for_default_stream
 from placeit.runtime.accelerators.recorder import CudaGraphs, Recorder
 from placeit.runtime.accelerators.reports import Reports, ThreadReports, native_handle, wait_for
+from placeit.runtime.devices.accelerator import HOST, Inbox, LoadedProgram, Streams, Token
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.pytorch import check_precision, failing_op, module_of
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
 
 from placeit.planning.segments import Plan
-from placeit.runtime.accelerators.accelerator import StreamProgram
-from placeit.runtime.devices.base import Buffer, BufferSpec
-
-if TYPE_CHECKING:
-    from placeit.runtime.runtime import Runtime
+from placeit.runtime.devices.accelerator import StreamProgram
+from placeit.runtime.devices.base import BufferSpec
+from placeit.runtime.segment_book import SegmentBook
 
 __all__ = ["PlanTasks", "Task"]
 
@@ -61,24 +58,18 @@ class PlanTasks:
     outputs: Mapping[str, int]
 
     @classmethod
-    def of(cls, runtime: Runtime, plan: Plan, programs: Iterable[StreamProgram] | None = None) -> PlanTasks:
-        """Describe a plan of a runtime's model.
+    def of(cls, book: SegmentBook, plan: Plan, programs: Iterable[StreamProgram]) -> PlanTasks:
+        """Describe a plan.
 
         Args:
-            runtime: says which inputs and outputs of the model lie in which segment.
+            book: says which inputs and outputs of the model lie in which segment.
             plan: its segments.
-            programs: one for each segment that runs something; the runtime compiles them if there are none. A program reads the
-                segment's tensors from other segments, then the model's inputs that lie in it, and makes tensors for others,
-                then the model's outputs.
-
-        Raises:
-            DeviceError: a segment cannot be compiled.
+            programs: one for each segment that runs something. A program reads the segment's tensors from other segments, then
+                the model's inputs that lie in it, and makes tensors for others, then the model's outputs.
         """
-        if programs is None:
-            programs = cast("list[StreamProgram]", runtime.compile(plan.programs))
         given = iter(programs)
-        values = list(runtime.inputs.values())
-        inputs = {name: i for i, name in enumerate(runtime.inputs)}
+        values = list(book.inputs.values())
+        inputs = {name: i for i, name in enumerate(book.inputs)}
         outputs: dict[str, int] = {}
         value: dict[int, int] = {}  # by tensor of the group graph
         tasks = []
@@ -87,19 +78,15 @@ class PlanTasks:
             entering = {t: value[t] for t in segment.inputs}
             reads: tuple[int, ...] = ()
             if program is None:
-                # it hands buffers through whatever they are, so also their numbers
-                handed = runtime.hand_through(
-                    segment, cast("Mapping[int, Buffer]", entering), cast("Mapping[str, Buffer]", inputs)
-                )
-                made = cast("list[int]", handed)
+                made = book.hand_through(segment, entering, inputs)
             else:
-                reads = (*entering.values(), *(inputs[name] for name in runtime.inputs_of(segment)))
-                ends = (runtime.model_outputs[name] for name in runtime.outputs_of(segment))
-                specs = (*map(runtime.spec, segment.outputs), *ends)
+                reads = (*entering.values(), *(inputs[name] for name in book.inputs_of(segment)))
+                ends = (book.outputs[name] for name in book.outputs_of(segment))
+                specs = (*map(book.spec, segment.outputs), *ends)
                 made = list(range(len(values), len(values) + len(specs)))
                 values.extend(specs)
             value |= zip(segment.outputs, made, strict=False)
-            outputs |= zip(runtime.outputs_of(segment), made[len(segment.outputs) :], strict=True)
-            ops = tuple(runtime.op_names(segment))
+            outputs |= zip(book.outputs_of(segment), made[len(segment.outputs) :], strict=True)
+            ops = tuple(book.op_names(segment))
             tasks.append(Task(ops, segment.device, reads, tuple(made) if program is not None else (), program))
         return cls(plan, tuple(tasks), tuple(values), tuple(value[t] for t in plan.tensors), inputs, outputs)

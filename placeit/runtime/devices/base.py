@@ -129,7 +129,7 @@ class Instance(Protocol):
 class RuntimeDevice(Protocol):
     """A device that compiles and runs segments.
 
-    One that runs them on a thread of placeit's (:class:`placeit.runtime.devices.worker.Worker`) has it as ``worker``, as a
+    One that runs them on a thread of placeit's (:class:`placeit.core.threads.Worker`) has it as ``worker``, as a
     :class:`Transport` may: runs then begin on that thread, where no signal handler can interrupt them, and whoever waits for a
     run notices if the thread is gone. After an interrupt at the wrong moment an executor of other devices has to be made anew.
 

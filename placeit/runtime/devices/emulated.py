@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from time import perf_counter
 
+from placeit.core.threads import Gate, Worker
 from placeit.runtime.devices.base import (
     Buffer,
     BufferSpec,
@@ -18,7 +19,6 @@ from placeit.runtime.devices.base import (
     SegmentSource,
     Transport,
 )
-from placeit.runtime.devices.worker import Gate, Worker
 
 __all__ = ["EmulatedLink", "SlowedDevice", "SlowedLink", "wake_on_time"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 
 from placeit.core.errors import first_line
+from placeit.core.threads import Worker
 from placeit.runtime.devices.base import Buffer, DoneCallback
-from placeit.runtime.devices.worker import Worker, perform
+from placeit.runtime.devices.worker import perform
 
 __all__ = ["HandOver"]
 

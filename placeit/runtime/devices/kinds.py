@@ -19,14 +19,14 @@ from placeit.runtime.devices.base import RuntimeDevice, Transport
 if TYPE_CHECKING:
     from placeit.backends.base import Model
     from placeit.planning.coarsen import Grouping
-    from placeit.runtime.accelerators.accelerator import Streams
+    from placeit.runtime.devices.accelerator import Streams
 
 __all__ = ["DeviceKind", "device_kind"]
 
 _KINDS = {
     "openvino": "placeit.runtime.devices.openvino:KIND",
-    "ort": "placeit.runtime.devices.ort:KIND",
-    "torch": "placeit.runtime.devices.pytorch:KIND [torch]",
+    "ort": "placeit.runtime.kinds.ort:KIND",
+    "torch": "placeit.runtime.kinds.pytorch:KIND [torch]",
     "throughput": "placeit.runtime.devices.throughput:KIND",
 }
 """Where each kind of device is, by ``Device.kind``. A module is imported when a device of its kind is used."""

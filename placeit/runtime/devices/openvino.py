@@ -14,6 +14,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
 from placeit.core.telemetry import import_openvino
+from placeit.core.threads import Worker
 from placeit.devices.compiled import from_cache, is_kept
 from placeit.devices.openvino import (
     compile_model,
@@ -23,11 +24,18 @@ from placeit.devices.openvino import (
     target_name,
     what_openvino_says,
 )
-from placeit.devices.openvino_c import NativeContext, NativeModel, NativeOpenVino, NativeRequest, NativeTensor, native_openvino
-from placeit.runtime.blank import blank_value
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
+from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.worker import OnWorker, Worker
+from placeit.runtime.devices.openvino_c import (
+    NativeContext,
+    NativeModel,
+    NativeOpenVino,
+    NativeRequest,
+    NativeTensor,
+    native_openvino,
+)
+from placeit.runtime.devices.worker import OnWorker
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -35,46 +43,6 @@ if TYPE_CHECKING:
     from placeit.planning.coarsen import Grouping
 
 __all__ = ["KIND", "HostBuffer", "OpenVinoDevice", "OpenVinoProgram"]
-
-
-class HostBuffer:
-    """A tensor in host memory, shared with OpenVINO without a copy.
-
-    Args:
-        spec: its shape and type.
-        tensor: the ``openvino.Tensor`` that holds it, or what the C library knows it as; None to allocate one.
-
-    Attributes:
-        tensor: the ``openvino.Tensor``.
-        native: what the C library knows it as; None if it does not.
-    """
-
-    space = "host"
-
-    def __init__(self, spec: BufferSpec, tensor: Any = None) -> None:
-        self.spec = spec
-        self.native = tensor if isinstance(tensor, NativeTensor) else None
-        if self.native is not None:
-            tensor = _tensor(self.native.view())
-        self.tensor = _tensor(np.zeros(spec.memory_shape, spec.dtype)) if tensor is None else tensor
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return int(self.tensor.get_byte_size())
-
-    def array(self) -> NDArray[np.generic]:
-        """View the value in its logical shape."""
-        data: NDArray[np.generic] = self.tensor.data
-        return data.transpose(0, 3, 1, 2) if self.spec.channels_last else data
-
-    def fill(self, value: NDArray[np.generic]) -> None:
-        """Copy there."""
-        self.array()[...] = value
-
-    def blank(self, sentinel: int) -> None:
-        """Fill the memory."""
-        self.tensor.data[...] = blank_value(self.tensor.data.dtype, sentinel)
 
 
 class OpenVinoProgram:
@@ -123,11 +91,6 @@ class NativeInstance:
     def output(self, index: int) -> HostBuffer:
         """Return the buffer that output ``index`` is written to."""
         return self._outputs[index]
-
-
-def _tensor(array: NDArray[np.generic]) -> Any:
-    """Share an array with OpenVINO."""
-    return import_openvino().Tensor(array, shared_memory=True)
 
 
 def _memory(buffer: HostBuffer) -> NDArray[Any] | NativeTensor:

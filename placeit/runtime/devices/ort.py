@@ -9,27 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import OnnxKinds
-from placeit.backends.onnx.external import session_source
 from placeit.backends.onnx.whole import OnnxFile, WholeOnnxModel
+from placeit.backends.onnx_external import session_source
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.extras import import_extra
 from placeit.core.narrowing import narrowed
 from placeit.core.telemetry import import_openvino
+from placeit.core.threads import Worker
 from placeit.devices.host import allowed_cores, one_per_physical_core
 from placeit.devices.onnxruntime import explaining, onnxruntime, ort_failures, ort_reason
-from placeit.runtime.devices.base import Buffer, BufferSpec, Program, RuntimeDevice, SegmentSource
-from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.devices.worker import OnWorker, Worker
+from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
+from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.worker import OnWorker
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
-    from placeit.planning.coarsen import Grouping
-    from placeit.runtime.accelerators.accelerator import Streams
 
 __all__ = [
-    "KIND",
     "OrtDevice",
     "OrtInstance",
     "OrtProgram",
@@ -38,6 +35,7 @@ __all__ = [
     "on_gpu",
     "open_session",
     "provider",
+    "supported",
 ]
 
 
@@ -287,8 +285,12 @@ def _session(model: Any, of: tuple[str, dict[str, str]], cores: tuple[int, ...] 
     return runtime.InferenceSession(session_source(source, options), options, providers=[of], enable_fallback=0)
 
 
-def _supported(model: Model, device: Device) -> Collection[str]:
-    """Name the ops that this ONNX Runtime has kernels for, which only making a session of one of each kind can tell."""
+def supported(model: Model, device: Device) -> Collection[str]:
+    """Name the ops that this ONNX Runtime has kernels for, which only making a session of one of each kind can tell.
+
+    Raises:
+        DeviceError: it runs none of them, or the model is no ONNX model.
+    """
     if isinstance(model, WholeOnnxModel):
         return model.graph.names
     if not isinstance(model, OnnxKinds):
@@ -312,33 +314,3 @@ def _supported(model: Model, device: Device) -> Collection[str]:
             "version of it that can, or choose devices that OpenVINO drives."
         )
     return found
-
-
-def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
-    from placeit.runtime.group_times import group_shares
-
-    return group_shares(model, grouping, device, precision, passes=passes)
-
-
-def _open(device: Device, precision: str) -> RuntimeDevice:
-    if not on_gpu(device):
-        return OrtDevice(device, precision=precision)
-    from placeit.runtime.accelerators.ort_program import open_streams
-    from placeit.runtime.accelerators.stream_device import StreamDevice
-
-    return StreamDevice(open_streams([device], precision))
-
-
-def _streams(devices: Sequence[Device], precision: str) -> Streams | None:
-    if not all(device.kind == "ort" and on_gpu(device) for device in devices):
-        return None
-    from placeit.runtime.accelerators.ort_program import open_streams
-
-    return open_streams(devices, precision)
-
-
-def _version() -> str:
-    return f"ONNX Runtime {onnxruntime().__version__}"
-
-
-KIND = DeviceKind(_open, _supported, _group_shares, _streams, version=_version)

@@ -7,31 +7,24 @@ import functools
 import linecache
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from placeit.backends.base import TorchKernels, numpy_can_hold
+from placeit.backends.base import numpy_can_hold
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, first_line
 from placeit.core.narrowing import narrowed
+from placeit.core.threads import Worker
 from placeit.devices.host import one_per_physical_core
-from placeit.runtime.devices.base import Buffer, BufferSpec, Program, RuntimeDevice, SegmentSource
-from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.worker import OnWorker, Worker
-
-if TYPE_CHECKING:
-    from placeit.backends.base import Model
-    from placeit.planning.coarsen import Grouping
-    from placeit.runtime.accelerators.accelerator import Streams
+from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
+from placeit.runtime.devices.worker import OnWorker
 
 __all__ = [
     "FAILURES",
-    "KIND",
     "TorchBuffer",
     "TorchDevice",
     "check_precision",
@@ -239,40 +232,3 @@ def explaining(what: str) -> Iterator[None]:
     except FAILURES as error:
         op = failing_op(error)
         raise DeviceError(f"{what}{f' (op {op!r})' if op else ''}: {first_line(error)}") from error
-
-
-def _supported(model: Model, device: Device) -> Collection[str]:
-    if not isinstance(model, TorchKernels):
-        raise DeviceError(f"PyTorch drives {device.name}, and {model.path} is not a PyTorch model: choose other devices.")
-    return model.with_kernel(device.where.family.upper())
-
-
-def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
-    from placeit.runtime.group_times import group_shares
-
-    return group_shares(model, grouping, device, precision, passes=passes)
-
-
-def _open(device: Device, precision: str) -> RuntimeDevice:
-    if device.core_set:
-        return TorchDevice(device, precision=precision)
-    from placeit.runtime.accelerators.stream_device import StreamDevice
-    from placeit.runtime.accelerators.torch_accelerator import open_accelerator
-
-    return StreamDevice(open_accelerator([device], precision))
-
-
-def _streams(devices: Sequence[Device], precision: str) -> Streams | None:
-    own = {device.where.family for device in devices if device.kind == "torch" and not device.core_set}
-    if len(own) != 1 or any(device.kind != "torch" for device in devices):
-        return None
-    from placeit.runtime.accelerators.torch_accelerator import open_accelerator
-
-    return open_accelerator(devices, precision)
-
-
-def _version() -> str:
-    return f"PyTorch {torch.__version__}"
-
-
-KIND = DeviceKind(_open, _supported, _group_shares, _streams, version=_version)

@@ -9,11 +9,12 @@ from typing import Any
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
+from placeit.core.threads import Worker
 from placeit.runtime.devices.base import DoneCallback, Instance, Program
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino import KIND as OPENVINO
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoInstance, OpenVinoProgram
-from placeit.runtime.devices.worker import Worker, perform
+from placeit.runtime.devices.worker import perform
 
 __all__ = ["KIND", "ThroughputDevice"]
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from placeit import _core
 from placeit.core.narrowing import narrowed
+from placeit.core.threads import Worker
 from placeit.runtime.devices.base import Buffer, BufferSpec, Instance, Program, SegmentSource
+from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.null import TimedProgram
-from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.devices.worker import OnWorker, Worker
+from placeit.runtime.devices.worker import OnWorker
 
 __all__ = ["TimedDevice"]
 

@@ -1,90 +1,18 @@
-"""A thread that runs jobs in order, bound to CPU cores, and a gate to wait for jobs safely with interrupts."""
+"""Devices whose segments Python runs, on a thread of the device's own."""
 
 from __future__ import annotations
 
-import _thread
 import functools
-import os
-import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from placeit.core.errors import DeviceError, ExecutionError
+from placeit.core.errors import ExecutionError
+from placeit.core.threads import Worker
 from placeit.runtime.devices.base import DoneCallback, Instance
 
-__all__ = ["Gate", "OnWorker", "Worker", "apart", "perform", "within"]
-
-T = TypeVar("T")
-
-_PATIENCE_S = 10.0  # for a thread whose job does not end when it is closed
-_LOOK_S = 0.5
-
-
-class Gate:
-    """A gate for threads to wait at until it is opened.
-
-    What ``threading.Event`` is, but whole after any exception at any moment: a signal handler that raises inside ``Event.wait``
-    can leave the event's own lock taken, and who sets the event then hangs for ever.
-    """
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self._shut = threading.Lock()
-        self._shut.acquire()
-
-    def open(self) -> None:
-        """Open the gate. No two threads may do so at the same time."""
-        if not self.is_open:
-            self.is_open = True
-            self._shut.release()
-
-    def wait(self, timeout: float = -1) -> bool:
-        """Wait until it is open, at most for some seconds (no limit if negative), and return whether it is."""
-        if not self.is_open and self._shut.acquire(timeout=timeout if timeout >= 0 else -1):
-            self._shut.release()  # for the next one
-        return self.is_open
-
-
-def apart(job: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
-    """Run a job on a new thread, and return its result or raise its exception; do ``meanwhile`` twice a second until then.
-
-    For what must not be left half done: a signal handler raises in the thread that waits here, and the job goes on to its end.
-    """
-    made: list[T] = []
-    failures: list[BaseException] = []
-    ended = Gate()
-
-    def run() -> None:
-        try:
-            made.append(job())
-        except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the thread that waits)
-            failures.append(error)
-        ended.open()
-
-    worker = Worker("placeit apart")
-    worker.submit(run)
-    while not ended.wait(_LOOK_S):
-        meanwhile()
-    worker.close()
-    if failures:
-        raise failures.pop()  # which keeps no frame that it passes through by being kept there
-    return made[0]
-
-
-def within(seconds: float, job: Callable[[], None]) -> bool:
-    """Run a job on a new thread and return whether it ended within some seconds; otherwise it continues."""
-    ended = Gate()
-    worker = Worker("placeit closing")
-    worker.submit(job)
-    worker.submit(ended.open)
-    if ended.wait(seconds):
-        worker.close()
-    return ended.is_open
+__all__ = ["OnWorker", "Worker", "perform"]
 
 
 def _attempt(run: Callable[[], object], explain: Callable[[BaseException], str]) -> None:
@@ -121,125 +49,6 @@ def perform(run: Callable[[], object], explain: Callable[[BaseException], str], 
         done(begin, perf_counter(), failure)
     except BaseException:  # noqa: BLE001 (no memory, say; nothing else can tell of the end, and the thread serves others)
         done(begin, perf_counter(), failure)
-
-
-class Worker:
-    """Runs jobs one at a time, in order of submission. A job must not raise, since that would end the thread.
-
-    A job submitted from the worker's own thread (the next segment of a device whose last one just finished) starts without
-    a context switch. The thread also ends when nobody refers to the worker any more.
-
-    Args:
-        name: thread name.
-        cores: CPU cores to run on; empty for wherever the process may run.
-        around: a context that its thread enters before the first job and leaves after the last one.
-
-    Raises:
-        DeviceError: the process may not run on any of the cores, or have one more thread.
-    """
-
-    def __init__(
-        self, name: str, cores: tuple[int, ...] = (), around: Callable[[], AbstractContextManager[object]] = nullcontext
-    ) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | weakref.ref[Worker]] = SimpleQueue()
-        self.submit: Callable[[Callable[[], None]], object] = self._jobs.put
-        # a callback in C: one in Python could be interrupted, and then nothing would tell the thread to end
-        self._fate = _Fate(weakref.ref(self, self._jobs.put))
-        self._thread = threading.Thread(target=_work, args=(self._jobs.get, cores, around, self._fate), name=name, daemon=True)
-        # not from here: Thread.start waits for an event
-        _thread.start_new_thread(self._fate.start, (self._thread,))
-        while not self._fate.settled.wait(_LOOK_S):
-            pass
-        error = self._fate.error
-        if isinstance(error, OSError):
-            raise DeviceError(
-                f"{name}: no thread can be bound to the CPU cores {', '.join(map(str, cores))} ({error.strerror}): they do not "
-                "exist, or this process may not use them; see `placeit devices`."
-            ) from error
-        if error is not None:
-            raise DeviceError(f"{name}: its thread cannot be started ({error}): close what runs beside it.") from error
-
-    def check(self) -> None:
-        """Raise ExecutionError if the thread has ended, so that submitted jobs will never be reported."""
-        if not self.alive:
-            if self._fate.error is None:
-                self._refuse(self.check)
-            raise ExecutionError(
-                f"{self._thread.name} has died of {type(self._fate.error).__name__}: {self._fate.error}. Nothing more can run "
-                "there: open a new session or runtime."
-            ) from self._fate.error
-
-    @property
-    def alive(self) -> bool:
-        """True if the thread runs or is about to start."""
-        return not self._fate.ended  # Thread.is_alive says for ever that it has ended once a signal handler has raised in there
-
-    @property
-    def waiting(self) -> bool:
-        """True if jobs wait for the one that runs."""
-        return not self._jobs.empty()
-
-    def _refuse(self, job: Callable[[], None]) -> None:  # noqa: ARG002
-        raise ExecutionError(f"{self._thread.name} is closed, and nothing more can run there: open a new session or runtime.")
-
-    def close(self) -> None:
-        """Finish all submitted jobs and stop; later submissions raise ExecutionError.
-
-        A job that does not end within ten seconds is left behind: the thread, a daemon, ends with it.
-        """
-        self.submit = self._refuse
-        self._jobs.put(self._fate.worker)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_PATIENCE_S)
-
-
-class _Fate:
-    """State of a worker's thread, without a reference to the worker itself.
-
-    Attributes:
-        worker: which it is; as a job, the last one.
-        settled: whether it has started.
-        ended: whether it runs nothing any more.
-        error: why not, or what it died of.
-    """
-
-    def __init__(self, worker: weakref.ref[Worker]) -> None:
-        self.worker = worker
-        self.settled = Gate()
-        self.ended = False
-        self.error: BaseException | None = None
-
-    def start(self, thread: threading.Thread) -> None:
-        try:
-            thread.start()
-        except RuntimeError as error:
-            self.error = error
-            self.settled.open()
-
-
-def _work(
-    get: Callable[[], Callable[[], None] | weakref.ref[Worker]],
-    cores: tuple[int, ...],
-    around: Callable[[], AbstractContextManager[object]],
-    fate: _Fate,
-) -> None:
-    try:
-        if cores:
-            os.sched_setaffinity(0, cores)
-    except OSError as error:
-        fate.error, fate.ended = error, True
-        return
-    finally:
-        fate.settled.open()
-    try:
-        with around():
-            while not isinstance(job := get(), weakref.ref):
-                job()
-                del job  # what it refers to may be what refers to the worker
-    except BaseException as error:  # noqa: BLE001 (whoever waits finds it there)
-        fate.error = error
-    finally:
-        fate.ended = True
 
 
 class OnWorker(ABC):

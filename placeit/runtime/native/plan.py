@@ -10,23 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from placeit import _core
 from placeit.core.errors import ExecutionError
 from placeit.core.narrowing import narrowed
+from placeit.core.threads import Worker
 from placeit.planning.segments import Plan
+from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.base import Instance
 from placeit.runtime.devices.emulated import wake_on_time
-from placeit.runtime.devices.worker import Worker
 from placeit.runtime.feed import Bell, Ran
 from placeit.runtime.slots import Slot
 from placeit.simulator.scheduler import Scheduler, Transfer
-
-if TYPE_CHECKING:
-    from placeit.runtime.runtime import Runtime
 
 __all__ = ["NativePlan", "NativeRan", "native_plan"]
 
@@ -278,17 +276,17 @@ class _Running:
 _RUNNING = _Running()
 
 
-def native_plan(runtime: Runtime, plan: Plan, slots: Sequence[Slot], scheduler: Scheduler) -> NativePlan | None:
+def native_plan(pool: DevicePool, plan: Plan, slots: Sequence[Slot], scheduler: Scheduler) -> NativePlan | None:
     """Prepare the lanes of a plan.
 
     Returns:
         None if lanes have no thread, a segment has neither a native entry nor a Python function, or none has a native entry.
     """
     used = dict.fromkeys(s.device for s in plan.programs)
-    if runtime.wait is not None or not used:
+    if pool.wait is not None or not used:
         return None
-    drivers: list[Any] = [runtime.devices[d] for d in used]
-    found = [_entries(runtime, plan, slot) for slot in slots]
+    drivers: list[Any] = [pool.devices[d] for d in used]
+    found = [_entries(pool, plan, slot) for slot in slots]
     entries = [of_slot for of_slot in found if of_slot is not None]
     if len(entries) < len(found) or not any(isinstance(entry, tuple) for of_slot in entries for entry in of_slot):
         return None
@@ -300,7 +298,7 @@ def native_plan(runtime: Runtime, plan: Plan, slots: Sequence[Slot], scheduler: 
         copy = slots[0].copies.get((step.tensor, step.dst))
         if copy is None or step.src == step.dst:
             continue
-        transport: Any = runtime.transports[step.src, step.dst]
+        transport: Any = pool.transports[step.src, step.dst]
         if not hasattr(transport, "seconds"):
             return None
         if (step.src, step.dst) not in link_lane:
@@ -316,7 +314,7 @@ def native_plan(runtime: Runtime, plan: Plan, slots: Sequence[Slot], scheduler: 
     return NativePlan(plan, scheduler, entries, links, slowdown, device_lane, known, explain)
 
 
-def _entries(runtime: Runtime, plan: Plan, slot: Slot) -> list[Entry | None] | None:
+def _entries(pool: DevicePool, plan: Plan, slot: Slot) -> list[Entry | None] | None:
     """Return the compiled entries that run the segments of a slot; None if only its device knows how to run some segment."""
     entries: list[Entry | None] = []
     for segment, start in zip(plan.segments, slot.starts, strict=True):
@@ -324,7 +322,7 @@ def _entries(runtime: Runtime, plan: Plan, slot: Slot) -> list[Entry | None] | N
             entries.append(None)
             continue
         native: tuple[int, int] | None = getattr(start[0], "native", None)
-        call: Callable[[Instance], Entry] | None = getattr(runtime.devices[segment.device], "call", None)
+        call: Callable[[Instance], Entry] | None = getattr(pool.devices[segment.device], "call", None)
         if native is not None:
             entries.append(native)
         elif call is not None:

@@ -2,29 +2,145 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import threading
-import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError
-from placeit.planning.segments import Plan
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback
-from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.nodes.device import NodeDevice, RemoteBuffer, RemoteInstance
-from placeit.runtime.nodes.lane import DRIVER, ReceivingBuffers, SegmentJob, Wiring, memory_of
-from placeit.simulator.scheduler import b_level
+from placeit.core.threads import Worker
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, SegmentSource
+from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.nodes.lane import ReceivingBuffers
 
-if TYPE_CHECKING:
-    from placeit.runtime.runtime import Runtime
-    from placeit.runtime.slots import Slot
+__all__ = ["Ahead", "RemoteBuffer", "RemoteDevice", "RemoteInstance", "RemoteProgram"]
 
-__all__ = ["Ahead", "run_ahead"]
+_slots, _numbers = itertools.count(1), itertools.count(1)
 
-_slots = itertools.count(1)
+
+class RemoteDevice(ABC):
+    """A device of another node, as its buffers, its instances and the slots that use it know it.
+
+    Attributes:
+        gone: why nothing more will come from it; None while it is there.
+        cut: devices that it has lost the link with, by name, and why.
+        worker: the thread that reports what has ended before it was asked for.
+        routes: the slot that hears of each instance and buffer, by its number.
+        arrivals: the number of each buffer of this process that the device writes to.
+    """
+
+    name: str
+    space: str
+    gone: DeviceError | None
+    cut: dict[str, DeviceError]
+    worker: Worker
+    routes: WeakValueDictionary[int, Ahead]
+    arrivals: WeakKeyDictionary[Buffer, int]
+
+    @staticmethod
+    def number() -> int:
+        """A number for an instance or a buffer that no other has."""
+        return next(_numbers)
+
+    @abstractmethod
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """Call a method of the node's actor and wait for its answer. Raises DeviceError."""
+
+    @abstractmethod
+    def tell(self, what: str, *arguments: Any) -> None:
+        """Call a method of the node's actor, and wait for nothing."""
+
+    @abstractmethod
+    def begin(self, ahead: Ahead, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
+        """Begin a run of a slot there."""
+
+    @abstractmethod
+    def send(self, ahead: Ahead, number: int, buffer: Buffer) -> None:
+        """Send a tensor of this process there, into the buffer with a number."""
+
+    @abstractmethod
+    def here(self, moment: float) -> float:
+        """A moment of its clock by this process's."""
+
+
+class RemoteProgram:
+    """A segment compiled on a node."""
+
+    def __init__(self, segment: SegmentSource, number: int) -> None:
+        self.inputs, self.outputs, self.number = segment.inputs, segment.outputs, number
+
+
+class RemoteBuffer:
+    """Memory of a node.
+
+    Attributes:
+        number: by which frames name it.
+        ahead: the slot that it belongs to.
+        delivered: the buffer of this process that its value is brought to; None if it is not.
+    """
+
+    def __init__(self, device: RemoteDevice, spec: BufferSpec) -> None:
+        self.device, self.spec, self.space = device, spec, device.space
+        self.number = device.number()
+        self.ahead: Ahead | None = None
+        self.delivered: HostBuffer | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.spec.nbytes
+
+    def array(self) -> NDArray[np.generic]:
+        """A copy of the value, in its logical shape. Raises DeviceError."""
+        return cast("NDArray[np.generic]", self.device.ask("read", self.number))
+
+    def fill(self, value: NDArray[np.generic]) -> None:
+        """Copy a value there. Raises DeviceError."""
+        self.device.ask("fill", self.number, np.ascontiguousarray(value))
+
+    def blank(self, sentinel: int) -> None:
+        """Fill the memory. Raises DeviceError."""
+        self.device.ask("blank", self.number, sentinel)
+
+    def deliver(self) -> Buffer:
+        """Have the value brought to this process, before its writer is reported to have ended."""
+        if self.delivered is None:
+            self.delivered = HostBuffer(self.spec)
+        return self.delivered
+
+
+class RemoteInstance:
+    """An instance of a segment on a node, which starts by itself when its inputs are there.
+
+    Attributes:
+        number: by which its end is reported.
+        bound: buffers of its inputs.
+        outputs: buffers on the node.
+        ahead: the slot that it belongs to.
+    """
+
+    def __init__(self, device: RemoteDevice, program: RemoteProgram) -> None:
+        self.program, self.number = program, device.number()
+        self.bound: dict[int, Buffer] = {}
+        self.outputs = [RemoteBuffer(device, spec) for spec in program.outputs]
+        self.ahead: Ahead | None = None
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        """Read input ``index`` from ``buffer`` in every later run. Raises DeviceError if it does not fit."""
+        if buffer.nbytes != self.program.inputs[index].nbytes:
+            raise DeviceError(f"A buffer of {buffer.nbytes} bytes does not fit input {index} of a segment.")
+        self.bound[index] = buffer
+
+    def output(self, index: int) -> RemoteBuffer:
+        """Return the buffer that output ``index`` is written to."""
+        return self.outputs[index]
 
 
 class Ahead:
@@ -44,10 +160,10 @@ class Ahead:
         self.number, self.epoch = next(_slots), 0
         self._begun = False
         self.inbox = ReceivingBuffers()
-        self.senders: dict[int, NodeDevice] = {}
-        self.feeds: dict[NodeDevice, list[tuple[int, HostBuffer]]] = {}
+        self.senders: dict[int, RemoteDevice] = {}
+        self.feeds: dict[RemoteDevice, list[tuple[int, HostBuffer]]] = {}
         self._lock = threading.Lock()
-        self._waiting: dict[int, tuple[DoneCallback, tuple[NodeDevice, ...]]] = {}
+        self._waiting: dict[int, tuple[DoneCallback, tuple[RemoteDevice, ...]]] = {}
         self._come: dict[int, tuple[float, float, BaseException | None]] = {}
 
     def renew(self) -> None:
@@ -65,7 +181,7 @@ class Ahead:
         for device, inputs in self.feeds.items():
             device.begin(self, inputs)
 
-    def expect(self, number: int, done: DoneCallback, devices: tuple[NodeDevice, ...]) -> None:
+    def expect(self, number: int, done: DoneCallback, devices: tuple[RemoteDevice, ...]) -> None:
         """Have ``done`` called when a segment or a transfer is reported, or one of its devices is lost; on another thread."""
         with self._lock:
             report = self._come.pop(number, None)
@@ -89,125 +205,10 @@ class Ahead:
                 return
         done(start, finish, error)
 
-    def lost(self, devices: set[NodeDevice], error: DeviceError) -> None:
+    def lost(self, devices: set[RemoteDevice], error: DeviceError) -> None:
         """Fail whatever all of these devices take part in."""
         with self._lock:
             hit = [number for number, (_, those) in self._waiting.items() if devices <= set(those)]
             failed = [self._waiting.pop(number)[0] for number in hit]
         for done in failed:
             done(perf_counter(), perf_counter(), error)
-
-
-def run_ahead(runtime: Runtime, plan: Plan, slot: Slot) -> Ahead | None:
-    """Tell the nodes that a plan uses about one slot of it; None if it uses none. Raises DeviceError."""
-    devices = runtime.devices
-    ends = {end for copy, (src, *_) in slot.copies.items() for end in (src, copy[1])}
-    remote = [d for d in {*ends, *(s.device for s in plan.programs)} if isinstance(devices[d], NodeDevice)]
-    if not remote:
-        return None
-    ahead, ranks = Ahead(), b_level(plan.problem, plan.placement)
-    wirings = {d: _Wiring(ahead, _node(devices[d])) for d in remote}
-    for s, start in enumerate(slot.starts):
-        d = plan.segments[s].device
-        if start is not None and d in wirings:
-            wirings[d].add(start[0], -float(ranks[s]))
-    for (t, far), (src, source, destination, _) in slot.copies.items():
-        if source is destination:
-            continue
-        spec = runtime.spec(plan.tensors[t])
-        if far in wirings:
-            wirings[far].receive(destination, spec)
-        if isinstance(source, RemoteBuffer):
-            wirings[src].send(source, destination, devices[far].name if far in wirings else DRIVER)
-            if isinstance(destination, RemoteBuffer):
-                ahead.senders[destination.number] = wirings[src].device
-    for buffer in _delivered(slot):
-        wirings[next(d for d in wirings if wirings[d].device is buffer.device)].deliver(buffer)
-    for d, wiring in wirings.items():
-        with runtime.on(d):
-            wiring.tell()
-    weakref.finalize(ahead, _forget, ahead.number, [wiring.device for wiring in wirings.values()])
-    return ahead
-
-
-def _node(device: Any) -> NodeDevice:
-    assert isinstance(device, NodeDevice)  # noqa: S101
-    return device
-
-
-def _delivered(slot: Slot) -> list[RemoteBuffer]:
-    written = [buffer for buffers in slot.writes.values() for buffer in buffers]
-    return [buffer for buffer in written if isinstance(buffer, RemoteBuffer) and buffer.delivered is not None]
-
-
-def _forget(slot: int, devices: list[NodeDevice]) -> None:
-    for device in devices:
-        with contextlib.suppress(DeviceError):
-            device.tell("unwire", slot)
-
-
-class _Wiring:
-    """The wiring of a slot that one device is told about."""
-
-    def __init__(self, ahead: Ahead, device: NodeDevice) -> None:
-        self.ahead, self.device = ahead, device
-        self._buffers: dict[int, BufferSpec] = {}
-        self._jobs: list[SegmentJob] = []
-        self._sends: list[tuple[int, str, int]] = []
-        self._fed: dict[int, int] = {}
-        self._numbers: list[int] = []
-        ahead.feeds[device] = []
-
-    def add(self, instance: Any, urgency: float) -> None:
-        """A segment that runs there."""
-        made: RemoteInstance = instance
-        made.ahead = self.ahead
-        inputs = tuple(self._number(buffer, made.program.inputs[i]) for i, buffer in sorted(made.bound.items()))
-        outputs = tuple(buffer.number for buffer in made.outputs)
-        for buffer in made.outputs:
-            buffer.ahead = self.ahead
-        self._jobs.append(SegmentJob(made.number, made.program.number, urgency, inputs, outputs))
-        self._numbers.append(made.number)
-
-    def _number(self, buffer: Buffer, spec: BufferSpec) -> int:
-        """The number of a buffer there; one in this process is sent at the begin of each run."""
-        if isinstance(buffer, RemoteBuffer):
-            return buffer.number
-        assert isinstance(buffer, HostBuffer)  # noqa: S101
-        if id(buffer) not in self._fed:
-            self._fed[id(buffer)] = number = self.device.number()
-            self._buffers[number] = spec
-            self.ahead.feeds[self.device].append((number, buffer))
-        return self._fed[id(buffer)]
-
-    def receive(self, buffer: Buffer, spec: BufferSpec) -> None:
-        """A tensor that arrives there."""
-        assert isinstance(buffer, RemoteBuffer)  # noqa: S101
-        buffer.ahead = self.ahead
-        self._buffers[buffer.number] = spec
-        self._numbers.append(buffer.number)
-
-    def send(self, source: RemoteBuffer, destination: Buffer, name: str) -> None:
-        """A tensor that goes from there to another device, or to this process."""
-        if isinstance(destination, RemoteBuffer):
-            self._sends.append((source.number, name, destination.number))
-        else:
-            self._sends.append((source.number, DRIVER, self._expect(destination)))
-
-    def deliver(self, buffer: RemoteBuffer) -> None:
-        """An output of the model that is brought to this process."""
-        assert buffer.delivered is not None  # noqa: S101
-        self._sends.append((buffer.number, DRIVER, self._expect(buffer.delivered)))
-
-    def _expect(self, buffer: Buffer) -> int:
-        number = self.device.number()
-        self.ahead.inbox.expect(number, memory_of(buffer))
-        self.device.arrivals[buffer] = number
-        self._numbers.append(number)
-        return number
-
-    def tell(self) -> None:
-        """Tell it all."""
-        for number in self._numbers:
-            self.device.routes[number] = self.ahead
-        self.device.ask("wire", Wiring(self.ahead.number, self._buffers, tuple(self._jobs), tuple(self._sends)))

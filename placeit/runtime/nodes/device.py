@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import secrets
 import threading
 import weakref
@@ -12,113 +11,37 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.narrowing import narrowed
+from placeit.core.threads import Gate, Worker
 from placeit.devices.nodes.connection import Nodes, answer_of, connected, pinned, ray_module
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
-from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.devices.worker import Gate, Worker
+from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.nodes.actor import DeviceActor, Setting, local
+from placeit.runtime.nodes.ahead import Ahead, RemoteBuffer, RemoteDevice, RemoteInstance, RemoteProgram
 from placeit.runtime.nodes.coding import coded
 from placeit.runtime.nodes.lane import DRIVER, bytes_of, memory_of, rank
 from placeit.runtime.nodes.package import pack
 from placeit.runtime.nodes.wire import Connection, Frame, Kind, ProtocolError, connect
+from placeit.runtime.nodes.wiring import run_ahead
 
 if TYPE_CHECKING:
     from placeit.planning.segments import Plan
-    from placeit.runtime.nodes.ahead import Ahead
-    from placeit.runtime.runtime import Runtime
+    from placeit.runtime.device_pool import DevicePool
+    from placeit.runtime.segment_book import SegmentBook
     from placeit.runtime.slots import Slot
 
-__all__ = ["NodeDevice", "NodeLink", "RemoteBuffer", "RemoteInstance"]
+__all__ = ["NodeDevice", "NodeLink"]
 
 _STARTS_S, _COMPILES_S, _ANSWERS_S = 60.0, 300.0, 60.0
 _BEAT_S = 0.5
 _LOADING = 6
 _LONGEST_TEXT = 4096
 _AFTERTHOUGHT_S = 0.5  # for a device to be found dead before a link to it is
-_numbers = itertools.count(1)
 
 
-class RemoteProgram:
-    """A segment compiled on a node."""
-
-    def __init__(self, segment: SegmentSource, number: int) -> None:
-        self.inputs, self.outputs, self.number = segment.inputs, segment.outputs, number
-
-
-class RemoteBuffer:
-    """Memory of a node.
-
-    Attributes:
-        number: by which frames name it.
-        ahead: the slot that it belongs to.
-        delivered: the buffer of this process that its value is brought to; None if it is not.
-    """
-
-    def __init__(self, device: NodeDevice, spec: BufferSpec) -> None:
-        self.device, self.spec, self.space = device, spec, device.space
-        self.number = device.number()
-        self.ahead: Ahead | None = None
-        self.delivered: HostBuffer | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.spec.nbytes
-
-    def array(self) -> NDArray[np.generic]:
-        """A copy of the value, in its logical shape. Raises DeviceError."""
-        value: NDArray[np.generic] = self.device.ask("read", self.number)
-        return value
-
-    def fill(self, value: NDArray[np.generic]) -> None:
-        """Copy a value there. Raises DeviceError."""
-        self.device.ask("fill", self.number, np.ascontiguousarray(value))
-
-    def blank(self, sentinel: int) -> None:
-        """Fill the memory. Raises DeviceError."""
-        self.device.ask("blank", self.number, sentinel)
-
-    def deliver(self) -> Buffer:
-        """Have the value brought to this process, before its writer is reported to have ended."""
-        if self.delivered is None:
-            self.delivered = HostBuffer(self.spec)
-        return self.delivered
-
-
-class RemoteInstance:
-    """An instance of a segment on a node, which starts by itself when its inputs are there.
-
-    Attributes:
-        number: by which its end is reported.
-        bound: buffers of its inputs.
-        outputs: buffers on the node.
-        ahead: the slot that it belongs to.
-    """
-
-    def __init__(self, device: NodeDevice, program: RemoteProgram) -> None:
-        self.program, self.number = program, device.number()
-        self.bound: dict[int, Buffer] = {}
-        self.outputs = [RemoteBuffer(device, spec) for spec in program.outputs]
-        self.ahead: Ahead | None = None
-
-    def bind(self, index: int, buffer: Buffer) -> None:
-        """Read input ``index`` from ``buffer`` in every later run. Raises DeviceError if it does not fit."""
-        if buffer.nbytes != self.program.inputs[index].nbytes:
-            raise DeviceError(f"A buffer of {buffer.nbytes} bytes does not fit input {index} of a segment.")
-        self.bound[index] = buffer
-
-    def output(self, index: int) -> RemoteBuffer:
-        """Return the buffer that output ``index`` is written to."""
-        return self.outputs[index]
-
-
-class NodeDevice:
+class NodeDevice(RemoteDevice):
     """A device of another node.
 
     An actor of Ray drives it there, and runs segments as soon as their inputs arrive (:mod:`placeit.runtime.nodes.lane`). What
@@ -192,11 +115,6 @@ class NodeDevice:
         """The type that float32 tensors are sent as."""
         return self._nodes.coding
 
-    @staticmethod
-    def number() -> int:
-        """A number for an instance or a buffer that no other has."""
-        return next(_numbers)
-
     # -- through Ray ------------------------------------------------------------------------------------------------------
 
     def ask(self, what: str, *arguments: Any, timeout: float = _ANSWERS_S) -> Any:
@@ -268,11 +186,9 @@ class NodeDevice:
             one.cut.pop(far.name, None)
 
     @staticmethod
-    def run_ahead(runtime: Runtime, plan: Plan, slot: Slot) -> Callable[[], None] | None:
-        """Tell nodes what a slot runs there, and return what renews it; see :mod:`placeit.runtime.nodes.ahead`."""
-        from placeit.runtime.nodes.ahead import run_ahead
-
-        ahead = run_ahead(runtime, plan, slot)
+    def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Callable[[], None] | None:
+        """Tell nodes what a slot runs there, and return what renews it; see :mod:`placeit.runtime.nodes.wiring`."""
+        ahead = run_ahead(book, pool, plan, slot)
         return None if ahead is None else ahead.renew
 
     # -- as a device ------------------------------------------------------------------------------------------------------

@@ -9,11 +9,13 @@ from dataclasses import replace
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
+from placeit.core.threads import Worker
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Program, RuntimeDevice
+from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino import KIND as OPENVINO
-from placeit.runtime.devices.openvino import HostBuffer, NativeInstance, OpenVinoDevice, OpenVinoInstance
-from placeit.runtime.devices.worker import Worker, perform
+from placeit.runtime.devices.openvino import NativeInstance, OpenVinoDevice, OpenVinoInstance
+from placeit.runtime.devices.worker import perform
 
 SLEEP_S = 0.001
 

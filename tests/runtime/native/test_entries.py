@@ -11,8 +11,8 @@ import pytest
 from gpu_plans import Devices, expected, inputs
 from recorded_plugins import NPU, RecordedCore, recorded
 
-from placeit.devices.openvino_c import NativeModel, NativeOpenVino, native_openvino
 from placeit.runtime.devices.openvino import OpenVinoDevice
+from placeit.runtime.devices.openvino_c import NativeModel, NativeOpenVino, native_openvino
 
 __all__ = ["recorded"]
 

@@ -33,12 +33,12 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ExecutionError
 from placeit.core.problem import Problem
+from placeit.core.threads import Gate
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.devices.base import Instance, Program, RuntimeDevice
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.timed import TimedDevice
-from placeit.runtime.devices.worker import Gate
 from placeit.runtime.executor import Executor
 from placeit.runtime.feed import Bell
 from placeit.runtime.native import plan as plan_module
@@ -112,7 +112,7 @@ def bench() -> Iterator[Callable[..., Bench]]:
 def check_spans(made: Bench, executor: Executor, requests: int = 1) -> None:
     """Every segment ran once in each request, after all that it reads; no two at once on a device, a link, or shared cores."""
     spans, plan = executor.spans(), made.plan
-    names = {made.runtime.op_names(segment)[0]: s for s, segment in enumerate(plan.segments)}
+    names = {made.runtime.book.op_names(segment)[0]: s for s, segment in enumerate(plan.segments)}
     computed = [span for span in spans if span.kind == "compute"]
     assert sorted(names[span.name] for span in computed) == sorted(
         s for s, segment in enumerate(plan.segments) if not segment.passthrough for _ in range(requests)
@@ -183,7 +183,7 @@ def test_executors_on_different_devices_run_natively_side_by_side(
                 return instance
 
             monkeypatch.setattr(made.timed[device], "instance", first_meets)
-            executors.append(stack.enter_context(Executor(made.runtime, plan)))
+            executors.append(stack.enter_context(made.runtime.executor(plan)))
         with beside(lambda: executors[0].times(3, timeout=60)) as seconds:
             executors[1].times(3, timeout=60)
         assert isinstance(seconds[0], float)
@@ -207,7 +207,7 @@ def test_a_transfer_takes_what_the_link_says_and_a_slowed_device_its_multiple(be
         executor.time()
         spans = executor.spans()
     moved = [span for span in spans if " -> " in span.track]
-    sizes = {made.runtime.tensor_name(t): made.grouping.groups.tensor_bytes[t] for t in made.plan.tensors}
+    sizes = {made.runtime.book.tensor_name(t): made.grouping.groups.tensor_bytes[t] for t in made.plan.tensors}
     assert moved
     for span in moved:
         assert span.finish - span.start == pytest.approx(LATENCY + sizes[span.name] / BANDWIDTH, rel=1e-6)

@@ -66,7 +66,7 @@ class Recovery:
         taken = {name for other in others for name in _devices(other.plan)}
         unable = dict[str, DeviceError]()
         while True:
-            gone = self._runtime.lost()
+            gone = self._runtime.pool.lost()
             begin = perf_counter()
             try:
                 plan = self._plan(_without(taken | unable.keys(), gone))
@@ -74,7 +74,7 @@ class Recovery:
                 executor = self._executor(plan)
             except PlaceitError as error:
                 if isinstance(error, DeviceError):
-                    if self._runtime.lost().keys() != gone.keys():
+                    if self._runtime.pool.lost().keys() != gone.keys():
                         continue  # one more meanwhile
                     if error.device and error.device not in unable:
                         _LOG.warning("%s is left out: %s", error.device, error)
@@ -112,11 +112,11 @@ class Recovery:
 
     def lost(self) -> Collection[frozenset[str]]:
         """Devices that are lost, and pairs of them whose link is."""
-        return self._runtime.lost().keys()
+        return self._runtime.pool.lost().keys()
 
     def reopen(self) -> list[frozenset[str]]:
         """Open those of them anew that are there again; return which."""
-        return self._runtime.reopen()
+        return self._runtime.pool.reopen()
 
     def said(self, plan: Plan) -> list[tuple[str, float]]:
         """Of each segment of a plan, the device and the seconds that it takes there by the costs."""
@@ -134,7 +134,7 @@ class Recovery:
                 return None
             here = executor.plan.placement[executor.plan.segment_of]
         taken = {name for other in others for name in _devices(other.plan)}
-        plan = self._plan(_without(taken, self._runtime.lost()), here=here)
+        plan = self._plan(_without(taken, self._runtime.pool.lost()), here=here)
         if executor is not None:
             now = Segmenter(self._runtime.grouping, self._scaled()).priced(executor.plan).schedule.makespan
             saved = 1 - plan.schedule.makespan / now if now > 0 else 0.0

@@ -196,7 +196,7 @@ def unusual_parts(path: Path) -> bool:
 def read_plain(path: Path) -> onnx.ModelProto:
     """Read an ONNX file with its local functions inlined and its sparse initializers as dense ones.
 
-    Large weights that lie in other files stay there (:mod:`placeit.backends.onnx.external`).
+    Large weights that lie in other files stay there (:mod:`placeit.backends.onnx_external`).
 
     Raises:
         ModelError: the file cannot be parsed, or a function calls itself.
@@ -206,7 +206,7 @@ def read_plain(path: Path) -> onnx.ModelProto:
     from google.protobuf.message import DecodeError
     from onnx import inliner
 
-    from placeit.backends.onnx.external import read_proto
+    from placeit.backends.onnx_external import read_proto
 
     try:
         model = read_proto(path)

@@ -24,7 +24,7 @@ from placeit.core.telemetry import import_openvino
 from placeit.devices.compiled import compile_cached
 from placeit.devices.openvino import openvino_core
 from placeit.devices.openvino_errors import explaining, what_openvino_says
-from placeit.devices.openvino_library import OpenVinoLibrary, Shape
+from placeit.runtime.devices.openvino_library import OpenVinoLibrary, Shape
 
 __all__ = [
     "NativeContext",

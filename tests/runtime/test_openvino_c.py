@@ -23,11 +23,11 @@ from small_models import inception_like
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
-from placeit.devices import openvino_c, openvino_library
 from placeit.devices.compiled import VARIABLE
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import compile_properties, openvino_core
-from placeit.devices.openvino_c import NativeModel, NativeOpenVino, library_folder, native_openvino, why_not
+from placeit.runtime.devices import openvino_c, openvino_library
+from placeit.runtime.devices.openvino_c import NativeModel, NativeOpenVino, library_folder, native_openvino, why_not
 
 if native_openvino() is None:  # with an older wheel
     pytest.skip(str(why_not()), allow_module_level=True)
@@ -420,7 +420,7 @@ def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatc
 PROCESS = """
     import signal, sys, threading, time
     import numpy as np, openvino as ov
-    from placeit.devices.openvino_c import native_openvino
+    from placeit.runtime.devices.openvino_c import native_openvino
 
     ops = ov.opset13
     kept = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from placeit.runtime.devices.worker import Worker
+from placeit.core.threads import Worker
 
 __all__ = ["Turns"]
 

@@ -1,0 +1,112 @@
+"""Models for ONNX Runtime beside OpenVINO: one task graph, with segments as ONNX models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from placeit.backends.base import Arrays, Format, Model
+from placeit.backends.onnx.parts import OnnxParts
+from placeit.backends.onnx.sessions import ort_reference
+from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.core.cluster import Cluster, Device
+from placeit.core.telemetry import import_openvino
+
+__all__ = ["JoinedModel", "join", "relu_chain"]
+
+openvino = import_openvino()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class JoinedModel(OpenVinoModel):
+    """A model for OpenVINO and ONNX Runtime: one task graph, with segments for both.
+
+    Attributes:
+        parts: cuts segments out of the ONNX model.
+    """
+
+    parts: OnnxParts
+
+    @property
+    def identity(self) -> str:
+        """Digest of the graph and of the ONNX model: nodes that differ there may be equal after conversion."""
+        return f"{self.graph.hash} {self.parts.content}"
+
+    @property
+    def channels_last(self) -> frozenset[int]:
+        """No tensors: both runtimes exchange tensors in ONNX's memory layout."""
+        return frozenset()
+
+    @property
+    def formats(self) -> frozenset[Format]:
+        """The formats of both runtimes."""
+        return frozenset({"openvino", "onnx"})
+
+    def segment(self, form: Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
+        """Cut a part out; see :meth:`placeit.backends.base.Model.segment`."""
+        return self.parts.cut(ops, enter, leave) if form == "onnx" else super().segment(form, ops, enter, leave)
+
+    def function(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> str | None:  # noqa: ARG002
+        """None: parts that are equal for OpenVINO may differ as ONNX models."""
+        return None
+
+    def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
+        """Open the whole ONNX model in ONNX Runtime. Raises DeviceError."""
+        whole = self.parts.cut(range(len(self.graph)), (), ())
+        results = {spec.op: spec for spec in self.outputs}
+        called = [results[name] for name in self.graph.names if name in results]
+        outputs = [value.name for value in whole.graph.output]
+        return ort_reference(whole, self.inputs, outputs, self.path, called)
+
+    def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
+        """Itself."""
+        return self
+
+    def onnx_kinds(self) -> Iterator[tuple[list[str], onnx.ModelProto]]:
+        """Yield the ops that can be cut out as ONNX; see :meth:`placeit.backends.base.OnnxKinds.onnx_kinds`."""
+        return self.parts.kinds()
+
+    def chain(self, elements: int, hops: int) -> OpenVinoModel:
+        """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``, for both runtimes."""
+        return relu_chain(elements, hops)
+
+
+J = TypeVar("J", bound=JoinedModel)
+
+
+def join(kind: type[J], model: OpenVinoModel, proto: onnx.ModelProto) -> J:
+    """Make a model of a kind from a model that OpenVINO has read and the ONNX model that it was read from, which is changed."""
+    parts = OnnxParts(proto, model.graph, model.outputs, model.bounded, _tensor_names(model))
+    said = {field.name: getattr(model, field.name) for field in fields(model)}
+    return kind(**{**said, "together": (*model.together, *parts.together()), "parts": parts})
+
+
+def relu_chain(elements: int, hops: int) -> JoinedModel:
+    """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``, for OpenVINO and ONNX Runtime."""
+    ops = openvino.opset13
+    parameter = ops.parameter([1, elements], openvino.Type.f32, name="0")
+    value = parameter.output(0)
+    value.get_tensor().set_names({"0"})
+    for hop in range(hops):
+        value = ops.relu(value).output(0)
+        value.get_tensor().set_names({str(hop + 1)})
+    model = describe(openvino.Model([ops.result(value)], [parameter], "chain"), Path("chain"))
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, elements]) for name in ("0", str(hops))]
+    nodes = [helper.make_node("Relu", [str(hop)], [str(hop + 1)]) for hop in range(hops)]
+    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:])
+    joined = join(JoinedModel, model, helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    return replace(joined, uniform=True)
+
+
+def _tensor_names(model: OpenVinoModel) -> Iterator[tuple[int, set[str]]]:
+    """Yield each tensor of the task graph with its names in the ONNX model, among others."""
+    nodes = {node.get_friendly_name(): node for node in model.ov_model.get_ops()}
+    for tensor, holders in enumerate(model.view.holders):
+        yield tensor, {name for node, port in holders for name in nodes[node].output(port).get_names()}

@@ -1,0 +1,338 @@
+"""Parts of ONNX models: what is cut out of one for ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from placeit.backends.base import TensorSpec, numpy_can_hold
+from placeit.backends.onnx.digest import onnx_digest
+from placeit.backends.onnx_external import folder_of, note_folder
+from placeit.core.errors import DeviceError
+from placeit.core.graph import OpGraph
+
+__all__ = ["KNOWN_VERSION", "OnnxParts", "drop_repeated_names", "fix_shape", "reads"]
+
+_OWN_CONSTANTS = 4  # version of the format before which constants had to be inputs as well
+KNOWN_VERSION = 10  # of it that ONNX Runtime reads for years; what came later says nothing about what a graph computes
+
+
+class OnnxParts:
+    """Cuts parts of a task graph out of the ONNX model from which the graph was made.
+
+    What ops compute is matched with the ONNX model by the names of tensors. If the ops are OpenVINO's: it hands the name of an
+    ONNX tensor on to whatever makes the same value after conversion. So any part at whose borders every tensor has such a name
+    is a part of the ONNX model, whatever the ops inside became.
+
+    A node with several outputs may be cut between them: each part then has the node, and computes the outputs that it needs.
+
+    Args:
+        proto: the ONNX model; it is changed.
+        graph: the task graph of the model.
+        outputs: of the model.
+        bounded: ops whose output sizes depend on the data.
+        names: each tensor of the graph with its names in the ONNX model, among others.
+        unsized: whether parts leave the sizes of their inputs open, as ONNX Runtime does not open them with sizes for which
+            some branch is not made that these inputs never take.
+
+    Attributes:
+        content: digest of the ONNX model.
+    """
+
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        graph: OpGraph,
+        outputs: Iterable[TensorSpec],
+        bounded: Iterable[str],
+        names: Iterable[tuple[int, Collection[str]]],
+        *,
+        unsized: bool = False,
+    ) -> None:
+        self._unsized = unsized
+        self.content = onnx_digest(proto)
+        self._proto, self._graph = proto, graph
+        self._outputs = {spec.op: spec for spec in outputs}
+        self._initializers = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self._sparse = {tensor.values.name: tensor for tensor in proto.graph.sparse_initializer}
+        self._inputs = {value.name for value in proto.graph.input} - self._initializers.keys()
+        nodes = proto.graph.node
+        self._maker = {name: number for number, node in enumerate(nodes) for name in node.output if name}
+        self._name: dict[int, str] = {}  # of tensors of the task graph
+        self._alias: dict[str, str] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        drop_repeated_names(proto.graph)
+        self._bounded = {graph.index[name] for name in bounded}
+        for tensor, called in names:
+            known = [name for name in called if (name in self._inputs or name in self._maker) and name not in self._alias]
+            if not known or int(graph.tensor_op[tensor]) in self._bounded:
+                continue
+            # what is made first can stand for all the others, and the order of the nodes stays topological
+            first = min(known, key=lambda name: (self._maker.get(name, -1), name))
+            self._alias |= dict.fromkeys(known, first)
+            shapes |= dict.fromkeys(known, graph.tensor_shapes[tensor])
+            if numpy_can_hold(graph.tensor_dtypes[tensor]):
+                self._name[tensor] = first
+        for node in nodes:
+            fix_shape(node, shapes)
+            _rename(node, self._alias)
+        self._reads = [reads(node) for node in nodes]
+
+    def _declared(self, shape: tuple[int, ...]) -> Sequence[int | None]:
+        return [None] * len(shape) if self._unsized else shape
+
+    @property
+    def covers(self) -> bool:
+        """True if every op can be cut out, as one of :meth:`kinds`."""
+        return sum(len(atom) for atom, *_ in self._parts()) == len(self._graph)
+
+    def together(self) -> tuple[tuple[str, ...], ...]:
+        """Sets of ops connected by tensors that the ONNX model does not have, because one node became several ops."""
+        return tuple(tuple(self._graph.names[v] for v in atom) for atom in self._atoms() if len(atom) > 1)
+
+    def kinds(self) -> Iterator[tuple[list[str], onnx.ModelProto]]:
+        """Yield the ops that can be cut out of the ONNX model, each with the ops from which it cannot be separated.
+
+        Those are together that are the same nodes, with the same attributes, of tensors of the same types and ranks: what has a
+        kernel for one of them has it for all. The first is there as a model.
+
+        Missing are ops that read more in the ONNX model than they do after conversion.
+        """
+        alike: dict[object, tuple[list[str], tuple[list[int], list[int], list[int]]]] = {}
+        for atom, enter, leave, described in self._parts():
+            ops, _ = alike.setdefault(self._signature(*described), ([], (atom, enter, leave)))
+            ops += [self._graph.names[v] for v in atom]
+        for ops, example in alike.values():
+            yield ops, self.cut(*example)
+
+    def _parts(self) -> Iterator[tuple[list[int], list[int], list[int], tuple[list[str], dict[str, int], set[int]]]]:
+        """Yield the smallest parts that can be cut out: ops, tensors that enter and leave, and what `_signature` takes."""
+        edges, tensors = self._graph.edges, self._graph.edge_tensor
+        for atom in self._atoms():
+            inside = np.isin(edges, atom)
+            enter = np.unique(tensors[inside[:, 1] & ~inside[:, 0]]).tolist()
+            leave = np.unique(tensors[inside[:, 0] & ~inside[:, 1]]).tolist()
+            if any(t not in self._name for t in enter):
+                continue
+            given = self._given(atom, enter)
+            made = self._ends(atom, leave)
+            if not made:  # an input that nothing reads can still be handed on
+                leave, made = list(given.values()), list(given)
+            ends = [name for name in made if name is not None]
+            if not ends or len(ends) < len(made):
+                continue
+            numbers, missing, _ = self._behind(ends, given)
+            if not missing:
+                yield atom, enter, leave, (ends, given, numbers)
+
+    def _signature(self, ends: Iterable[str], given: Mapping[str, int], numbers: Iterable[int]) -> object:
+        """Describe what a part computes, whatever its tensors are called, however large they are, and what constants hold."""
+        place = {number: i for i, number in enumerate(sorted(numbers))}
+
+        def described(name: str) -> object:
+            if name in given:
+                return self._graph.tensor_dtypes[given[name]], len(self._graph.tensor_shapes[given[name]])
+            if name in self._initializers:
+                return self._initializers[name].data_type, len(self._initializers[name].dims)
+            if name in self._sparse:
+                return self._sparse[name].values.data_type, len(self._sparse[name].dims)
+            return place[self._maker[name]] if name else None
+
+        nodes = [self._proto.graph.node[number] for number in place]
+        return tuple(map(described, ends)), tuple(
+            (
+                *(node.domain, node.op_type, len(node.output)),
+                tuple(sorted(attribute.SerializeToString() for attribute in node.attribute)),
+                tuple(map(described, node.input)),
+            )
+            for node in nodes
+        )
+
+    def cut(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> onnx.ModelProto:
+        """Cut a part out as a model with static inputs.
+
+        Args:
+            ops: op numbers of the part, ascending.
+            enter: tensors that it reads from outside, its first inputs; the model's own inputs among ``ops`` follow.
+            leave: tensors that others read, its first outputs; the model's own outputs among ``ops`` follow.
+
+        Raises:
+            DeviceError: the part reads something in the ONNX model that is none of these inputs, or has a border where the
+                ONNX model has no tensor; both are so only for ops outside of :meth:`kinds`.
+        """
+        graph = self._graph
+        for tensor in (*enter, *leave):
+            if tensor not in self._name:
+                raise self._inseparable(int(graph.tensor_op[tensor]))
+        entering = self._given(ops, enter)
+        ends = [name for name in self._ends(ops, leave) if name is not None]
+        results = [v for v in ops if graph.kinds[v] == "Result"]
+        if len(ends) != len(leave) + len(results):
+            raise self._inseparable(results[0])
+        numbers, missing, constants = self._behind(ends, entering)
+        if missing:
+            raise DeviceError(
+                f"ONNX Runtime cannot run the part of {graph.names[ops[0]]!r} by itself: in the ONNX model it reads "
+                f"'{min(missing)}', which it does not read after conversion by OpenVINO. Give these ops to devices that "
+                "OpenVINO drives."
+            )
+        nodes = [_without(self._proto.graph.node[number], entering) for number in sorted(numbers)]
+        specs: list[tuple[str, Sequence[int] | None]] = [(graph.tensor_dtypes[t], graph.tensor_shapes[t]) for t in leave]
+        for spec, v in ((self._outputs[graph.names[v]], v) for v in results):
+            # a size that depends on the data is known when it has been computed
+            specs.append((spec.dtype, None if self._bounded & {v, *self._read_by(v)} else spec.shape))
+        # outputs have names of their own, since one tensor may be several of them, or an input as well
+        names = [f"placeit.output.{place}" for place in range(len(ends))]
+        nodes += [helper.make_node("Identity", [end], [name]) for end, name in zip(ends, names, strict=True)]
+        body = helper.make_graph(
+            nodes,
+            "segment",
+            [_value(name, graph.tensor_dtypes[t], self._declared(graph.tensor_shapes[t])) for name, t in entering.items()],
+            [_value(name, *spec) for name, spec in zip(names, specs, strict=True)],
+            initializer=[self._initializers[name] for name in sorted(constants & self._initializers.keys())],
+            sparse_initializer=[self._sparse[name] for name in sorted(constants & self._sparse.keys())],
+        )
+        proto = self._proto
+        made = helper.make_model(
+            body,
+            opset_imports=proto.opset_import,
+            ir_version=min(max(proto.ir_version, _OWN_CONSTANTS), KNOWN_VERSION),
+            functions=list(proto.functions),
+        )
+        note_folder(made, folder_of(proto))
+        return made
+
+    def _atoms(self) -> list[list[int]]:
+        """Op numbers, apart wherever the ONNX model has a tensor."""
+        root = list(range(len(self._graph)))
+
+        def find(v: int) -> int:
+            while root[v] != v:
+                root[v] = v = root[root[v]]
+            return v
+
+        for (u, v), tensor in zip(self._graph.edges.tolist(), self._graph.edge_tensor.tolist(), strict=True):
+            if tensor not in self._name:
+                root[find(v)] = find(u)
+        atoms: dict[int, list[int]] = {}
+        for v in range(len(root)):
+            atoms.setdefault(find(v), []).append(v)
+        return list(atoms.values())
+
+    def _read_by(self, op: int) -> list[int]:
+        """Ops whose tensors an op reads."""
+        return [int(u) for u in self._graph.edges[self._graph.edges[:, 1] == op, 0]]
+
+    def _made_by(self, op: int) -> list[int]:
+        return [int(t) for t in np.flatnonzero(self._graph.tensor_op == op)]
+
+    def _given(self, ops: Iterable[int], enter: Iterable[int]) -> dict[str, int]:
+        """Tensors that a part is given, by name: those that enter, and the model's inputs among its ops."""
+        made = (t for v in ops if self._graph.kinds[v] == "Parameter" for t in self._made_by(v))
+        return {self._name[t]: t for t in (*enter, *made) if t in self._name}
+
+    def _ends(self, ops: Iterable[int], leave: Iterable[int]) -> list[str | None]:
+        """Names of what a part makes: tensors, then the model's outputs; None for one that the ONNX model does not have."""
+        ends = [self._name.get(tensor) for tensor in leave]
+        for v in ops:
+            if self._graph.kinds[v] == "Result":
+                name = self._outputs[self._graph.names[v]].name
+                name = self._alias.get(name, name)
+                read = self._graph.edge_tensor[self._graph.edges[:, 1] == v].tolist()
+                known = name in self._maker or name in self._initializers
+                ends.append(self._name.get(read[0], name if known else None) if read else name if known else None)
+        return ends
+
+    def _behind(self, ends: Iterable[str], given: Iterable[str]) -> tuple[set[int], set[str], set[str]]:
+        """Follow tensors back to what is given: the nodes on the way, inputs that are not given, and constants."""
+        waiting, seen = list(ends), set(given)
+        nodes: set[int] = set()
+        missing: set[str] = set()
+        constants: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name in seen or not name:
+                continue
+            seen.add(name)
+            if name in self._maker:
+                if self._maker[name] not in nodes:
+                    nodes.add(self._maker[name])
+                    waiting += self._reads[self._maker[name]]
+            elif name in self._initializers or name in self._sparse:
+                constants.add(name)
+            else:
+                missing.add(name)
+        return nodes, missing, constants
+
+    def _inseparable(self, op: int) -> DeviceError:
+        return DeviceError(
+            f"ONNX Runtime cannot run a part that begins or ends at op '{self._graph.names[op]}': the ONNX model has no tensor "
+            "there. Give the op to a device that OpenVINO drives, or group the model with keep_together=model.together."
+        )
+
+
+def _value(name: str, dtype: str, shape: Sequence[int | None] | None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+
+
+def drop_repeated_names(graph: onnx.GraphProto) -> None:
+    """Take the names of nodes away that an earlier node has: ONNX Runtime wants all names of nodes to differ."""
+    seen: set[str] = set()
+    for node in graph.node:
+        if node.name in seen:
+            node.name = ""
+        seen.add(node.name)
+        for body in _bodies(node):
+            drop_repeated_names(body)
+
+
+def _without(node: onnx.NodeProto, given: Collection[str]) -> onnx.NodeProto:
+    """Return a node that makes none of the tensors that are given; itself if it makes none of them."""
+    if not any(name in given for name in node.output):
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.output[:] = [f"placeit.unused.{name}" if name in given else name for name in node.output]
+    return copy
+
+
+def fix_shape(node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Make a constant of a node that asks for a known shape, as was done to the task graph."""
+    if node.op_type != "Shape" or node.domain not in ("", "ai.onnx") or node.input[0] not in shapes:
+        return
+    limits = {attribute.name: attribute.i for attribute in node.attribute}
+    sizes = np.array(shapes[node.input[0]][limits.get("start", 0) : limits.get("end")], np.int64)
+    node.CopyFrom(helper.make_node("Constant", [], node.output, name=node.name, value=numpy_helper.from_array(sizes)))
+
+
+def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Rename what a node reads, also inside its bodies: names in there differ from those outside, by the rules of ONNX."""
+    node.input[:] = [names.get(name, name) for name in node.input]
+    for body in _bodies(node):
+        for inner in body.node:
+            _rename(inner, names)
+        for value in body.output:
+            value.name = names.get(value.name, value.name)
+
+
+def reads(node: onnx.NodeProto) -> set[str]:
+    """Return the names of the tensors that a node reads, also from inside its bodies."""
+    names = set(node.input)
+    for body in _bodies(node):
+        inner = set().union(*map(reads, body.node), {value.name for value in body.output})
+        inner -= {name for made in body.node for name in made.output}
+        inner -= {value.name for value in (*body.input, *body.initializer)}
+        inner -= {tensor.values.name for tensor in body.sparse_initializer}
+        names |= inner
+    return names - {""}

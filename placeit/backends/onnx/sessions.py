@@ -1,0 +1,69 @@
+"""Whole ONNX models in ONNX Runtime, as a program without placeit opens them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Arrays, TensorSpec
+from placeit.backends.onnx_external import session_source
+from placeit.devices.onnxruntime import explaining, onnxruntime
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["open_whole", "ort_reference"]
+
+
+def open_whole(model: str | onnx.ModelProto, *, optimize: bool = True) -> Any:
+    """Open a whole model on the CPU, with threads that rest when it does not run. Raises what ONNX Runtime does.
+
+    Args:
+        model: path of the file, or the model itself.
+        optimize: whether nodes may be fused and replaced; constants are folded in any case.
+    """
+    runtime = onnxruntime()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised; warnings about the parts of a model tell a user nothing
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if not optimize:
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    return runtime.InferenceSession(
+        session_source(model, options), options, providers=["CPUExecutionProvider"], enable_fallback=0
+    )
+
+
+def ort_reference(
+    model: str | onnx.ModelProto,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[str],
+    path: Path,
+    called: Sequence[TensorSpec] | None = None,
+) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
+    """Prepare a whole model in ONNX Runtime, as the reference for outputs.
+
+    Args:
+        model: path of the file, or the model itself.
+        inputs: of the model.
+        outputs: names of its outputs in the file.
+        path: for messages.
+        called: the outputs under the names by which callers know them; None if those are the same.
+
+    Raises:
+        DeviceError: ONNX Runtime does not open it.
+    """
+    with explaining(f"ONNX Runtime cannot open {path}"):
+        session = open_whole(model)
+
+    names = list(outputs) if called is None else [spec.name for spec in called]
+
+    def run(values: Arrays) -> dict[str, NDArray[np.generic]]:
+        with explaining(f"ONNX Runtime cannot run {path}"):
+            answers = session.run(list(outputs), {spec.name: np.ascontiguousarray(values[spec.name]) for spec in inputs})
+        return {name: np.asarray(answer) for name, answer in zip(names, answers, strict=True)}
+
+    return run

@@ -1,0 +1,48 @@
+"""Which other nodes this process is connected to, for those that look for devices there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from placeit.core.address import Address
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError
+
+__all__ = ["OtherNodes", "hold", "not_connected", "other_nodes"]
+
+
+class OtherNodes(Protocol):
+    """A connection to other nodes, as :class:`placeit.devices.nodes.connection.Nodes` is."""
+
+    def device(self, address: Address) -> Device:
+        """Find a device of a node. Raises DeviceError if it is not there."""
+        ...
+
+    def warn_of_shared_cores(self, devices: Sequence[Device]) -> None:
+        """Warn, once, of devices of several nodes that share cores of one machine."""
+        ...
+
+
+_held: OtherNodes | None = None
+
+
+def hold(nodes: OtherNodes | None) -> None:
+    """Have a connection be the one of this process; None for no connection."""
+    global _held
+    _held = nodes
+
+
+def other_nodes() -> OtherNodes:
+    """The connection of this process. Raises DeviceError if there is none."""
+    if _held is None:
+        raise not_connected()
+    return _held
+
+
+def not_connected() -> DeviceError:
+    """The error of a process that has no connection and needs one."""
+    return DeviceError(
+        "This process is connected to no Ray cluster, whose nodes could be used: give --ray-address HOST:PORT (for a first "
+        "try, `placeit cluster up` starts one), or call placeit.devices.nodes.connection.connect."
+    )

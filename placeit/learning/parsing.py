@@ -1,0 +1,35 @@
+"""Agents as the command line and its users write them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from placeit.core.errors import UsageError
+from placeit.core.registry import parse_options
+from placeit.learning.registry import agent_class, make_agent, option_types
+
+if TYPE_CHECKING:
+    from placeit.learning.agent import Agent
+
+__all__ = ["parse_agent"]
+
+
+def parse_agent(text: str, *, seed: int) -> Agent:
+    """Make an agent from ``name`` or ``name:option=value,option=value``, as on the command line.
+
+    It is untrained, unless ``weights`` is among the options: a checkpoint, whose policy goes on learning, with the options that
+    it was made with.
+
+    Raises:
+        UsageError: the text has another form, other options beside ``weights``, or as for :func:`make_agent`.
+        FileError: there is no such checkpoint, or it holds another agent.
+    """
+    name, options = parse_options("agent", text, lambda name: option_types(agent_class(name)))
+    if "weights" not in options:
+        return make_agent(name, seed=seed, **options)
+    from placeit.learning.checkpoint import load_policy  # which needs torch
+
+    weights = options.pop("weights")
+    if options:
+        raise UsageError(f"The policy in {weights} has its own options: leave out {', '.join(map(repr, options))}.")
+    return load_policy(weights, agent_class(name))

@@ -1,0 +1,207 @@
+"""The devices and links of a cluster, open to run segments."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from placeit.core.cluster import Cluster
+from placeit.core.errors import DeviceError, ExecutionError
+from placeit.core.threads import Gate
+from placeit.runtime.devices.accelerator import Streams
+from placeit.runtime.devices.base import RuntimeDevice, Transport
+from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice, SlowedLink
+from placeit.runtime.devices.hand_over import HandOver
+from placeit.runtime.devices.kinds import DeviceKind, device_kind
+from placeit.runtime.reopening import lost_of, reopened
+from placeit.runtime.turns import Turns
+
+__all__ = ["DevicePool"]
+
+_GIVES_UP_S = 5.0
+
+
+class DevicePool:
+    """Open devices of a cluster and the links between them, or the streams that drive all of them.
+
+    Args:
+        cluster: real or emulated devices.
+        precision: inference precision of every device.
+        devices: what to run on in place of the cluster's real devices, one for each of them.
+        transports: links to go with them, by (source, destination); None for the cluster's emulated ones, and for hand-overs
+            through the host's memory where two devices have different memories.
+        streams: what drives all devices through streams instead.
+        wait: what else to do to have a run end, such as letting time pass on a virtual clock.
+        expected: names of devices that need not be there yet: they count as lost until they are (:meth:`reopen`).
+
+    Attributes:
+        devices: one for each device of the cluster, in its order; none if there are streams.
+        transports: links, by (source, destination).
+        streams: None if the host decides when each segment starts.
+        native_turns: which plan may use the threads of devices and links without Python.
+
+    Raises:
+        DeviceError: a device exists in simulation only, or is of a kind that this version cannot run.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        precision: str = "f32",
+        devices: Sequence[RuntimeDevice] | None = None,
+        transports: Mapping[tuple[int, int], Transport] | None = None,
+        streams: Streams | None = None,
+        wait: Callable[[Gate], object] | None = None,
+        expected: Collection[str] = (),
+    ) -> None:
+        self.cluster, self.precision, self.wait, self.streams = cluster, precision, wait, streams
+        self.native_turns = Turns()
+        self._lock, self._reopening, self._closed = threading.Lock(), threading.Lock(), False
+        if devices is None and streams is None:
+            _check_real(cluster)
+            self.streams = _open_streams(cluster, precision)
+        if self.streams is not None:
+            self.devices, self.transports = tuple(devices or ()), dict(transports or {})
+        elif devices is None:
+            self.devices, self.transports = _open(cluster, precision, expected)
+        else:
+            self.devices = tuple(devices)
+            self.transports = _open_links(cluster, self.devices, ()) if transports is None else dict(transports)
+
+    def refuse(self) -> None:
+        """Have no run begin any more: :meth:`check_open` raises from now on."""
+        with self._lock:
+            self._closed = True
+
+    def close(self) -> None:
+        """Stop every thread of devices and links, even if one raises."""
+        self.refuse()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._end_reopening)
+            if self.streams is not None:
+                stack.callback(self.streams.accelerator.close)
+            for transport in self.transports.values():
+                stack.callback(transport.close)
+            for device in self.devices:
+                stack.callback(device.close)
+
+    def check_open(self) -> None:
+        """Raise ExecutionError if it is closed, or is being closed."""
+        if self._closed:
+            raise ExecutionError(self.why_closed())
+
+    def why_closed(self) -> str:
+        """Say that nothing more can run, and what to do."""
+        return f"{', '.join(self.cluster.names)} is closed, and nothing more can run there: open a new session or runtime."
+
+    def lost(self) -> dict[frozenset[str], DeviceError]:
+        """Devices that are lost, and pairs of them whose link is; by their names, why."""
+        return lost_of(self.cluster.names, self.devices)
+
+    def reopen(self) -> list[frozenset[str]]:
+        """Open lost devices and links anew that are there again; return their names, as :meth:`lost` has them.
+
+        Executors that exist have lost them for good. It takes as long as a node takes to answer, a minute at most for each.
+        """
+        with self._reopening:
+            before = self.devices
+            devices, transports, back = reopened(self.cluster.names, before, self.transports)
+            with self._lock:
+                wanted = not self._closed
+                if wanted:
+                    self.transports, self.devices = dict(transports), devices
+            for old, new in zip(before, devices, strict=True):
+                if new is not old:
+                    (old if wanted else new).close()
+        return back if wanted else []
+
+    def _end_reopening(self) -> None:
+        """Wait for what is being opened anew, which is given up as its devices are closed."""
+        if self._reopening.acquire(timeout=_GIVES_UP_S):
+            self._reopening.release()
+
+    @contextlib.contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        """Make a device ready for a plan; a DeviceError says that it is this one which cannot be."""
+        try:
+            yield
+        except DeviceError as error:
+            error.device = self.cluster.names[device]
+            raise
+
+
+def _check_real(cluster: Cluster) -> None:
+    for device in cluster.devices:
+        if device.described:
+            raise DeviceError(f"{device.name} is a described device: it exists in simulation only and cannot run anything.")
+
+
+def _open_streams(cluster: Cluster, precision: str) -> Streams | None:
+    """Drive the whole cluster through streams, launched ahead, if a kind of device can.
+
+    What is slowed down on purpose has to be paced by the host, as do clusters of several kinds.
+    """
+    if any(device.emulated for device in cluster.devices) or any(link.origin == "emulated" for link in cluster.links.values()):
+        return None
+    for device in cluster.devices:
+        streams = device_kind(device).streams(cluster.devices, precision)
+        if streams is not None:
+            return streams
+    return None
+
+
+def _open(
+    cluster: Cluster, precision: str, expected: Collection[str]
+) -> tuple[tuple[RuntimeDevice, ...], dict[tuple[int, int], Transport]]:
+    """Open each device, and the links between them, by their kinds."""
+    kinds = [device_kind(device) for device in cluster.devices]
+    real: list[RuntimeDevice] = []
+    try:
+        for kind, device in zip(kinds, cluster.devices, strict=True):
+            make = kind.expected if device.name in expected else kind.open
+            real.append(make(device, precision))
+        links = _open_links(cluster, real, kinds)
+    except BaseException:
+        for opened in real:
+            opened.close()
+        raise
+    # the nodes slow their own devices down
+    slowed = (device.emulated and not device.where.node for device in cluster.devices)
+    pairs = zip(real, cluster.devices, slowed, strict=True)
+    return tuple(SlowedDevice(opened, device.slowdown) if slow else opened for opened, device, slow in pairs), links
+
+
+def _open_links(
+    cluster: Cluster, devices: Sequence[RuntimeDevice], kinds: Sequence[DeviceKind]
+) -> dict[tuple[int, int], Transport]:
+    """Open a link wherever a kind has one, memories differ, or the cluster has an emulated one."""
+    links: dict[tuple[int, int], Transport] = {}
+    try:
+        for src, dst in itertools.permutations(range(len(cluster)), 2):
+            ends = cluster.names[src], cluster.names[dst]
+            name = f"placeit {' -> '.join(ends)}"
+            asked = (kinds[d].link(devices[src], devices[dst]) for d in (src, dst) if kinds)
+            made = next((link for link in asked if link is not None), None)
+            if made is None and devices[src].space != devices[dst].space:
+                made = HandOver(name)
+            if made is not None:
+                links[src, dst] = made
+            link = cluster.links.get(ends)
+            if link is not None and link.origin == "emulated":
+                if any(
+                    device.address is not None and device.address.node
+                    for device in (cluster.devices[src], cluster.devices[dst])
+                ):
+                    raise DeviceError(
+                        f"The link {' -> '.join(ends)} leads to another node, and cannot be emulated: leave it out."
+                    )
+                emulated = EmulatedLink(name, link.bandwidth, link.latency)
+                links[src, dst] = emulated if made is None else SlowedLink(made, emulated)
+    except BaseException:
+        for opened in links.values():
+            opened.close()
+        raise
+    return links

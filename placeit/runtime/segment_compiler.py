@@ -1,0 +1,192 @@
+"""Compiles segments for open devices, and keeps what is compiled for later plans."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
+
+from placeit.core import clock
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError, ExecutionError
+from placeit.core.memory import Use
+from placeit.core.threads import Gate, apart
+from placeit.devices.host import memory_bytes
+from placeit.planning.segments import Plan, Segment
+from placeit.runtime.background import in_background
+from placeit.runtime.compiling import Compiling
+from placeit.runtime.device_pool import DevicePool
+from placeit.runtime.devices.accelerator import StreamProgram
+from placeit.runtime.devices.base import Program, SegmentSource
+from placeit.runtime.programs import Programs
+from placeit.runtime.refused import naming_ops
+from placeit.runtime.segment_book import SegmentBook
+
+__all__ = ["SegmentCompiler"]
+
+_KEPT_MODELS, _KEPT_BYTES, _KEPT_SHARE = 3, 1e9, 0.5
+"""Programs that no executor uses are kept while the process grows by no more than so many times the model's weights and so many
+bytes more, or this share of the memory that it may take, if that is less."""
+_KEPT_PROGRAMS, _KEPT_THREADS = 512, 256
+_ALMOST = 0.95  # of a batch of segments, before they are compiled
+
+_Key: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""Of a program: what the device computes, the cores that it is for, if that matters, and the groups."""
+
+
+class SegmentCompiler:
+    """Compiles the segments of one model for the devices of one pool, each once for all placements.
+
+    Args:
+        book: what segments read and write.
+        pool: the devices.
+        compiling: counts programs, and has what is told what is being compiled.
+    """
+
+    def __init__(self, book: SegmentBook, pool: DevicePool, compiling: Compiling) -> None:
+        self.book, self.pool, self.compiling = book, pool, compiling
+        room = _KEPT_MODELS * float(book.grouping.groups.param_bytes.sum()) + _KEPT_BYTES
+        self._programs: Programs[_Key, Program | StreamProgram] = Programs(
+            Use(min(room, _KEPT_SHARE * memory_bytes()), _KEPT_THREADS), most=(_KEPT_PROGRAMS, room), weights=self._weights
+        )
+        self._first_of: dict[str, tuple[int, ...]] = {}  # by what they compute, the groups of the first segment that does
+        self._equal: dict[tuple[int, ...], tuple[int, ...] | None] = {}  # of segments that were looked at
+
+    def clear(self) -> None:
+        """Release the memory of programs that no executor uses."""
+        self._programs.clear()
+
+    def source(self, segment: Segment) -> SegmentSource:
+        """Return a segment in the form that its device compiles."""
+        return self.book.source(segment, self.pool.cluster.names[segment.device])
+
+    def takes(self, plans: Iterable[Plan]) -> float:
+        """Seconds that compiling and loading what is missing of plans may take, by what that has taken so far."""
+        missing = {key: s for plan in plans for s in plan.programs if (key := self._key(s)) not in self._programs}
+        return sum(map(self._takes, missing.values()))
+
+    def takes_anew(self, device: Device) -> float:
+        """Seconds that compiling the whole model for a device, be it one of the cluster or another one, may take."""
+        return self.compiling.takes(Compiling.kind(device), len(self.book.grouping.graph))
+
+    def _takes(self, segment: Segment) -> float:
+        """Seconds that compiling a segment may take, or loading it where the device finds it on disk."""
+        keeps = None if self.pool.streams is not None else getattr(self.pool.devices[segment.device], "keeps", None)
+        on_disk = keeps is not None and keeps(self.source(segment))
+        return self.compiling.takes(self._kind(segment), len(self.book.ops(segment)), on_disk=on_disk)
+
+    def _kind(self, segment: Segment) -> str:
+        return Compiling.kind(self.pool.cluster.devices[segment.device])
+
+    def compile(self, segments: Sequence[Segment]) -> list[Program | StreamProgram]:
+        """Compile segments for their devices, or reuse programs that were compiled before. Raises DeviceError."""
+        batch = _Batch()
+        try:
+            if in_background():
+                return self._compile_all(segments, batch)
+            return apart(functools.partial(self._compile_all, segments, batch), functools.partial(self._tell, batch))
+        except BaseException:
+            batch.given_up.open()
+            raise
+
+    def _tell(self, batch: _Batch) -> None:
+        if self.compiling.progress is not None and batch.total:
+            self.compiling.progress(*batch.said(clock.now()))
+
+    def _compile_all(self, segments: Sequence[Segment], batch: _Batch) -> list[Program | StreamProgram]:
+        for segment in segments:
+            self._find_equal(segment)
+        keys = [self._key(segment) for segment in segments]
+
+        def make(places: Sequence[int]) -> list[Program | StreamProgram]:
+            missing = [segments[place] for place in places]
+            batch.devices = ", ".join(dict.fromkeys(self.pool.cluster.names[segment.device] for segment in missing))
+            batch.expected = sum(map(self._takes, missing))
+            batch.begin, batch.total = clock.now(), len(missing)
+            compile_one = functools.partial(self._compile, batch)
+            if in_background():
+                made = [*map(compile_one, missing)]
+            else:
+                with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit compile") as pool:
+                    made = list(pool.map(compile_one, missing))
+            self._tally(missing, made, clock.now() - batch.begin)
+            return [program for program, _ in made]
+
+        for key, segment in dict(zip(keys, segments, strict=True)).items():
+            if key in self._programs:
+                self.compiling.reuse(self._kind(segment))
+        return self._programs.get(keys, make)
+
+    def _tally(
+        self, segments: Sequence[Segment], made: Sequence[tuple[Program | StreamProgram, float]], seconds: float
+    ) -> None:
+        """Count programs that were made within some seconds, each with its own, several at a time."""
+        at_once = sum(taken for _, taken in made) / seconds if seconds > 0 else 1.0
+        for segment, (program, taken) in zip(segments, made, strict=True):
+            from_disk = getattr(program, "from_disk", False)
+            share = taken / at_once if at_once > 0 else 0.0
+            self.compiling.book(self._kind(segment), share, len(self.book.ops(segment)), from_disk=from_disk)
+
+    def _compile(self, batch: _Batch, segment: Segment) -> tuple[Program | StreamProgram, float]:
+        if batch.given_up.is_open:
+            raise ExecutionError("Nobody waits for this segment to be compiled any more.")
+        compile_one = self.pool.devices[segment.device].compile if self.pool.streams is None else self.pool.streams.compile
+        begin, whole = clock.now(), len(segment.groups) == len(self.book.grouping.groups)
+        with self.pool.on(segment.device), naming_ops(self.book.op_names(segment), whole=whole):
+            program = compile_one(self.source(segment))
+        batch.done += 1
+        return program, clock.now() - begin
+
+    def _key(self, segment: Segment) -> _Key:
+        """Return the key of the program of a segment.
+
+        Where a program runs one request at a time, equal devices that may run the same segment at once have one each. Single
+        groups, of which profiling compiles many, are shared: no two devices profile the same one at once. But they may profile
+        groups that are equal.
+        """
+        if self.pool.streams is not None:
+            return "", (), segment.groups
+        device, cores = self.pool.devices[segment.device], self.pool.cluster.devices[segment.device].cores
+        single = len(segment.groups) == 1 < len(self.book.grouping.groups)
+        first = self._equal.get(segment.groups)
+        own = getattr(device, "one_at_a_time", False) and not (single and first is None)
+        groups = tuple(range(len(segment.groups))) if self.book.model.uniform else first or segment.groups
+        return device.program_key, cores if own else (), groups
+
+    def _find_equal(self, segment: Segment) -> None:
+        """Find out whether a segment computes what another one does that was looked at before: one program then serves both."""
+        if segment.groups in self._equal:
+            return
+        what = None
+        with contextlib.suppress(DeviceError):  # it cannot be cut out, as compiling it will say
+            what = self.book.model.function(*self.book.parts(segment))
+        self._equal[segment.groups] = None if what is None else self._first_of.setdefault(what, segment.groups)
+
+    def _weights(self, key: _Key) -> float:
+        return float(self.book.grouping.groups.param_bytes[list(key[2])].sum())
+
+
+class _Batch:
+    """Segments that are compiled while somebody waits.
+
+    Attributes:
+        given_up: opened when nobody waits any more.
+        devices: names of those that they are for.
+        total, done: how many there are, and how many of them are compiled.
+        begin: when the first was begun, by :func:`placeit.core.clock.now`.
+        expected: seconds that all of them may take.
+    """
+
+    def __init__(self) -> None:
+        self.given_up, self.devices = Gate(), ""
+        self.total = self.done = 0
+        self.begin = self.expected = 0.0
+
+    def said(self, now: float) -> tuple[str, float]:
+        """Return what is being done, and which share of it is done."""
+        what = f"compiling {min(self.done + 1, self.total)} of {self.total} segments for {self.devices}"
+        by_time = (now - self.begin) / self.expected if self.expected > 0 else 0.0
+        return what, max(self.done / self.total, min(by_time, _ALMOST))
