@@ -26,7 +26,7 @@ from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.check import OutputCheck, other_inputs
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, RuntimeDevice, Transport
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
-from placeit.runtime.devices.openvino import NativeInstance, OpenVinoDevice, OpenVinoInstance
+from placeit.runtime.devices.openvino import NativeInstance, OpenVinoDevice, OpenVinoInstance, OpenVinoProgram
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 
@@ -463,8 +463,11 @@ def test_memories_without_a_link_between_them_are_refused() -> None:
 
 
 def test_a_program_that_gets_no_request_is_a_device_error() -> None:
-    class NoRoom:
+    class NoRoom(OpenVinoProgram):
         inputs = outputs = ()
+
+        def __init__(self) -> None:
+            pass
 
         class compiled:  # noqa: N801
             @staticmethod
@@ -474,7 +477,7 @@ def test_a_program_that_gets_no_request_is_a_device_error() -> None:
     device = OpenVinoDevice(DEVICES[0])
     try:
         with pytest.raises(DeviceError, match=r"for a: Check failed out of device memory"):
-            device.instance(NoRoom())  # type: ignore[arg-type]
+            device.instance(NoRoom())
     finally:
         device.close()
 
