@@ -20,10 +20,10 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import PlaceitError
 from placeit.learning.training.valuing import dropping
 from placeit.optimizer.measured_cost import MeasuredCost
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.placers.registry import parse_placer
 from placeit.profiler.cache import Cache
-from placeit.session import Session
+from placeit.session import Session, optimize
 
 __all__ = ["CALIBRATED", "Measured", "Setting", "placed_values"]
 
@@ -158,7 +158,9 @@ class Measured:
 
     def _optimized(self, model: Model, setting: Setting, key: Key) -> Answer:
         began = clock.now()
-        found = optimize(model, setting.cluster, budget=key.budget, seed=key.seed, plain=False, cache=self.cache)
+        found = optimize(
+            model, setting.cluster, budget=key.budget, seed=key.seed, candidates=Candidates(plain=False), cache=self.cache
+        )
         took = clock.now() - began
         with Session(model, setting.cluster, cache=None) as session:
             devices = session.placing.groups_of(found.placement)

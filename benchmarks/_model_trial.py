@@ -191,7 +191,7 @@ class _Trying:
 
     def _read(self) -> Model:
         begin = time.perf_counter()
-        model = placeit.load(self.sample.path, **self._options())
+        model = placeit.load(self.sample.path, input_shapes=self.sample.shapes)
         self.found.reads_s = time.perf_counter() - begin
         self.found.ops = len(model.graph)
         self.names = [spec.name for spec in model.outputs]
@@ -212,10 +212,9 @@ class _Trying:
             self.sample.path,
             budget=self.budget,
             seed=self.seed,
-            inputs=self.sample.inputs,
+            inputs=placeit.Inputs(self.sample.inputs, self.sample.shapes),
             cache=self.cache,
             progress=lambda what, _: self.tell(f"optimize: {what}"),
-            **self._options(),
         )
         self.found.optimize_s = time.perf_counter() - begin
         used = [name for name, count in found.placement.counts().items() if count]
@@ -337,9 +336,6 @@ class _Trying:
             return {name: value.numpy() for name, value in zip(self.names, values, strict=True)}
 
         return run
-
-    def _options(self) -> dict[str, Any]:
-        return {"input_shapes": dict(self.sample.shapes)} if self.sample.shapes else {}
 
     def _fails(self, what: str, where: str, reason: str) -> None:
         self.found.wrong.append(Wrong(what, where, reason))

@@ -37,12 +37,12 @@ def run(cores: tuple[int, int], report: Report, *, requests: int) -> None:
     for seconds in (0.0, 500e-6):
         for lanes in ("native", "python"):
             with _open(cores, seconds) as (runtime, plan, inputs):
-                executor = runtime.executor(plan, requests=_IN_FLIGHT, native=lanes == "native")
+                executor = runtime.executor(plan, in_flight=_IN_FLIGHT, native=lanes == "native")
                 with executor:
                     executor.times(requests)
                     closed = _per_request(functools.partial(_closed, executor, inputs), requests)
                     many = executor.times(requests) / requests
-                with Server([runtime.executor(plan, requests=_IN_FLIGHT, native=lanes == "native")]) as server:
+                with Server([runtime.executor(plan, in_flight=_IN_FLIGHT, native=lanes == "native")]) as server:
                     one = _per_request(functools.partial(_alone, server, inputs), requests)
                     served = _per_request(functools.partial(_keep_full, server, inputs), requests)
             bound = seconds * _SEGMENTS / 2

@@ -43,7 +43,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.core.memory import keep_freed_memory
 from placeit.devices import discover
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
@@ -53,7 +53,7 @@ from placeit.runtime.drivers import drive
 from placeit.runtime.measure import faster, timed
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
-from placeit.session import Session
+from placeit.session import Session, optimize
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 from placeit.workloads.tensors import BlockProgram, ProgramOp, ProgramSegment
 
@@ -101,7 +101,9 @@ def _compare(model: TensorProgram, cluster: Cluster, where: str, cache: Cache, a
     what = f"{model.name}, {where}"
     budget = 20 if args.quick else 60
     # the cores stand for two devices; what PyTorch does with both is a row of its own
-    found = optimize(model, cluster, budget=budget, seed=args.seed, plain=False, cache=cache, progress=progress)
+    found = optimize(
+        model, cluster, budget=budget, seed=args.seed, candidates=Candidates(plain=False), cache=cache, progress=progress
+    )
     report.note(f"  {what}: {found.chosen.name}; {found.reason}")
     split = fastest_split(found) or found.chosen
     single = found.best_single

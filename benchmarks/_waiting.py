@@ -48,19 +48,19 @@ def run(core: int, report: Report, *, counts: Sequence[int], seconds: float) -> 
 
     found: list[tuple[float, float]] = []
     with Runtime(model, grouping, cluster, devices=[device]) as runtime:
-        server = Server([runtime.executor(plan, requests=2)], queue=2 * counts[-1])
+        server = Server([runtime.executor(plan, in_flight=2)], queue=2 * counts[-1])
         for wanted in counts:
             while server.waiting < wanted:
-                server.submit(inputs, deadline=3600).add_done_callback(count)
+                server.submit(inputs, start_within_s=3600).add_done_callback(count)
             took = []
             for _ in range(_SUBMITTED):
                 begin = time.perf_counter()
-                server.submit(inputs, deadline=3600).add_done_callback(count)
+                server.submit(inputs, start_within_s=3600).add_done_callback(count)
                 took.append(time.perf_counter() - begin)
             begin, before = time.perf_counter(), ended[0]
             while (now := time.perf_counter()) < begin + seconds:
                 while server.waiting < wanted:
-                    server.submit(inputs, deadline=3600).add_done_callback(count)
+                    server.submit(inputs, start_within_s=3600).add_done_callback(count)
                 time.sleep(0.01)
             found.append((float(np.median(took)), (ended[0] - before) / (now - begin)))
             report.row(waiting=wanted, submit_us=found[-1][0] * 1e6, served_per_s=found[-1][1])

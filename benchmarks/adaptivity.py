@@ -38,8 +38,8 @@ from placeit.runtime.measure import Race
 from placeit.runtime.nodes.actor import DeviceActor
 from placeit.runtime.nodes.device import NodeDevice, NodeLink
 from placeit.runtime.runtime import Runtime
-from placeit.session.recovery import Recovery
 from placeit.simulator.simulate import SimulatedCost
+from placeit.workbench.recovery import Recovery
 
 NODES = ("head", "edge1", "edge2")
 HOP = Link(bandwidth=1e9, latency=5e-4)

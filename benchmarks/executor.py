@@ -47,13 +47,13 @@ from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Candidate, Optimized
 from placeit.profiler.cache import Cache
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Measurement, faster
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.session import Session
+from placeit.session import Session, optimize
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
 ONE, BOTH, OURS, SPLIT = "OpenVINO, one core", "OpenVINO, both cores", "placeit", "placeit, fastest on both"
@@ -83,7 +83,9 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
     devices = [f"CPU@{core}" for core in cores]
     budget = 25 if args.quick else 90
     # the cores stand for two devices; what OpenVINO does with both is a row of its own
-    found = optimize(path, devices, budget=budget, seed=args.seed, plain=False, cache=cache, progress=progress)
+    found = optimize(
+        path, devices, budget=budget, seed=args.seed, candidates=Candidates(plain=False), cache=cache, progress=progress
+    )
     report.note(f"  {name}: {found.chosen.name}; {found.reason}")
     split = found.chosen if found.chosen.placer != "single" else fastest_split(found) or found.chosen
     with (

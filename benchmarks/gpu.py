@@ -38,7 +38,6 @@ from placeit.core.errors import DeviceError
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.nvml import GpuSampler, gpu_use
-from placeit.optimizer.optimize import optimize
 from placeit.optimizer.result import Candidate
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
@@ -48,7 +47,7 @@ from placeit.runtime.devices.accelerator import HOST, Memory
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.measure import Measurement, faster, race, timed
 from placeit.runtime.runtime import Runtime
-from placeit.session import Session
+from placeit.session import Session, optimize
 from placeit.workloads.models import MODELS, build_model, example_inputs
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 

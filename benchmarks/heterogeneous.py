@@ -12,11 +12,10 @@ from pathlib import Path
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import model_file, progress, two_cores
-from placeit.optimizer.optimize import optimize
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.runtime.measure import Ratio, faster, race
-from placeit.session import Session
+from placeit.session import Session, optimize
 
 _FAST, _SLOW = "fast", "slow"
 

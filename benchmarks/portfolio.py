@@ -21,12 +21,12 @@ from placeit.backends import load
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.learning.after_search import LEARNING
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.runtime.measure import Ratio, faster, race
-from placeit.session import Session
+from placeit.session import Session, optimize
 
 _SLOWDOWNS = (2.0, 3.0)
 _BUDGET_S, _QUICK_BUDGET_S = 300.0, 40.0
@@ -75,7 +75,9 @@ def _case(name: str, slowdown: float, args: Args, report: Report) -> dict[str, R
         found: dict[str, Optimized] = {}
         for search, placers in _SEARCHES.items():
             progress(f"{name}, a core slowed {slowdown:g} times, {search}")
-            found[search] = optimize(model, cluster, placers=placers, budget=budget, seed=args.seed, cache=cache, plain=False)
+            found[search] = optimize(
+                model, cluster, candidates=Candidates(placers=placers, plain=False), budget=budget, seed=args.seed, cache=cache
+            )
         with Session(model, cluster, cache=cache) as session:
             session.profile()
             ratios = _raced(session, found, args.seed)

@@ -26,7 +26,7 @@ from benchmarks._models import MODELS, PACKAGED, load_model, progress, two_cores
 from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
 from placeit.core.errors import PlaceitError
-from placeit.devices.clusterfile import find_cluster
+from placeit.devices.clusterfile import discover
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.refining import Refinement
 from placeit.runtime.serving import Answer, Server
@@ -50,7 +50,7 @@ class _Ended:
 
 def run(args: Args, report: Report) -> None:
     (name,) = args.models[:1] or ("file_type" if args.quick else "inception_v3",)
-    one, other = find_cluster([f"CPU@{core}" for core in two_cores()]).devices
+    one, other = discover([f"CPU@{core}" for core in two_cores()]).devices
     slow = replace(other, name="slowed", slowdown=_SLOWDOWN)
     with Session(load_model(name), Cluster((one, slow), {}), cache=None) as session:
         progress("profiling")

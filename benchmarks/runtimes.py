@@ -30,13 +30,13 @@ from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.reader import load
 from placeit.core.placement import Placement
 from placeit.devices.openvino import openvino_core
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Candidate
 from placeit.profiler.cache import Cache
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Measurement, faster
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.session import Session
+from placeit.session import Session, optimize
 
 OPENVINO, ONNX_RUNTIME, BOTH = "OpenVINO", "ONNX Runtime", "one of each"
 ALONE, ONE_DEVICE, TWO_DEVICES = "{} alone, one core", "placeit, {}, one device", "placeit, {}, two devices"
@@ -87,7 +87,13 @@ def _placed(
 ) -> dict[str, Candidate]:
     """What is found for two devices: the answer and, if that is a single device, the fastest split."""
     found = optimize(
-        model, devices, budget=15 if args.quick else 60, seed=args.seed, plain=False, cache=cache, progress=progress
+        model,
+        devices,
+        budget=15 if args.quick else 60,
+        seed=args.seed,
+        candidates=Candidates(plain=False),
+        cache=cache,
+        progress=progress,
     )
     report.note(f"  {model.name} on {', '.join(devices)}: {found.chosen.name}; {found.reason}")
     who, split = TWO_DEVICES.format(runtime), fastest_split(found)

@@ -74,7 +74,7 @@ class _Load:
         inputs, outputs = self.cases[self.asked % len(self.cases)]
         self.asked += 1
         mine = {name: value.copy() for name, value in inputs.items()}
-        answer = self.server.submit(mine, deadline=deadline)
+        answer = self.server.submit(mine, start_within_s=deadline)
         self.waiting.append((answer, outputs))
         return answer, mine
 
@@ -183,7 +183,7 @@ def run(args: Args, report: Report) -> None:
         plan = session.plan_of(session.placement((np.cumsum(times) > times.sum() / 2).astype(np.int32)))
         other = session.executor(plan)
         cases = [(inputs, other.run(inputs)) for inputs in (session.model.random_inputs(seed) for seed in range(3))]
-        executor = session.executor(plan, requests=3)
+        executor = session.executor(plan, in_flight=3)
         with Server([executor], queue=8) as server:
             load = _Load(server, executor, other, cases)
             begin, first = time.perf_counter(), own_use()

@@ -34,14 +34,14 @@ from placeit.core.files import cache_folder
 from placeit.core.placement import Placement
 from placeit.devices.plain import plain_devices
 from placeit.optimizer.candidates import alone_on
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.placers.cp_sat import CpSat
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.calibration import calibrated
 from placeit.runtime.measure import Measurement, faster
-from placeit.session import Session
+from placeit.session import Session, optimize
 
 LIGHT = ("inception_v1", "shufflenet", "squeezenet")
 """Models that come with the package onnx."""
@@ -82,7 +82,9 @@ def _model(name: str, cache: Cache, args: Args, report: Report) -> bool:
 
     def fastest(devices: list[str], budget: float, start: Placement | None = None) -> Placement | None:
         progress(f"{name} on {', '.join(devices)}")
-        found = optimize(model, devices, placers=_PLACERS, budget=budget, seed=args.seed, cache=cache, start=start)
+        found = optimize(
+            model, devices, candidates=Candidates(placers=_PLACERS, start=start), budget=budget, seed=args.seed, cache=cache
+        )
         report.note(f"  {found.chosen.name}: {found.reason}")
         split = fastest_split(found)
         return None if split is None else split.placement

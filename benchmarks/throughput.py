@@ -29,12 +29,12 @@ from placeit.backends.base import Model
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.own_mode import OwnModeRunner
 from placeit.core.cluster import Cluster
-from placeit.devices.clusterfile import find_cluster
+from placeit.devices.clusterfile import discover
 from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import OwnMode
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.deployed import Deployed
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.replicas import replicated
 from placeit.optimizer.result import Optimized
 from placeit.planning.in_flight import in_flight
@@ -42,7 +42,7 @@ from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.statistics import mape
 from placeit.runtime.measure import Measurement, faster
-from placeit.session import Session
+from placeit.session import Session, optimize
 from placeit.simulator.objectives import Throughput
 
 _MODELS = ("inception_v3", "resnet50")
@@ -58,7 +58,7 @@ def run(args: Args, report: Report) -> None:
         with tempfile.TemporaryDirectory() as folder:
             cache = Cache(Path(folder))
             _equal(name, model, cache, args, report)
-            one, other = find_cluster([f"CPU@{core}" for core in two_cores()]).devices
+            one, other = discover([f"CPU@{core}" for core in two_cores()]).devices
             weights = float(model.graph.param_bytes.sum())
             slow = replace(other, name="slowed", slowdown=_SLOWDOWN)
             small = replace(other, name="small", memory_bytes=_HELD * weights)
@@ -73,7 +73,7 @@ def value_of(plans: list[Plan]) -> float:
 
 def deployed(session: Session, plans: list[Plan]) -> Deployed:
     """Open plans that serve whole requests, as `placeit optimize` measures them."""
-    opened = [partial(session.executor, plan, requests=in_flight(plan)) for plan in plans]
+    opened = [partial(session.executor, plan, in_flight=in_flight(plan)) for plan in plans]
     return Deployed(opened, plans)
 
 
@@ -95,7 +95,7 @@ def _equal(name: str, model: Model, cache: Cache, args: Args, report: Report) ->
         for who, some in plans.items():
             progress(f"{name}: compiling {who}")
             timers[who] = stack.enter_context(deployed(session, some)).time
-        (both,) = find_cluster("CPU@" + "+".join(map(str, two_cores()))).devices
+        (both,) = discover("CPU@" + "+".join(map(str, two_cores()))).devices
         mode = OwnMode(_OPENVINO, target_name(both), (both,), steady=True)
         theirs = stack.enter_context(contextlib.closing(OwnModeRunner(cast("OpenVinoModel", model), mode, session.precision)))
         timers[_OPENVINO] = theirs.time
@@ -118,7 +118,9 @@ def _unequal(case: str, model: Model, cluster: Cluster, cache: Cache, args: Args
     """The best split that is found against the best replicas."""
     progress(f"{case}: optimizing")
     budget = _QUICK_S if args.quick else _BUDGET_S
-    found = optimize(model, cluster, objective="throughput", budget=budget, seed=args.seed, plain=False, cache=cache)
+    found = optimize(
+        model, cluster, objective="throughput", budget=budget, seed=args.seed, candidates=Candidates(plain=False), cache=cache
+    )
     _found(case, found, report)
     whole = _best(found, splits=False)
     split = _best(found, splits=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit import Cache, Candidate, Cluster, Comparison, Optimized, RunReport, Session, compare, find_cluster, optimize
+from placeit import Candidate, Candidates, Comparison, Optimized, RunReport, Session, compare
 
 LEARNED = "doppler, measured"
 
@@ -32,27 +32,18 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
 
 def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], options: argparse.Namespace) -> RunReport:
     """Find the fastest placement of a model by measuring, learn another one, compare them, and run the first on the inputs."""
-    cluster, cache = find_cluster(options.devices), Cache()
-    found = optimize(
-        model,
-        cluster,
-        placers=options.placer,
-        budget=options.budget,
-        seed=options.seed,
-        cache=cache,
-        progress=_progress,
-    )
-    print(file=sys.stderr)
-    for candidate in found.candidates:
-        if candidate.measured is not None:
-            print(f"{candidate.name:22} {candidate.measured.median * 1e3:8.2f} ms  in {candidate.segments} segments")
-    print(f"chosen: {found.chosen.name}; {found.reason}")
-    placements = {"search": found.placement}
-    if options.learn > 0 and (learned := _learned(model, cluster, found, cache, options)) is not None:
-        placements["learned"] = learned.placement
-    with Session(model, cluster, cache=cache) as session:
-        session.profile()
+    with Session(model, options.devices) as session:
+        found = session.optimize(
+            budget=options.budget, candidates=Candidates(options.placer), seed=options.seed, progress=_progress
+        )
+        print(file=sys.stderr)
+        for candidate in found.candidates:
+            if candidate.measured is not None:
+                print(f"{candidate.name:22} {candidate.measured.median * 1e3:8.2f} ms  in {candidate.segments} segments")
+        print(f"chosen: {found.chosen.name}; {found.reason}")
         if options.learn > 0:
+            learned = _learned(session, found, options)
+            placements = {"search": found.placement} | ({} if learned is None else {"learned": learned.placement})
             _show(compare(session, placements, seed=options.seed, progress=_progress))
         report = session.run(found.placement, inputs=inputs)
     busy = ", ".join(f"{device} {share:.0%}" for device, share in report.utilization.items())
@@ -60,17 +51,10 @@ def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], option
     return report
 
 
-def _learned(model: Path, cluster: Cluster, found: Optimized, cache: Cache, options: argparse.Namespace) -> Candidate | None:
+def _learned(session: Session, found: Optimized, options: argparse.Namespace) -> Candidate | None:
     """The best placement that policies met which were trained on runs of this model; None if nothing was learned."""
-    again = optimize(
-        model,
-        cluster,
-        placers=[LEARNED],
-        budget=options.learn,
-        seed=options.seed,
-        cache=cache,
-        start=found.placement,
-        progress=_progress,
+    again = session.optimize(
+        budget=options.learn, candidates=Candidates([LEARNED], found.placement), seed=options.seed, progress=_progress
     )
     print(file=sys.stderr)
     part = next(part for part in again.spending if part.what == LEARNED)

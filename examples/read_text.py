@@ -23,7 +23,7 @@ import cv2
 import numpy as np
 import onnx
 
-from placeit import ModelStage, PlacedStages, PlaceitError, Session, place_stages
+from placeit import Inputs, ModelStage, PlacedStages, PlaceitError, Session, place_stages
 from placeit.errors import UsageError
 from placeit.runtime.serving import Outputs
 from placeit.simulator.load import check_rate
@@ -107,7 +107,8 @@ def open_reader(devices: Sequence[str]) -> Iterator[PlacedStages]:
 
     with contextlib.ExitStack() as stack:
         detector, classifier, recogniser = (
-            stack.enter_context(Session(folder / file, devices, input_shapes={"x": shape})) for file, shape in FILES.values()
+            stack.enter_context(Session(folder / file, devices, inputs=Inputs(shapes={"x": shape})))
+            for file, shape in FILES.values()
         )
         stages = [
             ModelStage("detector", detector, lambda page: [network_input(page)], cut_lines),

@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from placeit.core.graph import OpGraph
     from placeit.core.placement import Placement
     from placeit.core.problem import Problem
-    from placeit.devices import available, discover
-    from placeit.devices.clusterfile import find_cluster, read_cluster, write_cluster
+    from placeit.devices.clusterfile import discover, read_cluster, write_cluster
     from placeit.optimizer.candidates import Candidate
     from placeit.optimizer.compare import Comparison, compare
     from placeit.optimizer.measured_cost import MeasuredCost
-    from placeit.optimizer.optimize import optimize
+    from placeit.optimizer.options import Budget, Candidates
     from placeit.optimizer.result import Optimized, Unplanned
     from placeit.optimizer.stages import ModelStage, PlacedStages, place_stages
     from placeit.placers.api import place
@@ -31,16 +30,21 @@ if TYPE_CHECKING:
     from placeit.runtime.pipeline import Pipeline, Stage
     from placeit.runtime.run_report import RunReport
     from placeit.runtime.serving import Server
-    from placeit.session import Session
+    from placeit.session import Session, optimize
     from placeit.simulator.simulate import schedule, simulate
+    from placeit.workbench.options import Constraints, Inputs, Traffic
 
 __all__ = [
+    "Budget",
     "Cache",
     "Candidate",
+    "Candidates",
     "Cluster",
     "Comparison",
+    "Constraints",
     "Device",
     "Grouping",
+    "Inputs",
     "Link",
     "MeasuredCost",
     "Model",
@@ -58,12 +62,11 @@ __all__ = [
     "Server",
     "Session",
     "Stage",
+    "Traffic",
     "Unplanned",
-    "available",
     "coarsen",
     "compare",
     "discover",
-    "find_cluster",
     "load",
     "optimize",
     "place",
@@ -75,46 +78,35 @@ __all__ = [
     "write_cluster",
 ]
 
-_HOME = {
-    "Cache": "placeit.profiler.cache",
-    "Candidate": "placeit.optimizer.candidates",
-    "Cluster": "placeit.core.cluster",
-    "Comparison": "placeit.optimizer.compare",
-    "Device": "placeit.core.cluster",
-    "Grouping": "placeit.planning.coarsen",
-    "Link": "placeit.core.cluster",
-    "MeasuredCost": "placeit.optimizer.measured_cost",
-    "Model": "placeit.backends.base",
-    "ModelStage": "placeit.optimizer.stages",
-    "OpGraph": "placeit.core.graph",
-    "Optimized": "placeit.optimizer.result",
-    "OutputDifference": "placeit.runtime.check",
-    "Placement": "placeit.core.placement",
-    "Pipeline": "placeit.runtime.pipeline",
-    "PlacedStages": "placeit.optimizer.stages",
-    "PlaceitError": "placeit.core.errors",
-    "Problem": "placeit.core.problem",
-    "Rules": "placeit.simulator.scheduler",
-    "RunReport": "placeit.runtime.run_report",
-    "Server": "placeit.runtime.serving",
-    "Session": "placeit.session",
-    "Stage": "placeit.runtime.pipeline",
-    "Unplanned": "placeit.optimizer.result",
-    "available": "placeit.devices",
-    "coarsen": "placeit.planning.coarsen",
-    "compare": "placeit.optimizer.compare",
-    "discover": "placeit.devices",
-    "find_cluster": "placeit.devices.clusterfile",
-    "load": "placeit.backends",
-    "optimize": "placeit.optimizer.optimize",
-    "place": "placeit.placers.api",
-    "place_stages": "placeit.optimizer.stages",
-    "placer_names": "placeit.placers.registry",
-    "read_cluster": "placeit.devices.clusterfile",
-    "schedule": "placeit.simulator.simulate",
-    "simulate": "placeit.simulator.simulate",
-    "write_cluster": "placeit.devices.clusterfile",
+_NAMES = {
+    "placeit.backends": "load",
+    "placeit.backends.base": "Model",
+    "placeit.core.cluster": "Cluster Device Link",
+    "placeit.core.errors": "PlaceitError",
+    "placeit.core.graph": "OpGraph",
+    "placeit.core.placement": "Placement",
+    "placeit.core.problem": "Problem",
+    "placeit.devices.clusterfile": "discover read_cluster write_cluster",
+    "placeit.optimizer.candidates": "Candidate",
+    "placeit.optimizer.compare": "Comparison compare",
+    "placeit.optimizer.measured_cost": "MeasuredCost",
+    "placeit.optimizer.options": "Budget Candidates",
+    "placeit.optimizer.result": "Optimized Unplanned",
+    "placeit.optimizer.stages": "ModelStage PlacedStages place_stages",
+    "placeit.placers.api": "place",
+    "placeit.placers.registry": "placer_names",
+    "placeit.planning.coarsen": "Grouping coarsen",
+    "placeit.profiler.cache": "Cache",
+    "placeit.runtime.check": "OutputDifference",
+    "placeit.runtime.pipeline": "Pipeline Stage",
+    "placeit.runtime.run_report": "RunReport",
+    "placeit.runtime.serving": "Server",
+    "placeit.session": "Session optimize",
+    "placeit.simulator.scheduler": "Rules",
+    "placeit.simulator.simulate": "schedule simulate",
+    "placeit.workbench.options": "Constraints Inputs Traffic",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Where each public name lives. Modules are imported when a name of theirs is first used: some take seconds."""
 
 

@@ -76,8 +76,8 @@ class Devices:
         placement = [next((where[name] for name in names if name in where), CPU) for names in members]
         return Segmenter(self.grouping, Costs.zero(len(placement), self.cluster)).plan(placement, merge=False)
 
-    def executor(self, *, requests: int = 1, **where: int) -> Executor:
-        return cast("Executor", self.runtime.executor(self.plan(**where), requests=requests))
+    def executor(self, *, in_flight: int = 1, **where: int) -> Executor:
+        return cast("Executor", self.runtime.executor(self.plan(**where), in_flight=in_flight))
 
     def memory(self, gpu: int, kind: str) -> int:
         """Bytes that a GPU's plugin has allocated, on the device (``usm_device``) or in the host's memory (``usm_host``)."""

@@ -40,7 +40,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        "import placeit.optimizer.optimize",
+        "import placeit.session",
         "from placeit.optimizer.result import Optimized",
         "import placeit; placeit.optimize",
     ],
@@ -48,4 +48,4 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 def test_optimize_is_the_function_whatever_is_imported_first(first: str) -> None:
     code = f"{first}; import placeit; print(placeit.optimize.__module__, callable(placeit.optimize))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout == "placeit.optimizer.optimize True\n"
+    assert done.stdout == "placeit.session True\n"

@@ -17,8 +17,10 @@ import placeit
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError
 from placeit.devices.host import allowed_cores
+from placeit.optimizer.options import Candidates
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.session import Session
+from placeit.workbench.options import Constraints
 
 __all__ = ["recorded"]
 
@@ -72,7 +74,7 @@ LOST = ("[GPU] clFlush, error code: -36 CL_INVALID_COMMAND_QUEUE",)
 
 
 def optimized(devices: str = f"{CORE},GPU.0") -> Any:
-    return placeit.optimize(branches(), devices, budget=4.0, cache=None, placers=["heft"])
+    return placeit.optimize(branches(), devices, budget=4.0, cache=None, candidates=Candidates(placers=["heft"]))
 
 
 def placeable(session: Session, device: str) -> dict[str, bool]:
@@ -146,7 +148,7 @@ def test_of_ops_that_are_placed_together_only_the_unsupported_ones_are_kept_off_
         replace(GPU, compiling=refusing("Tanh", *NO_KERNEL)),
     ):
         recorded(GPU_0=plugin)
-        with Session(model, f"{CORE},GPU.0", max_groups=1, cache=None) as session:
+        with Session(model, f"{CORE},GPU.0", constraints=Constraints(max_groups=1), cache=None) as session:
             session.profile(budget_s=2.0)
             can = placeable(session, "GPU.0")
         assert (can["before"], can["bend"], can["after"]) == (True, False, True)

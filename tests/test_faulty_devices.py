@@ -36,7 +36,6 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.threads import Worker
 from placeit.devices import parse_device
 from placeit.devices.host import allowed_cores
-from placeit.optimizer.optimize import optimize
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
@@ -52,7 +51,7 @@ from placeit.runtime.devices.pytorch import TorchDevice
 from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
-from placeit.session import Session
+from placeit.session import Session, optimize
 
 CORE = allowed_cores()[0]
 FAULTS = ("skipped", "stale", "swapped", "swallowed", "late", "overwritten")

@@ -28,6 +28,7 @@ from placeit.profiler.cache import Cache
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.drivers import drive
 from placeit.session import Session
+from placeit.workbench.options import Constraints
 
 ops = ov.opset13
 CORE = allowed_cores()[0]
@@ -103,7 +104,7 @@ def test_the_worse_of_two_errors_keeps_every_reason() -> None:
 
 
 def report_of(model: Any, cluster: Cluster, cache: Cache, inputs: Any = None) -> Any:
-    with Session(model, cluster, cache=cache, max_groups=12) as session:
+    with Session(model, cluster, cache=cache, constraints=Constraints(max_groups=12)) as session:
         session.profile(budget_s=1.0)
         groups = np.arange(len(session.grouping.groups)) % 2
         return session.run(session.placement(groups), runs=2, inputs=inputs)
@@ -122,7 +123,7 @@ def test_a_model_that_gives_one_output_for_any_input_is_not_checked(cache: Cache
 def test_outputs_that_pass_for_each_other_by_the_tolerance_are_not_two(cache: Cache, tolerance: float) -> None:
     x = ops.parameter([2, 3], ov.Type.f32, name="x")
     model = describe(ov.Model([ops.result(ops.tanh(x))], [x], "tanh"), Path("tanh"))
-    with Session(model, PAIR, cache=cache, tolerance=tolerance) as session:
+    with Session(model, PAIR, cache=cache, constraints=Constraints(tolerance=tolerance)) as session:
         session.profile()
         report = session.run(session.placement(np.zeros(len(session.grouping.groups), np.int32)), runs=1)
     assert (report.output_error.not_checked is None) == (tolerance < 1)

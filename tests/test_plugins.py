@@ -20,7 +20,7 @@ from placeit.core.cluster import Cluster, Device
 from placeit.learning.registry import make_agent
 
 cluster = Cluster((Device("mine", kind="sleep", address=Address("CPU", ({core},))),))
-found = placeit.optimize("five.tanhs", cluster, placers=("round-robin",), budget=2, cache=None)
+found = placeit.optimize("five.tanhs", cluster, candidates=placeit.Candidates(("round-robin",)), budget=2, cache=None)
 assert found.ops == 7, found.ops
 assert found.chosen.name == "mine"
 assert found.chosen.measured is not None
@@ -44,7 +44,7 @@ from placeit_round_robin.sleep import Cable
 model = placeit.load("five.tanhs")
 names = "sleep:0", "sleep:1", "CPU@{core}"
 pins = {op: names[v % 3] for v, op in enumerate(model.graph.names)}
-with placeit.Session(model, ",".join(names), cache=None, pins=pins) as session:
+with placeit.Session(model, ",".join(names), cache=None, constraints=placeit.Constraints(pins)) as session:
     session.profile(budget_s=1)
     assert Cable.plugged == 2
     before = Cable.moved

@@ -20,6 +20,7 @@ from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import coarsen
 from placeit.runtime.check import tolerance_of_rounding
 from placeit.session import Session
+from placeit.workbench.options import Constraints
 
 ops = ov.opset13
 LINKS = {pair: Link(np.inf, 0.0) for pair in (("a", "b"), ("b", "a"))}
@@ -155,6 +156,6 @@ def test_pairs_are_in_one_group_and_pins_may_separate_them() -> None:
     model = network(1)
     grouping = coarsen(model.graph, keep_together=model.pairs, co_locate=False)
     assert ("round0", "product0") in [grouping.members(group) for group in range(len(grouping.groups))]
-    with Session(model, PAIR, cache=None, pins={"round0": "a", "product0": "b"}) as session:
+    with Session(model, PAIR, cache=None, constraints=Constraints(pins={"round0": "a", "product0": "b"})) as session:
         of = session.grouping.group_of
     assert of[model.graph.index["round0"]] != of[model.graph.index["product0"]]

@@ -24,6 +24,7 @@ from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
 from placeit.profiler.recording import read_recording, write_recording
 from placeit.session import Session
+from placeit.workbench.options import Constraints, Traffic
 
 FIRST, LAST = allowed_cores()[0], allowed_cores()[-1]
 
@@ -111,7 +112,7 @@ def test_devices_that_share_cores_wait_for_each_other(cache: Cache, tmp_path: Pa
 def test_requests_in_flight_and_replicas_are_recorded(session: Session, tmp_path: Path, rate: float | None) -> None:
     alone = [session.placement(np.full(len(session.grouping.groups), d)) for d in (0, 1)]
     for placement in (split(session), replace(alone[0], replicas=(alone[1],))):
-        report = session.run_at(placement, rate, requests=60, queue=60)
+        report = session.run(placement, traffic=Traffic(rate, requests=60, queue=60))
         recording = session.recording(report, ops=False)
         check(recording, tmp_path)
         assert len(recording.requests) == 60
@@ -124,7 +125,7 @@ def test_requests_in_flight_and_replicas_are_recorded(session: Session, tmp_path
 def test_a_long_run_keeps_its_last_requests(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from placeit.profiler import recording as module
 
-    report = session.run_at(split(session), requests=40)
+    report = session.run(split(session), traffic=Traffic(requests=40))
     monkeypatch.setattr(module, "MOST_SPANS", 50)
     recording = session.recording(report, ops=False)
     check(recording, tmp_path)
@@ -138,11 +139,11 @@ def test_streams_are_recorded(monkeypatch: pytest.MonkeyPatch, cache: Cache, tmp
     torch.manual_seed(0)
     model = load(ConvNet(), (torch.randn(1, 3, 16, 16),))
     names = ("cpu",) if beside else ("cpu", "cpu:0")
-    with Session(model, Cluster((*devices(*names), *beside)), cache=cache, max_groups=8) as session:
+    with Session(model, Cluster((*devices(*names), *beside)), cache=cache, constraints=Constraints(max_groups=8)) as session:
         session.profile()
         placement = split(session)
         single = session.recording(session.run(placement, runs=3), ops=False)
-        served = session.recording(session.run_at(placement, requests=8), ops=False)
+        served = session.recording(session.run(placement, traffic=Traffic(requests=8)), ops=False)
     for recording in (single, served):
         check(recording, tmp_path)
         assert any("host" in span.where for span in recording.spans)

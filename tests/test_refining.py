@@ -19,7 +19,7 @@ from small_models import inception_like
 from placeit.core.cluster import Cluster
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.placement import Placement
-from placeit.devices.clusterfile import find_cluster
+from placeit.devices.clusterfile import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
 from placeit.planning.segments import Costs, Plan, Segmenter
@@ -31,7 +31,7 @@ from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.refining import Limits, Refiner, Request, Trial
 from placeit.runtime.serving import Answer, Server
 from placeit.session import Session
-from placeit.session.serving import Proposals
+from placeit.workbench.serving import Proposals
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 FAST = Limits(tail=1e6, core=1)  # of a core that others use as well, only ratios are known
@@ -49,7 +49,7 @@ def session(cache: Cache, request: pytest.FixtureRequest) -> Iterator[Session]:
     """The second device takes twenty times as long, unless a test says otherwise."""
     if len(CORES) < 2:
         pytest.skip("needs two CPU cores")
-    fast, slow = find_cluster(CORES).devices
+    fast, slow = discover(CORES).devices
     slow = replace(slow, slowdown=getattr(request, "param", 20.0))
     with Session(inception_like(), Cluster((fast, slow)), cache=cache) as opened:
         opened.profile(budget_s=3 if hasattr(request, "param") else 30)

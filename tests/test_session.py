@@ -19,6 +19,7 @@ from placeit.devices.openvino import openvino_core
 from placeit.profiler.cache import Cache
 from placeit.runtime.check import OutputDifference
 from placeit.session import Session
+from placeit.workbench.options import Constraints
 
 CORE = f"CPU@{allowed_cores()[0]}"
 
@@ -122,7 +123,7 @@ def test_the_segments_of_a_placement_are_what_runs(session: Session) -> None:
 def test_segments_of_other_groups_are_planned_anew(cache: Cache, session: Session) -> None:
     groups = np.random.default_rng(1).integers(2, size=len(session.grouping.groups))
     placement = session.placement(groups, session.segmenter.plan(groups, merge=False))
-    with Session(inception_like(), two_on_one_core(), max_groups=3, cache=cache) as coarse:
+    with Session(inception_like(), two_on_one_core(), constraints=Constraints(max_groups=3), cache=cache) as coarse:
         coarse.profile()
         same = replace(placement, devices=np.zeros(len(placement), np.int32))
         assert len(coarse.plan_of(same).segments) == 1
@@ -134,7 +135,7 @@ def test_what_has_segments_of_its_own_runs_without_a_profile_and_nothing_else_do
     groups = np.arange(len(session.grouping.groups)) % 2
     plan = session.segmenter.plan(groups)
     placement = session.placement(groups, plan)
-    monkeypatch.setattr("placeit.session.profile", lambda *_, **__: pytest.fail("profiled"))
+    monkeypatch.setattr("placeit.workbench.profile", lambda *_, **__: pytest.fail("profiled"))
     with Session(inception_like(), two_on_one_core(), cache=cache) as other:
         for ask in (lambda: other.costs, lambda: other.segmenter, lambda: other.run(replace(placement, segments=None))):
             with pytest.raises(UsageError, match=r"call the session's profile\(\) first"):

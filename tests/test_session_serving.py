@@ -17,6 +17,7 @@ from placeit.planning.segments import Plan
 from placeit.profiler.cache import Cache
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
+from placeit.workbench.options import Traffic
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 
@@ -54,18 +55,18 @@ def test_a_server_has_as_many_requests_in_flight_as_its_plan_needs_and_there_is_
     placement, asked, opened = session.placement(np.arange(len(session.grouping.groups)) % 2), list[int](), Session.executor
     needed = in_service(session.plan_of(placement))
 
-    def executor(self: Session, plan: Plan, *, requests: int = 1) -> PlanExecutor:
-        asked.append(requests)
-        if requests > 2:
+    def executor(self: Session, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
+        asked.append(in_flight)
+        if in_flight > 2:
             raise NoRoomError("There is room for two requests.")
-        return opened(self, plan, requests=requests)
+        return opened(self, plan, in_flight=in_flight)
 
     monkeypatch.setattr(Session, "executor", executor)
     with session.serve(placement) as server:
         server.submit(session.model.sample_inputs()).result(60)
     assert asked == [*range(needed, 1, -1)]
     with pytest.raises(NoRoomError, match="room for two"):
-        session.serve(placement, requests=3)
+        session.serve(placement, in_flight=3)
 
 
 def test_placements_are_run_and_served_after_each_other_and_at_once(session: Session) -> None:
@@ -91,12 +92,16 @@ def test_a_session_that_is_closed_fails_what_its_server_has(session: Session) ->
 
 def test_requests_that_arrive_at_a_rate_are_all_accounted_for(session: Session) -> None:
     made = placements(session)
-    report = session.run_at(replace(made["first"], replicas=(made["last"],)), 100, requests=40, arrivals="poisson", seed=1)
+    report = session.run(
+        replace(made["first"], replicas=(made["last"],)), traffic=Traffic(100, requests=40, arrivals="poisson", seed=1)
+    )
     served = report.served
     assert served.load is not None
     assert (served.arrived, served.load.requests + served.dropped, served.failed) == (40, 40, 0)
     assert report.in_flight == 4
     assert report.failed is None
+    with pytest.raises(UsageError, match="leave out 'runs'"):
+        session.run(made["first"], traffic=Traffic(), runs=3)  # type: ignore[call-overload]
     for wrong in ({"rate": 0.0}, {"rate": 1.0, "requests": 0}, {"requests": 0}, {"rate": 1.0, "seconds": float("inf")}):
         with pytest.raises(UsageError):
-            session.run_at(made["first"], **wrong)  # type: ignore[arg-type]
+            session.run(made["first"], traffic=Traffic(**wrong))  # type: ignore[arg-type]

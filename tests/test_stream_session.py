@@ -19,7 +19,7 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.support import supported
@@ -27,7 +27,8 @@ from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, tor
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
-from placeit.session import Session
+from placeit.session import Session, optimize
+from placeit.workbench.options import Constraints
 
 CORES = allowed_cores()[:2]
 
@@ -62,14 +63,16 @@ def test_a_placement_found_there_computes_what_the_module_does(eager, cache, clu
     ops = model.graph.names
     halves = (2 * np.arange(len(ops)) // len(ops)).astype(np.int32)
     split = Placement(tuple(ops), halves, tuple(cluster.names), model.graph.hash)  # measured, however slow it is
-    found = optimize(model, cluster, budget=60.0, start=split, cache=cache, max_groups=8)
+    found = optimize(
+        model, cluster, budget=60.0, candidates=Candidates(start=split), cache=cache, constraints=Constraints(max_groups=8)
+    )
     assert found.chosen.output_error.max_rel < 1e-5
     inputs = model.random_inputs(seed=3)
     reference = model.reference(None, "f32")(inputs)
     assert OutputDifference.between(found.run(inputs), reference).max_rel < 1e-5
     measured = [candidate for candidate in found.candidates if candidate.measured]
     assert any(len([n for n in candidate.placement.counts().values() if n]) == 2 for candidate in measured)
-    with Session(model, cluster, cache=cache, max_groups=8) as session:
+    with Session(model, cluster, cache=cache, constraints=Constraints(max_groups=8)) as session:
         session.profile()
         assert (session.costs.dispatch > 0).all()
         split = session.placement(np.arange(len(session.grouping.groups)) % 2)
@@ -89,7 +92,7 @@ def test_core_sets_run_side_by_side_and_wait_for_each_other():
     for seed in range(6):
         grouping, plan = plan_of(model, cluster, seed)
         runtime = Runtime(model, grouping, cluster, streams=torch_streams(accelerator))
-        with runtime.executor(plan, requests=2) as executor:
+        with runtime.executor(plan, in_flight=2) as executor:
             for number in range(4):
                 inputs = model.random_inputs(number)
                 assert OutputDifference.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
@@ -122,7 +125,7 @@ def test_a_core_set_beside_an_accelerator_has_copies_on_streams_of_the_accelerat
     for seed in range(6):
         grouping, plan = plan_of(model, MIXED, seed)
         runtime = Runtime(model, grouping, MIXED, streams=torch_streams(accelerator))
-        with runtime.executor(plan, requests=2) as executor:
+        with runtime.executor(plan, in_flight=2) as executor:
             for number in range(4):
                 inputs = model.random_inputs(number)
                 assert OutputDifference.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
@@ -203,7 +206,7 @@ def test_beside_what_is_slowed_down_on_purpose_the_host_paces_an_accelerator(eag
         run = model.reference(None, "f32")
         for seed in range(4):
             grouping, plan = plan_of(model, cluster, seed)
-            with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan, requests=2) as executor:
+            with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan, in_flight=2) as executor:
                 assert list(executor.host_paced) == [name for name in own if cluster.names.index(name) in used_by(plan)]
                 for number in range(3):
                     inputs = model.random_inputs(number)
@@ -220,7 +223,7 @@ def used_by(plan):
 
 
 def test_a_run_says_which_devices_the_host_has_paced(eager, cache):
-    with Session(conv_net(), PACED["emulated links"], cache=cache, max_groups=6) as session:
+    with Session(conv_net(), PACED["emulated links"], cache=cache, constraints=Constraints(max_groups=6)) as session:
         session.profile()
         report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=2)
         assert report.host_paced == ("cpu",)
@@ -228,7 +231,7 @@ def test_a_run_says_which_devices_the_host_has_paced(eager, cache):
         assert set(report.utilization) >= {"cpu", f"CPU@{CORES[0]}"}
         alone = session.run(session.placement(np.ones(len(session.grouping.groups), int)), runs=1)
         assert alone.host_paced == ()
-    with Session(conv_net(), MIXED, cache=cache, max_groups=6) as session:
+    with Session(conv_net(), MIXED, cache=cache, constraints=Constraints(max_groups=6)) as session:
         session.profile()
         report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=2)
         assert report.host_paced == ()
@@ -263,7 +266,7 @@ def test_convolutions_on_gpus_do_not_round_to_tf32_and_others_do_as_before(monke
 def test_the_trace_of_a_run_has_the_accelerator_on_it(eager, cache, tmp_path):
     from placeit.profiler.trace import write_chrome_trace
 
-    with Session(conv_net(), MIXED, cache=cache, max_groups=6) as session:
+    with Session(conv_net(), MIXED, cache=cache, constraints=Constraints(max_groups=6)) as session:
         session.profile()
         report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=2)
     write_chrome_trace(tmp_path / "t.json", report.spans, devices=session.cluster.names)
@@ -284,7 +287,7 @@ def test_on_a_gpu_beside_a_core_set_outputs_are_right_however_the_model_is_cut(c
     run = model.reference(None, "f32")
     for seed in range(4):
         grouping, plan = plan_of(model, cluster, seed)
-        with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan, requests=2) as executor:
+        with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan, in_flight=2) as executor:
             for number in range(3):
                 inputs = model.random_inputs(number)
                 assert OutputDifference.between(executor.run(inputs), run(inputs)).max_rel < 1e-4

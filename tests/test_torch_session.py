@@ -89,7 +89,7 @@ def test_any_placement_of_single_ops_computes_the_same(runtime: Runtime) -> None
     segmenter = Segmenter(runtime.grouping, Costs.zero(len(model.graph), runtime.cluster))
     for seed in range(6):
         placement = np.random.default_rng(seed).integers(2, size=len(model.graph))
-        executor = runtime.executor(segmenter.plan(placement, merge=seed % 2 == 0), requests=2)
+        executor = runtime.executor(segmenter.plan(placement, merge=seed % 2 == 0), in_flight=2)
         for again in range(2):
             inputs = model.random_inputs(seed=again)
             outputs = executor.run(inputs)
@@ -102,7 +102,7 @@ def test_requests_in_flight_do_not_disturb_each_other() -> None:
     inputs = [model.random_inputs(seed=seed) for seed in range(3)]
     with Runtime(model, Grouping.singletons(model.graph), drive(TWO, model)) as runtime:
         segmenter = Segmenter(runtime.grouping, Costs.zero(len(model.graph), runtime.cluster))
-        executor = runtime.executor(segmenter.plan(np.arange(len(model.graph)) % 2), requests=3)
+        executor = runtime.executor(segmenter.plan(np.arange(len(model.graph)) % 2), in_flight=3)
         for request, values in enumerate(inputs):
             executor.set_inputs(values, request=request)
         executor.times(12)

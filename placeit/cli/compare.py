@@ -14,7 +14,7 @@ from placeit.cli.placements import open_session
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
 from placeit.core.interrupts import INTERRUPTED
-from placeit.report import as_json, as_text
+from placeit.report import as_text
 
 __all__ = ["EXAMPLES", "compare"]
 
@@ -72,4 +72,4 @@ def compare(
         )
     code = FAILED if any(candidate.failed is not None for candidate in found.candidates) else 0
     code = INTERRUPTED if found.interrupted else code
-    return Output(as_json.comparison(found), partial(as_text.comparison, found=found), code)
+    return Output(found.to_dict(), partial(as_text.comparison, found=found), code)

@@ -9,7 +9,7 @@ import typer
 from placeit.cli.nodes import RayOption, reach_nodes
 from placeit.cli.options import DevicesOption, NoCacheOption, cost_cache
 from placeit.cli.terminal import Output, Terminal
-from placeit.report import as_json, as_text, text
+from placeit.report import as_text, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,8 +89,10 @@ def devices(
             console.print()
             as_text.links(console, known)
 
+    from placeit.core.cluster import links_to_list
+
     listing = [_device(device) | {"also": also[device.name], "load": _load(load.get(device.name))} for device in listed]
-    return Output({"devices": listing, "links": as_json.links(known)}, show)
+    return Output({"devices": listing, "links": links_to_list(known)}, show)
 
 
 def _found() -> tuple[tuple[Device, ...], Cluster | None]:
@@ -105,10 +107,10 @@ def _found() -> tuple[tuple[Device, ...], Cluster | None]:
 def _named(named: str | Sequence[str]) -> tuple[tuple[Device, ...], Cluster]:
     """Find named devices. Raises DeviceError if one of them cannot be used."""
     from placeit.core.errors import DeviceError
-    from placeit.devices.clusterfile import find_cluster
+    from placeit.devices.clusterfile import discover
     from placeit.devices.discovery import tried
 
-    cluster = find_cluster(named)
+    cluster = discover(named)
     for device in map(tried, cluster.devices):
         if device.unusable:
             raise DeviceError(f"{device.name} cannot be used: {device.unusable}")

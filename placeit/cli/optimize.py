@@ -21,9 +21,7 @@ from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_json, as_text
 
 if TYPE_CHECKING:
-    from placeit.core.placement import Placement
-    from placeit.profiler.recording import Recording
-    from placeit.session import Session
+    pass
 
 __all__ = ["EXAMPLES", "HELP", "optimize"]
 
@@ -122,17 +120,19 @@ def optimize(
     )
     # imported only now, because it takes a second
     from placeit.devices.caps import parse_caps
-    from placeit.devices.clusterfile import find_cluster
-    from placeit.optimizer.optimize import optimize as find
+    from placeit.devices.clusterfile import discover
+    from placeit.optimizer.options import Budget, Candidates
     from placeit.placers.registry import parse_placer
     from placeit.planning.pins import parse_pins
+    from placeit.session import optimize as find
     from placeit.simulator.objectives import check_objective
+    from placeit.workbench.options import Constraints
 
     check_objective(objective)
     for one in placer or ():
         parse_placer(one)  # is it misspelt, or is a package missing?
-    pins, caps = parse_pins(pin or ()), parse_caps(memory or ())
-    cluster = find_cluster(
+    constraints = Constraints(parse_pins(pin or ()), parse_caps(memory or ()), options.max_groups, options.tolerance)
+    cluster = discover(
         reach_nodes(options.devices, options.ray_address, options.compress, options.patience), precision=options.precision.value
     )
     model = options.load()
@@ -141,61 +141,28 @@ def optimize(
         found = find(
             model,
             cluster,
-            placers=placer or None,
-            budget=budget,
-            seed=seed,
             objective=objective,
-            max_groups=options.max_groups,
-            precision=options.precision.value,
-            tolerance=options.tolerance,
-            inputs=inputs,
-            compare_precisions=compare_precisions,
-            cache=cost_cache(options.no_cache),
-            progress=progress,
-            pins=pins,
-            memory=caps,
-            start=start,
-            resume=resume,
+            budget=Budget(budget, resume),
+            candidates=Candidates(placer or None, start, compare_precisions=compare_precisions),
+            seed=seed,
             rate=rate,
+            progress=progress,
+            precision=options.precision.value,
+            inputs=inputs,
+            constraints=constraints,
+            cache=cost_cache(options.no_cache),
         )
 
-    files = [OutputFile(path, "the placement", lambda: found.save(path))]
-    interrupted = found.interrupted
+    interrupted, files = found.interrupted, [OutputFile(path, "the placement", lambda: found.save(path))]
+    written = {"placement_file": str(path), "recording_file": None if record is None else str(record)}
     if record is not None:
-        from placeit.session import Session
-
-        with Session(
-            model,
-            cluster,
-            max_groups=options.max_groups,
-            precision=options.precision.value,
-            tolerance=options.tolerance,
-            inputs=inputs,
-            cache=cost_cache(options.no_cache),
-            pins=pins,
-            memory=caps,
-        ) as session:
-            recorded = session.recording()
-            try:
-                recorded = recorded if interrupted else _recorded(session, found.placement)
-            except KeyboardInterrupt:  # the answer is there
-                interrupted = True
-                session.hurry()
-            except PlaceitError as error:
-                _log.warning("The search is recorded without runs of its answer: %s", error)
-        files += files_of(replace(recorded, search=as_json.search(found, path, record)), {"recording": record})
+        try:
+            recorded = found.described if interrupted else found.recorded
+        except KeyboardInterrupt:  # the answer is there
+            interrupted, recorded = True, found.described
+        except PlaceitError as error:
+            _log.warning("The search is recorded without runs of its answer: %s", error)
+            recorded = found.described
+        files += files_of(replace(recorded, search=as_json.search(found) | written), {"recording": record})
     shown = partial(as_text.optimized, found=found, path=path, recording=record)
-    return Output(as_json.optimized(found, path, record), shown, INTERRUPTED if interrupted else 0, files)
-
-
-def _recorded(session: Session, placement: Placement) -> Recording:
-    """Run a placement a few times, if its devices are real, and record that."""
-    if session.home_of(placement) is session:
-        for one in placement.every:
-            session.divide(one, by_segments=True)
-    home = session.home_of(placement)
-    if not home.executable:
-        home.profile()
-        return home.planned(placement)
-    home.recall()
-    return home.recording(home.run_at(placement, requests=_RECORDED) if placement.replicas else home.run(placement))
+    return Output(found.to_dict() | written, shown, INTERRUPTED if interrupted else 0, files)

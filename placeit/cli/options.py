@@ -167,16 +167,16 @@ class SessionOptions(GroupOptions):
     def session(self, cluster: Cluster | None = None, graph: str = "") -> Session:
         """Open the model on a cluster, or on the devices of the command line."""
         from placeit.session import Session
+        from placeit.workbench.options import Constraints
 
         devices = reach_nodes(self.devices, self.ray_address, self.compress, self.patience) if cluster is None else cluster
         model = self.load()
         return Session(
             model,
             devices,
-            max_groups=self.max_groups,
             precision=self.precision.value,
-            tolerance=self._tolerance(),
             inputs=self.arrays(model),
+            constraints=Constraints(max_groups=self.max_groups, tolerance=self._tolerance()),
             cache=cost_cache(self.no_cache),
             graph=graph,
         )

@@ -55,7 +55,7 @@ def open_session(
         FileError, PlacementError: a placement cannot be read, or does not fit the model and the devices; names the file.
     """
     from placeit.core.placement import Placement
-    from placeit.devices.clusterfile import find_cluster
+    from placeit.devices.clusterfile import discover
     from placeit.devices.plain import whole_devices
 
     placements = [Placement.load(path) for path in files]
@@ -64,13 +64,11 @@ def open_session(
     several = [name for placement in placements if len(placement.device_names) > 1 for name in placement.device_names]
     reach_nodes(named if options.devices is None else options.devices, options.ray_address, options.compress, options.patience)
     with contextlib.suppress(DeviceError, UsageError):  # a placement on a plain device names what other placements share
-        found, onnx = find_cluster(list(dict.fromkeys(several))), options.model.suffix.lower() == ".onnx"
+        found, onnx = discover(list(dict.fromkeys(several))), options.model.suffix.lower() == ".onnx"
         whole = {device.name for device in whole_devices(found, onnx=onnx)}
         named = [name for name in named if name not in whole]
     try:
-        cluster = find_cluster(
-            named if options.devices is None and named else options.devices, precision=options.precision.value
-        )
+        cluster = discover(named if options.devices is None and named else options.devices, precision=options.precision.value)
     except (DeviceError, UsageError) as error:
         if options.devices is not None or not named:
             raise

@@ -83,7 +83,7 @@ def profile(
         costs = session.profile(check=True, progress=progress)
         found = ProfileReport(str(session.model.path), session.precision, session.grouping, costs, session.compiling.kinds)
         recorded = session.recording()
-    data = as_json.profile(found)
+    data = found.to_dict()
     files = files_of(replace(recorded, costs=data), {"recording": output})
     if csv is not None:
         files.append(OutputFile(csv, "the table of costs", lambda: write_text(csv, as_csv.profile(found))))
@@ -103,6 +103,7 @@ def _placement(
     from placeit.profiler.profile_report import ProfileReport
     from placeit.runtime.load import RateReport
     from placeit.runtime.run_report import RunReport
+    from placeit.workbench.options import Traffic
 
     report: RunReport | RateReport
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
@@ -110,14 +111,13 @@ def _placement(
         costs = home.profile(check=True, progress=progress)
         with naming(placement):
             if chosen.replicas:
-                seconds = 10.0 if length.duration is None else length.duration
-                requests = runs if length.duration is None else None
-                report = home.run_at(chosen, requests=requests, seconds=seconds, warmup=length.warmup)
+                lasting = Traffic(requests=runs) if length.duration is None else Traffic(seconds=length.duration)
+                report = home.run(chosen, traffic=lasting, warmup=length.warmup)
             else:
                 report = home.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
         found = ProfileReport(str(home.model.path), home.precision, home.grouping, costs, home.compiling.kinds)
         interrupted = report.interrupted if isinstance(report, RunReport) else report.served.interrupted
-        recorded = replace(home.recording(report, ops=not interrupted), costs=as_json.profile(found))
+        recorded = replace(home.recording(report, ops=not interrupted), costs=found.to_dict())
     shown = partial(as_text.recording, found=recorded, files=paths, failed=report.failed)
     code = INTERRUPTED if interrupted else 0 if report.failed is None else FAILED
     data = as_json.recording(recorded, placement, paths) | {"failed": report.failed, "interrupted": interrupted}

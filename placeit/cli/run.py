@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,11 +20,13 @@ from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
 from placeit.core.files import write_text
 from placeit.core.interrupts import INTERRUPTED
-from placeit.report import as_csv, as_json, as_text
+from placeit.report import as_csv, as_text
 
 if TYPE_CHECKING:
     from placeit.core.placement import Placement
     from placeit.profiler.costs import Progress
+    from placeit.runtime.load import RateReport
+    from placeit.runtime.run_report import RunReport
     from placeit.session import Session
 
 __all__ = ["EXAMPLES", "run"]
@@ -147,7 +149,7 @@ def run(
         files.append(OutputFile(outputs, "the outputs of the model", lambda: write_tensors(outputs, report.outputs)))
     written = {"trace": trace, "recording": record, "outputs": outputs, "csv": csv}
     code = INTERRUPTED if report.interrupted else 0 if report.failed is None else FAILED
-    return Output(as_json.run(report, placement, written), partial(as_text.run, report=report, files=written), code, files)
+    return Output(_data(report, placement, written), partial(as_text.run, report=report, files=written), code, files)
 
 
 def _known(session: Session, chosen: Placement, progress: Progress | None) -> Session:
@@ -180,22 +182,20 @@ def _under_load(
     terminal: Terminal,
 ) -> Output:
     """Run a placement with several requests in flight."""
-    from placeit.runtime.serving import QUEUE
+    from placeit.workbench.options import Traffic
 
+    asked = {name: getattr(load, name) for name in ("rate", "requests", "seconds", "queue") if getattr(load, name) is not None}
+    traffic = Traffic(arrivals=(load.arrivals or Arrivals.CONSTANT).value, seed=load.seed, **asked)
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
         home = _known(session, chosen, progress)
         with naming(placement):
-            report = home.run_at(
-                chosen,
-                load.rate,
-                requests=load.requests,
-                seconds=10.0 if load.seconds is None else load.seconds,
-                arrivals=(load.arrivals or Arrivals.CONSTANT).value,
-                seed=load.seed,
-                queue=QUEUE if load.queue is None else load.queue,
-                warmup=length.warmup,
-            )
+            report = home.run(chosen, traffic=traffic, warmup=length.warmup)
         ops = paths["recording"] is not None and not report.served.interrupted
         files = files_of(home.recording(report, ops=ops), paths) if any(paths.values()) else []
     code = INTERRUPTED if report.served.interrupted else 0 if report.failed is None else FAILED
-    return Output(as_json.rate(report, placement, paths), partial(as_text.rate, report=report, files=paths), code, files)
+    return Output(_data(report, placement, paths), partial(as_text.rate, report=report, files=paths), code, files)
+
+
+def _data(report: RunReport | RateReport, placement: Path, files: Mapping[str, Path | None]) -> dict[str, Any]:
+    written = {f"{what}_file": None if path is None else str(path) for what, path in files.items()}
+    return {"model": report.model, "placement_file": str(placement)} | report.to_dict() | written

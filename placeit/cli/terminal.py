@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from placeit.report.as_json import jsonable
+from placeit.core.jsonable import jsonable
 from placeit.report.text import printable
 
 if TYPE_CHECKING:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from placeit.core.address import Address
 from placeit.core.errors import ClusterError, DeviceError
 
-__all__ = ["Cluster", "Device", "Link", "Power"]
+__all__ = ["Cluster", "Device", "Link", "Power", "links_to_list"]
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,12 @@ class Cluster:
         """Device names, in order."""
         return tuple(device.name for device in self.devices)
 
+    @property
+    def emulated_names(self) -> list[str]:
+        """Names of devices and links that are slowed down on purpose."""
+        devices = [device.name for device in self.devices if device.emulated]
+        return devices + [f"{src} -> {dst}" for (src, dst), link in self.links.items() if link.origin == "emulated"]
+
     def missing_links(self) -> list[tuple[str, str]]:
         """Ordered pairs of distinct devices whose link is not known yet."""
         return [(a, b) for a in self.names for b in self.names if a != b and (a, b) not in self.links]
@@ -186,3 +194,17 @@ class Cluster:
                 if i != j:
                     matrix[i, j] = getattr(self.links[src, dst], what)
         return matrix
+
+
+def links_to_list(known: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
+    """Return links between devices as JSON has them; a bandwidth too high to be measured is null."""
+    return [
+        {
+            "src": src,
+            "dst": dst,
+            "bandwidth_bytes_per_s": link.bandwidth if math.isfinite(link.bandwidth) else None,
+            "latency_s": link.latency,
+            "origin": link.origin,
+        }
+        for (src, dst), link in known.items()
+    ]

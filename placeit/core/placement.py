@@ -50,6 +50,7 @@ class Placement:
         replicas: further placements of the same ops on other devices, each of which serves whole requests like this one; they
             have no replicas themselves.
         conditions: under which it was found; None if that is not known.
+        result: what :meth:`placeit.Optimized.to_dict` says of how it was found; None if that is not known.
     """
 
     op_names: tuple[str, ...]
@@ -59,6 +60,7 @@ class Placement:
     segments: NDArray[np.int32] | None = None
     replicas: tuple[Placement, ...] = ()
     conditions: Conditions | None = None
+    result: Mapping[str, Any] | None = None
 
     @property
     def every(self) -> tuple[Placement, ...]:
@@ -81,13 +83,17 @@ class Placement:
     def save(self, path: str | Path) -> None:
         """Write the placement as JSON, one op per line, so that ``diff`` can compare two placements.
 
-        With replicas the file has version 3, else with segments 2, and without them version 1.
+        With replicas the file has version 3, else with segments 2, and without them version 1. The result, if there is one, has
+        a line for each of its entries.
         """
         version = 3 if self.replicas else 1 if self.segments is None else 2
         head = {"format": "placeit-placement", "version": version, "graph": self.graph_hash, "devices": list(self.device_names)}
         if self.conditions is not None:
             head |= self.conditions.to_dict()
         text = json.dumps(head, indent=2)[:-2] + ",\n" + self._body()
+        if self.result is not None:
+            lines = (f"    {json.dumps(name)}: {json.dumps(value)}" for name, value in self.result.items())
+            text += ',\n  "result": {\n' + ",\n".join(lines) + "\n  }"
         if self.replicas:
             text += ',\n  "replicas": [' + ", ".join("{\n" + one._body() + "\n  }" for one in self.replicas) + "]"
         write_text(Path(path), text + "\n}\n")
@@ -115,7 +121,10 @@ class Placement:
             raise PlacementError(f"{path}: replicas serve whole requests on devices of their own; two of them use {shared[0]}.")
         if any(set(one.op_names) != set(first.op_names) for one in others):
             raise PlacementError(f"{path}: replicas place the same ops, and one of them places others than the first.")
-        return replace(first, replicas=tuple(others), conditions=_conditions(path, data))
+        result = data.get("result")
+        if not isinstance(result, dict | None):
+            raise PlacementError(f"{path}: 'result' is a mapping, as of 'placeit optimize --json'.")
+        return replace(first, replicas=tuple(others), conditions=_conditions(path, data), result=result)
 
     def segments_for(self, op_names: Sequence[str]) -> NDArray[np.int32] | None:
         """Segment of each of the given ops, matched by name, ``int32[V]``; None if segments are still to be planned."""

@@ -6,8 +6,8 @@ May import ``core``. Read :mod:`~placeit.devices.names` first, then :mod:`~place
 from __future__ import annotations
 
 from placeit.core.address import Address
+from placeit.devices.clusterfile import discover
 from placeit.devices.described import catalog, roofline_seconds
-from placeit.devices.discovery import available, discover
 from placeit.devices.names import parse_device, parse_devices
 
-__all__ = ["Address", "available", "catalog", "discover", "parse_device", "parse_devices", "roofline_seconds"]
+__all__ = ["Address", "catalog", "discover", "parse_device", "parse_devices", "roofline_seconds"]

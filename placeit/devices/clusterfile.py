@@ -15,10 +15,10 @@ from placeit.core.files import write_text
 from placeit.core.strictyaml import Node, StrictYaml, nearest
 from placeit.core.units import format_quantity
 from placeit.devices.described import FIGURES, catalog
-from placeit.devices.discovery import discover, resolve
+from placeit.devices.discovery import named, resolve
 from placeit.devices.names import check_distinct, found_kind, parse_device
 
-__all__ = ["find_cluster", "names_file", "read_cluster", "write_cluster"]
+__all__ = ["discover", "names_file", "read_cluster", "write_cluster"]
 
 _DEVICE_KEYS = ("runs_on", "slowdown", "catalog", "full_name", *FIGURES, "tags")
 _FIELDS = {
@@ -31,17 +31,17 @@ _DEFAULTS = {"memory": float("inf"), "op_overhead": 0.0, "idle_power": 0.0}
 _LINK_KEYS = ("bandwidth", "latency")
 
 
-def find_cluster(spec: Cluster | str | Path | Sequence[str] | None = None, *, precision: str = "f32") -> Cluster:
+def discover(spec: Cluster | str | Path | Sequence[str] | None = None, *, precision: str = "f32") -> Cluster:
     """Make a cluster from a cluster file (``*.yaml``, ``*.yml``), from device names, or from nothing (``auto``).
 
     ``auto`` leaves out devices that do not compute in ``precision``. Raises what :func:`read_cluster` and
-    :func:`placeit.devices.discover` raise.
+    :func:`placeit.devices.discovery.named` raise.
     """
     if isinstance(spec, Cluster):
         return spec
     if isinstance(spec, Path) or (isinstance(spec, str) and names_file(spec)):
         return read_cluster(spec)
-    return discover(spec, precision=precision)
+    return named(spec, precision=precision)
 
 
 def names_file(spec: str) -> bool:

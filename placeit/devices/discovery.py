@@ -25,13 +25,13 @@ from placeit.devices.trial import why_unusable
 
 _log = logging.getLogger("placeit")
 
-__all__ = ["automatic", "available", "discover", "other_names", "resolve", "tried"]
+__all__ = ["automatic", "available", "named", "other_names", "resolve", "tried"]
 
 _PACKAGES = {"ort": "onnxruntime", "torch": "torch"}
 """What has to be installed for each runtime that is asked for by name."""
 
 
-def discover(spec: str | Sequence[str] | None = None, *, precision: str = "f32") -> Cluster:
+def named(spec: str | Sequence[str] | None = None, *, precision: str = "f32") -> Cluster:
     """Find the named devices on this machine.
 
     Args:
@@ -54,7 +54,7 @@ def discover(spec: str | Sequence[str] | None = None, *, precision: str = "f32")
 
 
 def resolve(addresses: Sequence[Address]) -> list[Device]:
-    """Find what is at some addresses, of this machine or of connected nodes. Raises DeviceError; see :func:`discover`."""
+    """Find what is at some addresses, of this machine or of connected nodes. Raises DeviceError; see :func:`named`."""
     core = openvino_core()
     devices = [_resolve(core, address) for address in addresses]
     if any(address.node for address in addresses):
@@ -90,7 +90,7 @@ def other_names(device: Device) -> list[str]:
 
 
 def automatic(found: Sequence[Device], precision: str = "f32") -> Cluster:
-    """Choose among OpenVINO's devices as ``auto`` does (:func:`discover`). Raises DeviceError if none of them can be used."""
+    """Choose among OpenVINO's devices as ``auto`` does (:func:`named`). Raises DeviceError if none of them can be used."""
     chosen, others = list[Device](), list[str]()
     for device in found:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
-from typing import Protocol, cast
+from typing import Protocol
 
 from placeit.core.cluster import Device
 from placeit.core.registry import entry_table, load_entry
@@ -36,4 +36,5 @@ def plugin_kinds() -> dict[str, EntryPoint]:
 
 def load_finder(kind: str) -> Finder:
     """Import a plug-in's kind of device. Raises UsageError if it cannot be."""
-    return cast("Finder", load_entry("kind of device", plugin_kinds(), kind))
+    finder: Finder = load_entry("kind of device", plugin_kinds(), kind)
+    return finder

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +21,18 @@ from placeit.devices.plain import other_precision
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import Measurement
-from placeit.session import Session
+from placeit.runtime.measure import Measurement, Ratio
+from placeit.workbench import Workbench
 
 __all__ = [
+    "NOT_RUN",
     "Alone",
     "Candidate",
+    "Facts",
     "Raced",
     "alone_on",
     "in_other_precision",
+    "interval",
     "known_value",
     "measured_median",
     "plain_candidates",
@@ -36,6 +40,8 @@ __all__ = [
 ]
 
 
+NOT_RUN = OutputDifference(math.nan, math.nan, not_checked="it was not run", not_finite=math.nan)
+"""Output error of a candidate that was not run."""
 _COPIES = 2  # of the weights that there has to be room for before plain ONNX Runtime is opened
 _log = logging.getLogger("placeit")
 
@@ -141,6 +147,50 @@ class Candidate:
         """Number of programs that run."""
         return sum(len(plan.programs) for plan in self.plans)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "name": self.name,
+            "placer": self.placer,
+            "plain": self.plain,
+            "simulated_s": self.simulated_s,
+            "measured_s": None if self.measured is None else self.measured.median,
+            "ci_s": interval(self.measured),
+            "race": self.race,
+            "simulated_value": self.simulated_value,
+            "value_from_runs": None if self.value is None else self.value.median,
+            "value_ci": interval(self.value),
+            "devices": self.placement.counts(),
+            "segments": self.segments,
+            "replicas": len(self.plans),
+            "output_error": (self.output_error or NOT_RUN).to_dict(),
+            "measured_earlier": self.earlier,
+            "failed": self.failed,
+            "not_run": self.not_run if self.measured is None else None,
+        }
+
+
+class Facts(TypedDict, total=False):
+    """What a search learns of a candidate, by the attribute of :class:`Candidate`."""
+
+    plan: Plan
+    replicas: tuple[Plan, ...]
+    used: tuple[str, ...]
+    given: bool
+    measured: Measurement | None
+    value: Measurement | None
+    cost: float | None
+    steady: bool
+    segment_s: NDArray[np.float64] | None
+    race: int | None
+    final: bool
+    earlier: bool
+    output_error: OutputDifference | None
+    failed: str | None
+    no_room: bool
+    not_run: str | None
+    late: bool
+
 
 @dataclass(frozen=True, eq=False)
 class Alone:
@@ -151,7 +201,7 @@ class Alone:
         busy: ``float64[D]``, 1 for the devices of the cluster that have nothing else to run on meanwhile, 0 for the others.
     """
 
-    session: Session
+    session: Workbench
     busy: NDArray[np.float64]
 
     @property
@@ -175,7 +225,7 @@ class Raced:
     measured: Mapping[str, Measurement]
 
 
-def plain_candidates(session: Session, problem: Problem) -> list[tuple[Candidate, Alone]]:
+def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, Alone]]:
     """Plain devices of a session's cluster that can run the model whole; none if an op is pinned to another one."""
     devices = session.cluster.devices
     apart = session.cluster.apart()  # no core counts twice
@@ -197,7 +247,7 @@ def plain_candidates(session: Session, problem: Problem) -> list[tuple[Candidate
     return found
 
 
-def _refusal(home: Session) -> str | None:
+def _refusal(home: Workbench) -> str | None:
     """Why the runtime of a plain device cannot open a model; None if it can. What it opens stays open for the races."""
     try:
         home.executor(alone_on(home, "").plan).close()
@@ -207,7 +257,7 @@ def _refusal(home: Session) -> str | None:
 
 
 def in_other_precision(
-    session: Session, singles: Sequence[Candidate], homes: Mapping[str, Alone]
+    session: Workbench, singles: Sequence[Candidate], homes: Mapping[str, Alone]
 ) -> tuple[list[tuple[Candidate, Alone]], list[str]]:
     """The plain devices, or without any every single device, once more in another precision.
 
@@ -237,7 +287,7 @@ def in_other_precision(
     return others, missing
 
 
-def alone_on(session: Session, name: str, *, placer: str = "single", plain: bool = False, of: str | None = None) -> Candidate:
+def alone_on(session: Workbench, name: str, *, placer: str = "single", plain: bool = False, of: str | None = None) -> Candidate:
     """The whole model on the only device of a session, where nothing was profiled."""
     groups = np.zeros(len(session.grouping.groups), np.int32)
     plan = Segmenter(session.grouping, Costs.zero(len(groups), session.cluster)).plan(groups)
@@ -260,3 +310,8 @@ def known_value(candidate: Candidate) -> float:
     """The objective of a candidate, as it was measured, or else simulated; ``inf`` if it was neither."""
     simulated = math.inf if candidate.simulated_value is None else candidate.simulated_value
     return simulated if candidate.value is None else candidate.value.median
+
+
+def interval(of: Measurement | Ratio | None) -> tuple[float | None, float | None]:
+    """Ends of a confidence interval; None where nothing was measured."""
+    return (None, None) if of is None else (of.ci_low, of.ci_high)

@@ -11,7 +11,7 @@ from placeit.optimizer.candidates import plain_candidates
 from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.measure import FAILURES, median_interval
-from placeit.session import Session
+from placeit.workbench import Workbench
 
 __all__ = ["MARGIN", "Excluded", "excluded"]
 
@@ -40,7 +40,7 @@ class Excluded:
         )
 
 
-def excluded(session: Session, core: NDArray[np.float64]) -> Excluded | None:
+def excluded(session: Workbench, core: NDArray[np.float64]) -> Excluded | None:
     """Say why no split can be faster than a plain device; None if some split may be, or if that is not known.
 
     Args:

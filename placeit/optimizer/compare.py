@@ -6,15 +6,18 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from placeit.core.cluster import Cluster
 from placeit.core.errors import ExecutionError, PlacementError, UsageError
+from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
 from placeit.core.views import Shown
-from placeit.optimizer.candidates import Alone, Candidate, alone_on, measured_median, plain_candidates
+from placeit.optimizer.candidates import Alone, Candidate, alone_on, interval, measured_median, plain_candidates
+from placeit.optimizer.ledger import compiled_since
 from placeit.optimizer.races import Races
 from placeit.optimizer.references import enter_references
 from placeit.optimizer.replicas import replicated
@@ -22,8 +25,8 @@ from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.measure import WARMUP, Ratio, check_length, faster_in_any_opening
-from placeit.session import Session
 from placeit.simulator.objectives import Latency, Objective, Throughput, check_objective, get_objective
+from placeit.workbench import Workbench
 
 __all__ = ["Comparison", "check_compared", "compare"]
 
@@ -69,9 +72,47 @@ class Comparison(Shown):
             for name in self.singles
         }
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON has it, which is what ``placeit compare --json`` prints; names are files there."""
+
+        def row(candidate: Candidate) -> dict[str, Any]:
+            measured, error = candidate.measured, candidate.output_error
+            return {
+                "name": candidate.name,
+                "placement_file": candidate.name if candidate.placer == "given" else None,
+                "segments": candidate.segments,
+                "replicas": len(candidate.plans),
+                "devices": candidate.placement.counts(),
+                "simulated_s": candidate.simulated_s,
+                "measured_s": None if measured is None else measured.median,
+                "p95_s": None if measured is None else measured.p95,
+                "ci_s": interval(measured),
+                "speedup_over": {
+                    single: None if ratio is None else {"ratio": ratio.ratio, "ci": interval(ratio)}
+                    for single, ratio in self.speedups(candidate).items()
+                },
+                "output_error": None if error is None else error.to_dict(),
+                "failed": candidate.failed,
+            }
+
+        return jsonable_dict(
+            {
+                "model": self.model,
+                "objective": self.objective.name,
+                "rounds": self.rounds,
+                "warmup": self.warmup,
+                "duration_s": self.duration_s,
+                "candidates": [row(candidate) for candidate in self.candidates],
+                "references": [row(one) | {"used": list(one.used), "not_run": one.not_run} for one in self.references],
+                "emulated": self.cluster.emulated_names,
+                "interrupted": self.interrupted,
+                "compiling": {kind: vars(one) for kind, one in self.compiling.items()},
+            }
+        )
+
 
 def compare(
-    session: Session,
+    session: Workbench,
     placements: Mapping[str, Placement],
     *,
     objective: str = "latency",
@@ -139,7 +180,7 @@ def compare(
         duration_s=duration,
         interrupted=interrupted,
         cluster=session.cluster,
-        compiling=session.compiling.kinds,
+        compiling=compiled_since({}, session.compiling.kinds),
     )
 
 
@@ -184,7 +225,7 @@ def check_compared(objective: str) -> None:
         )
 
 
-def _planned(session: Session, segmenter: Segmenter, name: str, placement: Placement) -> list[Plan]:
+def _planned(session: Workbench, segmenter: Segmenter, name: str, placement: Placement) -> list[Plan]:
     """Plan a placement, and its replicas."""
     try:
         return [session.plan_of(one, segmenter) for one in placement.every]

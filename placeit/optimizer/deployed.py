@@ -114,7 +114,7 @@ class Deployed:
         with contextlib.ExitStack() as stack:
             self.executors = [stack.enter_context(contextlib.closing(each())) for each in open_each]
             for i, executor in enumerate(self.executors[: len(self._fewest)]):
-                least = 0 if i in self._pipelines else _TURNS * executor.requests
+                least = 0 if i in self._pipelines else _TURNS * executor.in_flight
                 self._fewest[i], self._lengths[i] = max(self._fewest[i], least), max(self._lengths[i], least)
             self._workers = [stack.enter_context(contextlib.closing(Worker("placeit replica"))) for _ in self.executors[1:]]
             self._stack = stack.pop_all()

@@ -20,8 +20,8 @@ from placeit.profiler.cache import are_times
 from placeit.profiler.kept import cost_key
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Measurement
-from placeit.session import Session
 from placeit.simulator.objectives import Objective
+from placeit.workbench import Workbench
 
 __all__ = ["Journal", "Known", "open_journal"]
 
@@ -256,7 +256,7 @@ def _are_numbers_below(value: Any, count: int, limit: int) -> bool:
     )
 
 
-def open_journal(path: Path, session: Session, objective: Objective) -> Journal:
+def open_journal(path: Path, session: Workbench, objective: Objective) -> Journal:
     """Open the file of a search for the best placement by an objective.
 
     Raises:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple
 from typing import NamedTuple
 
 from placeit.core import clock
+from placeit.runtime.compiling import Compiled
 
-__all__ = ["COMPILING", "DECIDING", "LOADING", "MEASURING", "PROFILING", "REST", "Item", "Ledger"]
+__all__ = ["COMPILING", "DECIDING", "LOADING", "MEASURING", "PROFILING", "REST", "Item", "Ledger", "compiled_since"]
 
 
 class Item(NamedTuple):
@@ -57,3 +59,9 @@ class Ledger:
         self.seconds[item] = self.seconds.get(item, 0.0) + now - self._since
         self._since = now
         return sum(self.seconds.values())
+
+
+def compiled_since(before: Mapping[str, Compiled], now: Mapping[str, Compiled]) -> dict[str, Compiled]:
+    """Return what was compiled meanwhile, by kind of device."""
+    pairs = {kind: zip(astuple(one), astuple(before.get(kind, Compiled())), strict=True) for kind, one in now.items()}
+    return {kind: Compiled(*(late - early for late, early in counts)) for kind, counts in pairs.items()}

@@ -21,8 +21,8 @@ from placeit.planning.segments import Costs, Plan
 from placeit.profiler.costs import Progress
 from placeit.runtime.budget import CHECKS, HOPELESS
 from placeit.runtime.measure import Measurement, Ratio, faster
-from placeit.session import Session
 from placeit.simulator.objectives import get_objective
+from placeit.workbench import Workbench
 
 __all__ = ["MeasuredCost", "MeasuredOutcome", "Winner"]
 
@@ -111,7 +111,7 @@ class MeasuredCost:
 
     def __init__(
         self,
-        session: Session,
+        session: Workbench,
         objective: str = "latency",
         *,
         journal: str | Path | None = None,

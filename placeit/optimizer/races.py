@@ -9,14 +9,15 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
 from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
+from placeit.core.narrowing import narrowed
 from placeit.devices.host import free_bytes
-from placeit.optimizer.candidates import Alone, Candidate, Raced
+from placeit.optimizer.candidates import Alone, Candidate, Facts, Raced
 from placeit.optimizer.deployed import Deployed, ReferenceRun, run_lengths
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, Ledger
@@ -29,11 +30,11 @@ from placeit.runtime.budget import TRIFLE_S
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
 from placeit.runtime.plan_executor import with_room
-from placeit.session import Session
 from placeit.simulator.objectives import Objective
+from placeit.workbench import Workbench
 
 if TYPE_CHECKING:
-    from placeit.backends.openvino.model import OpenVinoModel
+    pass
 
 __all__ = ["Races", "reason_of", "too_late"]
 
@@ -68,7 +69,7 @@ class Races:
 
     def __init__(
         self,
-        session: Session,
+        session: Workbench,
         objective: Objective,
         deadline: float,
         seed: int,
@@ -104,12 +105,12 @@ class Races:
             self.homes[candidate.name] = alone
         return candidate
 
-    def learn_of(self, name: str, **facts: Any) -> Candidate:
+    def learn_of(self, name: str, **facts: Unpack[Facts]) -> Candidate:
         """Replace a candidate by one of which more is known, and return that."""
         self.known[name] = replace(self.known[name], **facts)
         return self.known[name]
 
-    def home(self, name: str) -> Session:
+    def home(self, name: str) -> Workbench:
         """The session that runs a candidate."""
         alone = self.homes.get(name)
         return self.session if alone is None else alone.session
@@ -131,9 +132,10 @@ class Races:
         """Open what serves a candidate's requests, of which many are in flight if the objective says so."""
         home, steady = self.home(candidate.name), self.objective.steady
         if candidate.reference is not None:
+            from placeit.backends.openvino.model import OpenVinoModel
             from placeit.backends.openvino.own_mode import OwnModeRunner
 
-            model = cast("OpenVinoModel", home.model)
+            model = narrowed(OpenVinoModel, home.model)
             open_it = functools.partial(OwnModeRunner, model, candidate.reference, home.precision)
             return ReferenceRun(open_it, lambda: max(_PATIENCE_S, self.left()))
         opened = [
@@ -412,7 +414,7 @@ class Races:
                 self.fail(name, why)
         return self.known[name].failed is None
 
-    def _compare_references(self, other: Session) -> None:
+    def _compare_references(self, other: Workbench) -> None:
         """Say, once, if two runtimes do not agree on what the whole model computes."""
         if self._compared:
             return
@@ -427,7 +429,7 @@ class Races:
                 said,
             )
 
-    def checking(self, name: str) -> Session:
+    def checking(self, name: str) -> Workbench:
         """The session whose reference a candidate's outputs are compared with: its own where another runtime runs it whole."""
         return self.home(name) if self.is_onnxruntime(name) else self.session
 
@@ -438,8 +440,8 @@ class Races:
     def fail(self, name: str, why: BaseException | str) -> None:
         """Put a candidate out: what was measured of it counts no more."""
         failed, no_room = why if isinstance(why, str) else reason_of(why), isinstance(why, NoRoomError | MemoryError)
-        nothing = dict.fromkeys(("measured", "value", "cost", "segment_s", "race"))
-        self.learn_of(name, failed=failed, no_room=no_room, final=False, **nothing)
+        self.learn_of(name, measured=None, value=None, cost=None, segment_s=None, race=None, final=False)
+        self.learn_of(name, failed=failed, no_room=no_room)
 
 
 def steady(value: Measurement, beside: Measurement) -> bool:
@@ -458,7 +460,7 @@ def steady(value: Measurement, beside: Measurement) -> bool:
     return not any(a.max() * _SHIFT < b.min() or b.max() * _SHIFT < a.min() for a, b in parts)
 
 
-def too_late(takes: float, left: float) -> dict[str, Any]:
+def too_late(takes: float, left: float) -> Facts:
     """Return what to note about a candidate that takes longer to compile than there is time left."""
     return {"not_run": f"compiling it takes about {takes:.3g} s, and {max(0.0, left):.3g} s are left for it", "late": True}
 

@@ -7,15 +7,16 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.cluster import Cluster
+from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Conditions, Placement
 from placeit.core.views import Drawn
-from placeit.optimizer.candidates import Candidate, Raced
+from placeit.optimizer.candidates import NOT_RUN, Candidate, Raced, interval
 from placeit.optimizer.references import Reference
 from placeit.optimizer.service import Service
 from placeit.planning.segments import Profiled
@@ -24,8 +25,9 @@ from placeit.runtime.compiling import Compiled
 from placeit.runtime.measure import Ratio, faster_in_any_opening
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
-from placeit.session import Session
 from placeit.simulator.objectives import Objective
+from placeit.workbench import Workbench
+from placeit.workbench.options import Traffic
 
 __all__ = ["Optimized", "OtherPrecision", "Spent", "Unplanned"]
 
@@ -162,7 +164,7 @@ class Optimized(Drawn):
     profiled: Profiled | None
     conditions: Conditions
     curves: Mapping[str, Sequence[float]]
-    _again: Callable[[], Session] = field(repr=False)
+    _again: Callable[[], Workbench] = field(repr=False)
     _open: Callable[[], Runtime] = field(repr=False)
 
     def __repr__(self) -> str:
@@ -194,9 +196,71 @@ class Optimized(Drawn):
         beside = self.races[candidate.race].measured.get(other.name)
         return None if beside is None else faster_in_any_opening(beside, candidate.measured)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON has it, which is what ``placeit optimize --json`` prints."""
+        return jsonable_dict(
+            {
+                "model": self.model,
+                "graph": {"ops": self.ops, "edges": self.edges, "groups": self.groups},
+                "objective": self.objective.name,
+                "objective_unit": self.objective.unit,
+                "chosen": self.chosen.to_dict(),
+                "candidates": [candidate.to_dict() for candidate in self.candidates],
+                "races": [{"what": race.what, "rounds": race.rounds, "candidates": list(race.measured)} for race in self.races],
+                "unplanned": [{"name": one.name, "placer": one.placer, "failed": one.failed} for one in self.unplanned],
+                "precisions": [
+                    other.row.to_dict() | {"of": other.of} | _ratio_to_dict(other.ratio) for other in self.precisions
+                ],
+                "without_precisions": list(self.without_precisions),
+                "references": [
+                    one.row.to_dict()
+                    | {
+                        "target": None if one.row.reference is None else one.row.reference.target,
+                        "used": list(one.row.used),
+                    }
+                    | _ratio_to_dict(one.ratio)
+                    for one in self.references
+                ],
+                "best_single": None if self.best_single is None else self.best_single.to_dict(),
+                "speedup": None if self.speedup is None else self.speedup.ratio,
+                "speedup_ci": None if self.speedup is None else interval(self.speedup),
+                "reason": self.reason,
+                "bound_s": self.bound_s,
+                "throughput": None if self.service is None else self.service.to_dict(),
+                "output_error": (self.chosen.output_error or NOT_RUN).to_dict(),
+                "simulator": {name: (self.simulator_error or {}).get(name) for name in ("mape", "pearson", "spearman")},
+                "budget": {
+                    "asked_s": self.asked_s,
+                    "spent_s": self.spent_s,
+                    "compiling_s": self.compiling_s,
+                    "least_s": self.least_s,
+                },
+                "compiling": {kind: vars(one) for kind, one in self.compiling.items()},
+                "spending": [
+                    {
+                        "what": one.what,
+                        "placer": one.placer,
+                        "seconds": one.seconds,
+                        "proposed": one.proposed,
+                        "new": one.fresh,
+                        "simulated_value": one.simulated_value,
+                        "measured_value": one.measured_value,
+                        "role": one.role,
+                        "note": one.note,
+                    }
+                    for one in self.spending
+                ],
+                "interrupted": self.interrupted,
+                "pins": dict(self.pins),
+                "memory_limits": dict(self.memory),
+                "profiled": None if self.profiled is None else self.profiled.to_dict(),
+                "emulated": self.cluster.emulated_names,
+            }
+        )
+
     def save(self, path: str | Path) -> None:
-        """Write the chosen placement. Raises FileError."""
-        self.placement.save(path)
+        """Write the chosen placement with :meth:`to_dict`; :meth:`placeit.Placement.load` reads both. Raises FileError."""
+        replace(self.placement, result=self.to_dict()).save(path)
 
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
         """Run the model once as it was placed, and return its outputs by name.
@@ -225,7 +289,17 @@ class Optimized(Drawn):
             home = session.home_of(placement)
             if not home.executable:
                 return home.planned(placement)
-            return home.recording(home.run_at(placement, requests=_RUNS) if placement.replicas else home.run(placement))
+            try:
+                return home.recording(home.run(placement, traffic=Traffic(requests=_RUNS) if placement.replicas else None))
+            except KeyboardInterrupt:
+                session.hurry()
+                raise
+
+    @functools.cached_property
+    def described(self) -> Recording:
+        """A recording of the model and the devices alone, for which nothing runs."""
+        with self._again() as session:
+            return session.recording()
 
     @functools.cached_property
     def _opened(self) -> tuple[PlanExecutor, Callable[[], object]]:
@@ -244,3 +318,7 @@ class Optimized(Drawn):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _ratio_to_dict(ratio: Ratio | None) -> dict[str, Any]:
+    return {"ratio": None if ratio is None else ratio.ratio, "ratio_ci": interval(ratio)}

@@ -36,9 +36,9 @@ from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
 from placeit.runtime.budget import CHECKS, TRIFLE_S, hopeless, needed
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, faster_in_any_opening, summed_up
-from placeit.session import Session
 from placeit.simulator.objectives import Objective
 from placeit.simulator.simulate import SimulatedCost
+from placeit.workbench import Workbench
 
 __all__ = ["SEARCH", "WORTH_MEASURING", "GoesOn", "Proposal", "Search"]
 
@@ -85,7 +85,7 @@ class Search(Races):
 
     def __init__(
         self,
-        session: Session,
+        session: Workbench,
         objective: Objective,
         deadline: float,
         seed: int,

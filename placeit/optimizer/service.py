@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,18 @@ class Service:
     def sustained(self) -> bool | None:
         """True if all requests are served that arrive; None without a rate."""
         return None if self.rate is None else self.capacity >= self.rate
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "capacity": (self.capacity),
+            "capacity_measured": self.measured,
+            "bottlenecks": [{"name": one.name, "seconds": one.seconds, "busy_s": one.busy} for one in self.bottlenecks],
+            "rate": self.rate,
+            "relative": self.relative,
+            "sustained": self.sustained,
+            "load": {arrivals: report.to_dict() for arrivals, report in self.load.items()},
+        }
 
 
 def service_of(candidate: Candidate, rate: float | None, *, seed: int) -> Service:

@@ -26,8 +26,8 @@ from placeit.placers.exact import Exact
 from placeit.runtime.measure import Race
 from placeit.runtime.pipeline import Pipeline, Stage
 from placeit.runtime.serving import QUEUE, Answer, Outputs, Server
-from placeit.session import Session
 from placeit.simulator.throughput import Bottleneck, ThroughputCost, bottleneck
+from placeit.workbench import Workbench
 
 __all__ = ["ModelStage", "PlacedStages", "place_stages"]
 
@@ -46,7 +46,7 @@ class ModelStage:
     """
 
     name: str
-    session: Session
+    session: Workbench
     split: Callable[[Any], Sequence[Arrays]]
     join: Callable[[Any, Sequence[Outputs]], Any]
 
@@ -151,7 +151,7 @@ def place_stages(stages: Sequence[ModelStage], items: Sequence[Any], *, rounds: 
     return PlacedStages(stages, problem, _best(problem, len(stages), seed), requests, seconds)
 
 
-def _whole(session: Session, names: Sequence[str]) -> Placement:
+def _whole(session: Workbench, names: Sequence[str]) -> Placement:
     """The whole model on each of some devices, in one segment, of which nothing has to be profiled."""
     groups = len(session.grouping.groups)
     first, *others = (

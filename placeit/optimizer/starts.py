@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, PlacementError, UsageError
 from placeit.core.placement import Placement
-from placeit.devices.clusterfile import find_cluster
+from placeit.devices.clusterfile import discover
 from placeit.devices.plain import all_here
 from placeit.optimizer.candidates import Alone, alone_on
 from placeit.optimizer.replicas import enter_given
 from placeit.optimizer.search import Search
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.drivers import drive
-from placeit.session import Session
 from placeit.simulator.objectives import Objective
+from placeit.workbench import Workbench
 
 __all__ = ["Start", "begin_with", "divide_for", "elsewhere", "fitted", "read_starts"]
 
@@ -45,7 +45,7 @@ def read_starts(start: Start | Sequence[Start] | None) -> dict[str, Placement]:
     return found
 
 
-def elsewhere(session: Session, starts: Mapping[str, Placement]) -> dict[str, Device]:
+def elsewhere(session: Workbench, starts: Mapping[str, Placement]) -> dict[str, Device]:
     """Find the starts that are whole models on CPU cores which are no device of the session as such; return their devices.
 
     That is the usual answer of a search: a plain device, or the throughput mode. Those that are not found on this machine are
@@ -69,7 +69,7 @@ def elsewhere(session: Session, starts: Mapping[str, Placement]) -> dict[str, De
     return found
 
 
-def _other_cores(session: Session, placement: Placement) -> Device | None:
+def _other_cores(session: Workbench, placement: Placement) -> Device | None:
     """The device of a placement on CPU cores that are no device of the session as such; None for other placements."""
     names = set(placement.as_dict().values())
     if len(names) > 1 or placement.replicas or not names.isdisjoint(session.cluster.names):
@@ -78,7 +78,7 @@ def _other_cores(session: Session, placement: Placement) -> Device | None:
         if device.name in names:
             return device
     try:
-        (found,) = drive(find_cluster(sorted(names), precision=session.precision), session.model).devices
+        (found,) = drive(discover(sorted(names), precision=session.precision), session.model).devices
     except (DeviceError, UsageError):
         return None
     if not found.core_set or found.where.node:
@@ -87,7 +87,7 @@ def _other_cores(session: Session, placement: Placement) -> Device | None:
     return replace(found, memory_bytes=min(device.memory_bytes for device in (found, *sharing)))
 
 
-def divide_for(session: Session, starts: Mapping[str, Placement]) -> None:
+def divide_for(session: Workbench, starts: Mapping[str, Placement]) -> None:
     """Split the groups that placements divide. Raises PlacementError, which names the placement, if they do not fit."""
     for name, placement in starts.items():
         with _naming(name):
@@ -95,7 +95,7 @@ def divide_for(session: Session, starts: Mapping[str, Placement]) -> None:
                 session.divide(one)
 
 
-def fitted(session: Session, starts: Mapping[str, Placement], objective: Objective) -> dict[str, list[NDArray[np.int32]]]:
+def fitted(session: Workbench, starts: Mapping[str, Placement], objective: Objective) -> dict[str, list[NDArray[np.int32]]]:
     """Device of each group, ``int32[G]``, in each replica of each placement by its name, by the session's costs.
 
     Raises:

@@ -9,7 +9,7 @@ import numpy as np
 from placeit.core.problem import Problem
 from placeit.devices.plain import in_throughput_mode
 from placeit.optimizer.candidates import Alone, Candidate, alone_on
-from placeit.session import Session
+from placeit.workbench import Workbench
 
 __all__ = ["MODE", "throughput_mode"]
 
@@ -17,7 +17,7 @@ MODE = "throughput mode"
 """Who proposes it."""
 
 
-def throughput_mode(session: Session, problem: Problem) -> tuple[Candidate, Alone] | None:
+def throughput_mode(session: Workbench, problem: Problem) -> tuple[Candidate, Alone] | None:
     """Make the candidate: the session's cores as OpenVINO divides them among streams by itself.
 
     There is none with pins, and where they cannot run all ops or may not hold all weights.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -53,6 +56,19 @@ class Profiled:
     def disturbed(self) -> bool:
         """True if times varied by so much that something else kept the machine busy meanwhile."""
         return self.spread > _DISTURBED
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "at": datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds"),
+            "age_s": max(0.0, time.time() - self.at),
+            "other_load_cores": self.load,
+            "cached": self.cached,
+            "cut_groups": self.cut,
+            "groups": self.groups,
+            "predicted_cut_error": self.error,
+            "spread": self.spread,
+        }
 
 
 @dataclass(frozen=True, eq=False)

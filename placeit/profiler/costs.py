@@ -54,7 +54,7 @@ def profile(
     cluster: Cluster,
     runtime: Runtime,
     *,
-    budget: float = 30.0,
+    budget_s: float = 30.0,
     cache: Cache | None = None,
     check: bool = False,
     progress: Progress | None = None,
@@ -82,7 +82,7 @@ def profile(
         grouping: its groups.
         cluster: real devices; links without figures are probed.
         runtime: runs the measurements.
-        budget: seconds to spend, compiling included; between 3 and 12 passes of each kind are made, until their times have
+        budget_s: seconds to spend, compiling included; between 3 and 12 passes of each kind are made, until their times have
             settled. The longer devices compile, the fewer groups are cut off. Where there is no time for three passes, one to
             three are made with groups cut off, alone, and the rest is taken to be zero; what is found so is not kept. The
             first run of anything counts only where there is no time for another.
@@ -100,7 +100,7 @@ def profile(
     can = supported(model, grouping, cluster)
     key = cost_key(grouping, cluster, runtime)
     found = find(cache, key, can) if cache is not None else None
-    afresh = found is not None and check and contradicted(found, grouping, runtime, can, budget * _CHECK_SHARE, progress)
+    afresh = found is not None and check and contradicted(found, grouping, runtime, can, budget_s * _CHECK_SHARE, progress)
     if progress is not None:
         progress("probing links", 0.0)
     links = probe(
@@ -109,13 +109,13 @@ def profile(
         precision=runtime.precision,
         cache=cache,
         afresh=afresh,
-        deadline=begin + budget / 2,
+        deadline=begin + budget_s / 2,
         compiling=runtime.compiling,
     )
     cached = found is not None and not afresh
     if found is None or afresh:
         load, profiling = MachineLoad(), _Profile(grouping, runtime, can, links)
-        measured = profiling.measure(begin + budget, progress, worth, certain)
+        measured = profiling.measure(begin + budget_s, progress, worth, certain)
         if measured is None:
             return profiling.shared()
         if isinstance(measured, Costs):

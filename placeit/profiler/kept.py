@@ -77,7 +77,7 @@ def costs_of(found: Kept, links: LinkCosts, cluster: Cluster, *, cached: bool) -
 
 
 def contradicted(
-    kept: Kept, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], budget: float, progress: Progress | None
+    kept: Kept, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], budget_s: float, progress: Progress | None
 ) -> bool:
     """Return whether the whole model takes another time than when the costs were measured, on some device; says so if it does.
 
@@ -86,9 +86,9 @@ def contradicted(
     """
     before = {d: tuple(ends) for d, ends in enumerate(kept.value["whole"]) if ends is not None}
     once = sum(high for _, high in before.values())
-    if not before or 3 * once > budget:
+    if not before or 3 * once > budget_s:
         return False
-    deadline = clock.now() + budget
+    deadline = clock.now() + budget_s
     if progress is not None:
         progress("checking costs", 0.0)
     groups = len(can)

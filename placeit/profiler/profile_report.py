@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from placeit.core.cluster import links_to_list
+from placeit.core.jsonable import jsonable_dict
 from placeit.core.views import Shown
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs
@@ -30,3 +33,42 @@ class ProfileReport(Shown):
     grouping: Grouping
     costs: Costs
     compiling: Mapping[str, Compiled]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON has it, which is what ``placeit profile --json`` prints."""
+        costs, grouping, graph = self.costs, self.grouping, self.grouping.graph
+        groups, names = grouping.groups, costs.cluster.names
+        whole = costs.dispatch + costs.core.sum(axis=0)
+        return jsonable_dict(
+            {
+                "model": self.model,
+                "precision": self.precision,
+                "graph": {"ops": len(graph), "edges": len(graph.edges), "groups": len(groups)},
+                "devices": [
+                    {
+                        "name": device.name,
+                        "dispatch_s": costs.dispatch[d],
+                        "whole_model_s": whole[d],
+                        "read_s_per_byte": costs.read[d],
+                        "emulated": device.emulated,
+                        "described": device.described,
+                    }
+                    for d, device in enumerate(costs.cluster.devices)
+                ],
+                "groups": [
+                    {
+                        "name": groups.names[g],
+                        "kind": groups.kinds[g],
+                        "ops": len(grouping.members(g)),
+                        "flops": groups.flops[g],
+                        "seconds": dict(zip(names, costs.core[g], strict=True)),
+                        "cut_s": dict(zip(names, costs.cut[g], strict=True)),
+                        "load_s": dict(zip(names, costs.load[g], strict=True)),
+                    }
+                    for g in range(len(groups))
+                ],
+                "links": links_to_list(costs.cluster.links),
+                "profiled": None if costs.profiled is None else costs.profiled.to_dict(),
+                "compiling": {kind: vars(one) for kind, one in self.compiling.items()},
+            }
+        )

@@ -1,4 +1,4 @@
-"""Results for machines and for people: JSON, CSV and text. Nothing here imports rich or NumPy before it is needed.
+"""Results for people and for files: text, CSV, figures and pages. Nothing here imports rich or NumPy before it is needed.
 
-May import ``optimizer`` and all below it. Read :mod:`~placeit.report.as_json` first.
+May import ``optimizer`` and all below it. Read :mod:`~placeit.report.as_text` first.
 """

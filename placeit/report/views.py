@@ -97,7 +97,7 @@ def _(found: RunReport) -> list[dict[str, Any]]:
 @_rows.register
 def _(found: ProfileReport) -> list[dict[str, Any]]:
     rows = []
-    for group in as_json.profile(found)["groups"]:
+    for group in found.to_dict()["groups"]:
         for device in found.costs.cluster.names:
             times = {column: group[of][device] for column, of in _TIMES.items()}
             rows.append({"group": group["name"], "kind": group["kind"], "ops": group["ops"], "device": device} | times)

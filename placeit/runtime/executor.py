@@ -7,12 +7,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import ExecutionError, PlaceitError
+from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
@@ -76,7 +76,7 @@ class Executor(PlanExecutor):
         pool: devices and links.
         plan: what to run.
         programs: one for each segment that runs something, in the order of ``plan.programs``.
-        requests: how many requests may be in flight at once.
+        in_flight: how many requests may be in flight at once.
         native: whether lanes may run without Python where they can; False to compare.
 
     Raises:
@@ -91,19 +91,19 @@ class Executor(PlanExecutor):
         plan: Plan,
         programs: Sequence[Program],
         *,
-        requests: int = 1,
+        in_flight: int = 1,
         native: bool = True,
     ) -> None:
-        super().__init__(plan, requests, book.inputs)
+        super().__init__(plan, in_flight, book.inputs)
         self.book, self.pool = book, pool
         # those of now: what is lost and opened anew is another device
         self._devices, self._transports = pool.devices, pool.transports
         compiled = iter(programs)
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
-        self._scheduler = Scheduler(plan.problem, plan.placement, requests=requests)
+        self._scheduler = Scheduler(plan.problem, plan.placement, in_flight=in_flight)
         self._samples = empty_samples(len(plan.segments))
         self._slots = [
-            Slot(book, pool, plan, self.programs, number, self.op_done, self.transfer_done) for number in range(requests)
+            Slot(book, pool, plan, self.programs, number, self.op_done, self.transfer_done) for number in range(in_flight)
         ]
         used = dict.fromkeys([s.device for s in plan.programs] or [s.device for s in plan.segments])
         self._working: set[tuple[int, ...]] = set()  # (request, segment) on devices, (request, tensor, destination) on links
@@ -156,7 +156,7 @@ class Executor(PlanExecutor):
 
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
         self._write(inputs, request)
-        slot, lanes = self._slots[request], cast("LaneRun", run)
+        slot, lanes = self._slots[request], narrowed(LaneRun, run)
         slot.clear()
         slot.written = slot.blanked = None
         with self._lock:
@@ -168,7 +168,7 @@ class Executor(PlanExecutor):
             lanes.native.admit(request)
             self._look(lanes, lanes.native)
         else:
-            self._advance(self._begin_also, lanes, slot)
+            self._advance(functools.partial(self._begin_also, lanes, slot))
 
     def _begin_also(self, run: LaneRun, slot: Slot) -> list[Instruction]:
         if run.stopped:
@@ -177,7 +177,7 @@ class Executor(PlanExecutor):
         return self._scheduler.begin(slot.number)
 
     def _admit_no_more(self, run: ActiveRun) -> None:
-        lanes = cast("LaneRun", run)
+        lanes = narrowed(LaneRun, run)
         with self._lock:
             if not run.begun:
                 run.stop()
@@ -189,14 +189,14 @@ class Executor(PlanExecutor):
             lanes.native.admit_no_more()
 
     def _ended(self, run: ActiveRun) -> list[int]:
-        native = cast("LaneRun", run).native
+        native = narrowed(LaneRun, run).native
         if native is not None:
             self._look(run, native)
             run.ended += native.ended()
         return [run.ended.popleft() for _ in range(len(run.ended))]
 
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
-        slot, native = self._slots[request], cast("LaneRun", run).native
+        slot, native = self._slots[request], narrowed(LaneRun, run).native
         if native is not None:
             self._note(slot, *native.ran(request))
         return self._read(request), tuple(slot.ran), tuple(slot.moved)
@@ -207,18 +207,18 @@ class Executor(PlanExecutor):
             run.stop()
 
     def _wanted(self, run: ActiveRun) -> bool:
-        native = cast("LaneRun", run).native
+        native = narrowed(LaneRun, run).native
         return native is not None and native.wanted()
 
     def _start(self, run: ActiveRun) -> None:
-        lanes = cast("LaneRun", run)
+        lanes = narrowed(LaneRun, run)
         self.pool.check_open()  # or closing it was too early to end this run
         if self._first is None:
-            self._advance(self._begin, lanes)
+            self._advance(functools.partial(self._begin, lanes))
         elif self._native is not None:
             self._first.submit(functools.partial(self._begin_natively, self._native, lanes))
         else:
-            self._first.submit(functools.partial(self._advance, self._begin, lanes))
+            self._first.submit(functools.partial(self._advance, functools.partial(self._begin, lanes)))
 
     def _pass_time(self, run: ActiveRun) -> None:
         if self.pool.wait is not None:
@@ -232,7 +232,7 @@ class Executor(PlanExecutor):
             worker.check()
 
     def _running(self, run: ActiveRun) -> list[str]:
-        names, what, lanes = self.pool.cluster.names, [], cast("LaneRun", run)
+        names, what, lanes = self.pool.cluster.names, [], narrowed(LaneRun, run)
         if lanes.native is not None:
             steps = [self._scheduler.instruction(*where) for where in lanes.native.running()]
         else:
@@ -279,7 +279,8 @@ class Executor(PlanExecutor):
     def op_done(self, request: int, op: int, start: float, finish: float, error: BaseException | None) -> None:
         """Handle a device's report that a segment has ended."""
         failed = None if error is None else functools.partial(self._segment_failed, "failed on", op, error)
-        self._advance(self._op_ended, request, op, start, finish, failed=failed, done=(request, op))
+        ended = functools.partial(self._op_ended, request, op, start, finish)
+        self._advance(ended, failed=failed, done=(request, op))
 
     def _op_ended(self, request: int, op: int, start: float, finish: float) -> list[Instruction]:
         self._slots[request].ran.append((op, start, finish))
@@ -293,7 +294,7 @@ class Executor(PlanExecutor):
         """Handle a link's report that a transfer has ended."""
         failed = None if error is None else functools.partial(self._transfer_failed, tensor, src, dst, error)
         report = request, tensor, src, dst, start, finish
-        self._advance(self._transfer_ended, *report, failed=failed, done=(request, tensor, dst))
+        self._advance(functools.partial(self._transfer_ended, *report), failed=failed, done=(request, tensor, dst))
 
     def _transfer_ended(self, request: int, tensor: int, src: int, dst: int, start: float, finish: float) -> list[Instruction]:
         self._slots[request].moved.append((tensor, src, dst, start, finish))
@@ -322,7 +323,7 @@ class Executor(PlanExecutor):
         try:
             held = turns.take(native.workers)
             if not held:
-                self._advance(self._begin, run)
+                self._advance(functools.partial(self._begin, run))
                 return
             with self._lock:
                 if not run.stopped:
@@ -373,14 +374,13 @@ class Executor(PlanExecutor):
             self._samples[s].append(finish - start)
             slot.reported((s,))
         for p, start, finish in transfers:
-            step = cast("Transfer", self._scheduler.instruction(slot.number, len(self.plan.segments) + p))
+            step = narrowed(Transfer, self._scheduler.instruction(slot.number, len(self.plan.segments) + p))
             slot.moved.append((step.tensor, step.src, step.dst, start, finish))
             slot.reported((step.tensor, step.dst))
 
     def _advance(
         self,
-        event: Callable[..., list[Instruction]],
-        *args: Any,
+        event: Callable[[], list[Instruction]],
         failed: Callable[[], PlaceitError] | None = None,
         done: tuple[int, ...] | None = None,
     ) -> None:
@@ -388,7 +388,6 @@ class Executor(PlanExecutor):
 
         Args:
             event: tells the scheduler.
-            args: of ``event``.
             failed: says what has failed; None if nothing has.
             done: what has ended on a device or a link; None if nothing has.
         """
@@ -399,7 +398,7 @@ class Executor(PlanExecutor):
             try:
                 self._working.discard(done or ())
                 if not run.broken and not run.over.is_open:
-                    self._follow(run, event, args, None if failed is None else failed())
+                    self._follow(run, event, None if failed is None else failed(), None if done is None else done[0])
             except BaseException as failure:
                 self._working.discard(done or ())
                 self._break(run, failure)
@@ -438,13 +437,13 @@ class Executor(PlanExecutor):
             run.bell.ring()
 
     def _follow(
-        self, run: LaneRun, event: Callable[..., list[Instruction]], args: tuple[Any, ...], error: PlaceitError | None
+        self, run: LaneRun, event: Callable[[], list[Instruction]], error: PlaceitError | None, request: int | None
     ) -> None:
         scheduler = self._scheduler
         todo: deque[Instruction] = deque()
         if error is not None or run.stopped:  # before the event, or what reads from a failed segment would start
-            todo.extend(self._stop(run, error, None if error is None else args[0]))
-        todo.extend(event(*args))
+            todo.extend(self._stop(run, error, None if error is None else request))
+        todo.extend(event())
         while todo:
             step = todo.popleft()
             slot = self._slots[step.request]

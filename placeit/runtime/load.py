@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
 from placeit.core.errors import ExecutionError, PlaceitError, QueueFullError
+from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.devices.meters import Readings
 from placeit.planning.segments import Plan
@@ -125,6 +126,40 @@ class RateReport:
         return (
             f"{self.rate:g} requests per second are more than this placement sustains: it served {served.load.achieved:.4g} "
             f"per second, and {served.busiest} was busy {served.busy[served.busiest]:.0%} of the time."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON has it, which is what ``placeit run --json`` prints beside the names of files."""
+        served = self.served
+        load = served.load
+        return jsonable_dict(
+            {
+                "model": self.model,
+                "devices": self.placement.counts(),
+                "replicas": len(self.placement.every),
+                "rate": self.rate,
+                "arrivals": None if self.rate is None else self.arrivals,
+                "seed": self.seed,
+                "in_flight": self.in_flight,
+                "queue": self.queue,
+                "arrived": served.arrived,
+                "ended": 0 if load is None else load.requests,
+                "dropped": served.dropped,
+                "errors": served.failed,
+                "seconds": served.seconds,
+                "offered": None if load is None else load.offered,
+                "achieved": None if load is None else load.achieved,
+                "sustained": self.sustained,
+                "reason": self.reason,
+                "latency_s": None if load is None else {name: getattr(load, name) for name in ("p50", "p95", "p99", "worst")},
+                "waiting": None if load is None else {"mean": load.mean_queue, "most": load.most_queued},
+                "utilization": dict(served.busy),
+                "busiest": served.busiest,
+                "output_error": self.output_error.to_dict(),
+                "failed": self.failed,
+                "emulated": self.cluster.emulated_names,
+                "interrupted": served.interrupted,
+            }
         )
 
 

@@ -73,10 +73,10 @@ def check_process(process: int) -> None:
         )
 
 
-def check_requests(requests: int) -> None:
+def check_requests(in_flight: int) -> None:
     """Raise UsageError if an executor is asked for that runs no request at all."""
-    if requests < 1:
-        raise UsageError(f"An executor is made for at least one request in flight; got {requests}.")
+    if in_flight < 1:
+        raise UsageError(f"An executor is made for at least one request in flight; got {in_flight}.")
 
 
 @dataclass
@@ -112,16 +112,16 @@ class PlanExecutor(ABC):
 
     Args:
         plan: what to run.
-        requests: how many requests may be in flight at once.
+        in_flight: how many requests may be in flight at once.
         inputs: of the model, by name.
 
     Raises:
         UsageError: no request at all.
     """
 
-    def __init__(self, plan: Plan, requests: int, inputs: Mapping[str, BufferSpec]) -> None:
-        check_requests(requests)
-        self.plan, self.requests, self.inputs = plan, requests, inputs
+    def __init__(self, plan: Plan, in_flight: int, inputs: Mapping[str, BufferSpec]) -> None:
+        check_requests(in_flight)
+        self.plan, self.in_flight, self.inputs = plan, in_flight, inputs
         self._process = os.getpid()
         self._turn = threading.RLock()  # of the threads that call
         self._lock = threading.Lock()  # of what lanes know
@@ -359,7 +359,7 @@ class PlanExecutor(ABC):
 
     def _serve(self, feed: Feed, serving: _Serving, item: Any) -> None:
         """Run requests until none is left, or the run is stopped, and nothing of it runs any more."""
-        run, free = serving.run, list(range(self.requests))[::-1]
+        run, free = serving.run, list(range(self.in_flight))[::-1]
         self._run = run
         self._start(run)
         while not run.stopped:
@@ -517,19 +517,19 @@ class PlanExecutor(ABC):
         return f"still running: {', '.join(what)}" if what else "none of it has started, as its device is busy"
 
 
-def with_room(open_for: Callable[..., PlanExecutor], requests: int) -> PlanExecutor:
-    """Open an executor, by its argument ``requests``, for so many in flight, or as many fewer as there is room for."""
+def with_room(open_for: Callable[..., PlanExecutor], in_flight: int) -> PlanExecutor:
+    """Open an executor, by its argument ``in_flight``, for so many in flight, or as many fewer as there is room for."""
     while True:
         try:
-            return open_for(requests=requests)
+            return open_for(in_flight=in_flight)
         except NoRoomError:
-            if requests == 1:
+            if in_flight == 1:
                 raise
-            requests -= 1
+            in_flight -= 1
 
 
-def to_serve(open_for: Callable[..., PlanExecutor], plan: Plan, requests: int | None) -> PlanExecutor:
+def to_serve(open_for: Callable[..., PlanExecutor], plan: Plan, in_flight: int | None) -> PlanExecutor:
     """Open the executor of a plan for a server: for so many in flight; None for as many as it needs and there is room for."""
-    if requests is not None:
-        return open_for(plan, requests=requests)
+    if in_flight is not None:
+        return open_for(plan, in_flight=in_flight)
     return with_room(functools.partial(open_for, plan), in_service(plan))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.cluster import Cluster
+from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.core.views import Shown
 from placeit.devices.meters import Readings
@@ -74,3 +76,28 @@ class RunReport(Shown):
     readings: Sequence[Readings] = ()
     interrupted: bool = False
     precision: str = "f32"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON has it, which is what ``placeit run --json`` prints beside the names of files."""
+        latency = self.latency
+        return jsonable_dict(
+            {
+                "model": self.model,
+                "devices": self.placement.counts(),
+                "precision": self.precision,
+                "segments": len(self.plan.programs),
+                "native": self.native,
+                "host_paced": list(self.host_paced),
+                "runs": len(latency.samples),
+                "warmup": self.warmup,
+                "duration_s": self.duration_s,
+                "latency_s": {"median": latency.median, "p95": latency.p95, "ci": (latency.ci_low, latency.ci_high)},
+                "simulated_s": self.simulated_s,
+                "utilization": self.utilization,
+                "gpus": {name: vars(use) for name, use in self.gpus.items()},
+                "output_error": self.output_error.to_dict(),
+                "failed": self.failed,
+                "emulated": self.cluster.emulated_names,
+                "interrupted": self.interrupted,
+            }
+        )

@@ -157,12 +157,12 @@ class Runtime:
         """Seconds that compiling the whole model for a device, be it one of the cluster or another one, may take."""
         return self.compiler.takes_anew(device)
 
-    def executor(self, plan: Plan, *, requests: int = 1, native: bool = True) -> PlanExecutor:
+    def executor(self, plan: Plan, *, in_flight: int = 1, native: bool = True) -> PlanExecutor:
         """Make a plan ready to run, with the kind of executor for these devices.
 
         Args:
             plan: what to run.
-            requests: how many requests may be in flight at once.
+            in_flight: how many requests may be in flight at once.
             native: whether threads of devices and links may run without Python where they can; False to compare.
 
         Raises:
@@ -171,8 +171,8 @@ class Runtime:
             UsageError: no request at all.
         """
         check_process(self._process)
-        check_requests(requests)
-        executor = self._executor(plan, requests, native)
+        check_requests(in_flight)
+        executor = self._executor(plan, in_flight, native)
         with self._opening:
             self._executors.add(executor)
         return executor
@@ -186,12 +186,12 @@ class Runtime:
         device = device_of_several(self.pool, plan)
         return None if device is None else device.streams(cast("Program", self.compile(plan.programs)[0]))
 
-    def _executor(self, plan: Plan, requests: int, native: bool) -> PlanExecutor:
+    def _executor(self, plan: Plan, in_flight: int, native: bool) -> PlanExecutor:
         programs = self.compile(plan.programs)
         if self.pool.streams is not None:
             work = PlanTasks.of(self.book, plan, cast("list[StreamProgram]", programs))
-            return StreamExecutor(work, self.pool.streams.accelerator, requests=requests)
+            return StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight)
         made = cast("list[Program]", programs)
         if device_of_several(self.pool, plan) is not None:
-            return SeveralExecutor(self.book, self.pool, plan, made, requests=requests)
-        return Executor(self.book, self.pool, plan, made, requests=requests, native=native)
+            return SeveralExecutor(self.book, self.pool, plan, made, in_flight=in_flight)
+        return Executor(self.book, self.pool, plan, made, in_flight=in_flight, native=native)

@@ -90,7 +90,7 @@ class Server:
         self.close(drain=kind is None)
 
     def submit(
-        self, inputs: Arrays, *, deadline: float | None = None, wait: bool = True, timeout: float | None = None
+        self, inputs: Arrays, *, start_within_s: float | None = None, wait: bool = True, timeout: float | None = None
     ) -> Answer:
         """Ask for a run of the model.
 
@@ -98,22 +98,24 @@ class Server:
 
         Args:
             inputs: by name. Arrays are read when the request begins, not now: leave them as they are until it has ended.
-            deadline: seconds from now in which it has to begin; if it has not by then, its future fails.
+            start_within_s: seconds in which it has to begin; if it has not by then, its future fails.
             wait: whether to wait for room in the queue.
             timeout: seconds to wait at most; None for as long as it takes.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants; a time is not positive.
             QueueFullError: the queue is full and stays so, or this is a callback of one of the server's futures.
-            DeadlineError: it stays so until the deadline.
+            DeadlineError: it stays so for as long as it may wait to begin.
             ExecutionError: the server is closed, or nothing can run any more.
         """
         check_process(self._process)
-        for name, seconds in (("deadline", deadline), ("timeout", timeout)):
+        for name, seconds in (("start_within_s", start_within_s), ("timeout", timeout)):
             if seconds is not None and not seconds > 0:
                 raise UsageError(f"'{name}' must be a positive number of seconds; got {seconds}.")
         now = perf_counter()
-        request = Pending(checked_inputs(inputs, self._inputs), now + deadline if deadline is not None else math.inf)
+        request = Pending(
+            checked_inputs(inputs, self._inputs), now + start_within_s if start_within_s is not None else math.inf
+        )
         until = now + timeout if timeout is not None else math.inf
         may_wait = wait and not any(replica.is_here() for replica in self._replicas)
         while (room := self._put(request)) is not None:
@@ -245,7 +247,7 @@ class Server:
 
     def _next(self) -> Replica | None:
         """The replica that takes the next request; with the lock."""
-        able = [replica for replica in self._replicas if replica.able and len(replica.flying) < replica.executor.requests]
+        able = [replica for replica in self._replicas if replica.able and len(replica.flying) < replica.executor.in_flight]
         if any(replica.able and not replica.exploring for replica in self._replicas):
             for replica in able:
                 if replica.exploring and not replica.flying and self._since >= self._every - 1:

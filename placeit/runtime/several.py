@@ -45,15 +45,15 @@ class SeveralExecutor(Executor):
         pool: the device.
         plan: what to run, as :func:`device_of_several` knows it.
         programs: of the segment.
-        requests: how many requests may be in flight at once.
+        in_flight: how many requests may be in flight at once.
 
     Raises:
         DeviceError: there is no room for buffers.
         UsageError: no request at all.
     """
 
-    def __init__(self, book: SegmentBook, pool: DevicePool, plan: Plan, programs: Sequence[Program], *, requests: int) -> None:
-        super().__init__(book, pool, plan, programs, requests=requests, native=False)
+    def __init__(self, book: SegmentBook, pool: DevicePool, plan: Plan, programs: Sequence[Program], *, in_flight: int) -> None:
+        super().__init__(book, pool, plan, programs, in_flight=in_flight, native=False)
         self._scheduler = _AtOnce(plan.segments[0].device)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,6 +50,16 @@ class LoadReport:
     most_queued: int
     queue_at: NDArray[np.float64]
     queue: NDArray[np.int64]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "requests": self.requests,
+            "offered": self.offered,
+            "achieved": self.achieved,
+            "latency_s": {"p50": self.p50, "p95": self.p95, "p99": self.p99, "worst": self.worst},
+            "waiting": {"mean": self.mean_queue, "most": self.most_queued},
+        }
 
     @classmethod
     def of(cls, arrived: ArrayLike, begun: ArrayLike, ended: ArrayLike) -> LoadReport:

@@ -116,7 +116,7 @@ class Scheduler:
         placement: ``int32[V]``.
         rules: how links move tensors, and which ready op goes first.
         priority: ``float64[V]``, the higher goes first; None for the b-level. Not for ``fifo``.
-        requests: for how many in flight to make room at first; there may be more.
+        in_flight: for how many in flight to make room at first; there may be more.
 
     Raises:
         PlacementError: the placement is infeasible.
@@ -131,7 +131,7 @@ class Scheduler:
         *,
         rules: Rules = EXECUTED_RULES,
         priority: ArrayLike | None = None,
-        requests: int = 1,
+        in_flight: int = 1,
     ) -> None:
         rules.check_priority(priority)
         place = np.array(problem.check(placement), np.int32)
@@ -140,8 +140,8 @@ class Scheduler:
         self._nodes = ops + len(problem.edges)
         self._slot_of: dict[int, int] = {}
         self._number_of: dict[int, int] = {}
-        self._free = list(range(requests))[::-1]
-        self._machine = _core.Machine(compiled(problem), place, *rules.compiled, requests)
+        self._free = list(range(in_flight))[::-1]
+        self._machine = _core.Machine(compiled(problem), place, *rules.compiled, in_flight)
         if rules.queue != "fifo":
             high = b_level(problem, place) if priority is None else np.asarray(priority, np.float64)
             if high.shape != (ops,) or np.isnan(high).any():

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +98,8 @@ class ResNet50(nn.Module):
         """Return class scores."""
         x = functional.max_pool2d(self.stem(image), 3, 2, 1)
         x = functional.adaptive_avg_pool2d(self.blocks(x), 1)
-        return cast(Tensor, self.classifier(torch.flatten(x, 1)))
+        scores: Tensor = self.classifier(torch.flatten(x, 1))
+        return scores
 
 
 def _conv(
@@ -214,7 +215,8 @@ class InceptionV3(nn.Module):
             for c, (mean, std) in enumerate(((0.485, 0.229), (0.456, 0.224), (0.406, 0.225)))
         ]
         x = self.blocks(self.stem(torch.cat(channels, 1)))
-        return cast(Tensor, self.classifier(torch.flatten(functional.adaptive_avg_pool2d(x, 1), 1)))
+        scores: Tensor = self.classifier(torch.flatten(functional.adaptive_avg_pool2d(x, 1), 1))
+        return scores
 
 
 _HIDDEN, _HEADS, _LAYERS, _VOCABULARY, _POSITIONS = 768, 12, 12, 30522, 512
@@ -242,7 +244,8 @@ class _BertLayer(nn.Module):
         context = torch.matmul(torch.softmax(scores, -1), value).permute(0, 2, 1, 3).contiguous()
         context = context.view(context.size(0), context.size(1), _HIDDEN)
         x = self.attention_norm(self.output(context) + x)
-        return cast(Tensor, self.norm(self.narrow(functional.gelu(self.widen(x))) + x))
+        normalized: Tensor = self.norm(self.narrow(functional.gelu(self.widen(x))) + x)
+        return normalized
 
 
 class BertBase(nn.Module):

@@ -24,6 +24,7 @@ from placeit.devices.host import allowed_cores
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.drivers import choose_driver
+from placeit.workbench.options import Constraints
 
 CORES = allowed_cores()
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
@@ -216,7 +217,7 @@ FILES = [contrib, sequences, texts, open_outputs, norm, version_3, bodies, large
 def test_onnx_runtime_runs_it_whole_and_in_parts_as_it_does_without_placeit(make, count: int, tmp_path: Path) -> None:
     path = make(tmp_path / "model.onnx")
     devices = ["ort:CPU"] if count == 1 else list(dict.fromkeys(f"ort:CPU@{core}" for core in (CORES[0], CORES[-1])))
-    with Session(path, devices, cache=None, max_groups=96) as session:
+    with Session(path, devices, cache=None, constraints=Constraints(max_groups=96)) as session:
         inputs = {name: np.array(value) for name, value in session.model.random_inputs(3).items()}
         with session.executor(session.plan_of(each_apart(session))) as executor:
             assert OutputDifference.between(executor.run(inputs), plainly(path, inputs)).wrong(1e-5) is None

@@ -19,7 +19,7 @@ from onnx import helper
 from benchmarks import _models  # noqa: F401 (before those that take functions from it)
 from benchmarks._architectures.graphs import _save, _Weights
 from placeit.devices.host import allowed_cores
-from placeit.optimizer.optimize import optimize
+from placeit.session import optimize
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from placeit import Session
 from placeit.cli import app
 from placeit.core.errors import PlacementError
 from placeit.core.placement import Placement
+from placeit.workbench.options import Inputs, Traffic
 
 
 @pytest.fixture
@@ -50,6 +51,34 @@ def test_precision_and_sizes_are_those_that_it_was_found_for(model: Path, placem
     assert run(model, "-p", placement)["precision"] == "bf16"
     text = CliRunner().invoke(app, ["run", str(model), "-p", str(placement), "--runs", "1"])
     assert "bf16, with which the placement was found" in text.stdout
+
+
+def test_the_file_of_a_placement_has_the_result_that_json_prints(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "placement.json"
+    arguments = ["optimize", str(model), "-d", "CPU", "--batch", "8", "--budget", "1", "-o", str(path), "--no-cache", "--json"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    printed, placement = json.loads(done.stdout), Placement.load(path)
+    assert placement.result is not None
+    assert printed.pop("placement_file") == str(path)
+    kept = dict(placement.result)
+    assert printed.pop("profiled").keys() == kept.pop("profiled").keys()  # one of which is an age
+    assert kept == printed
+    placement.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text() == path.read_text()
+
+
+def test_a_session_runs_the_file_of_a_placement_as_the_command_does(model: Path, placement: Path) -> None:
+    inputs = {"x": np.ones((8, 64), np.float32)}
+    with Session(model, "CPU", precision="bf16", inputs=Inputs(batch=8), cache=None) as session:
+        report = session.run(placement, runs=3, warmup=1, inputs=inputs)
+        served = session.run(placement, warmup=0, inputs=inputs, traffic=Traffic(requests=5))
+    printed = run(model, "-p", placement)
+    assert {*report.to_dict(), "placement_file", "trace_file", "outputs_file", "csv_file", "stderr"} >= printed.keys()
+    assert report.to_dict()["runs"] == 3
+    assert printed["devices"] == report.to_dict()["devices"]
+    assert (served.to_dict()["arrived"], served.to_dict()["ended"], served.failed) == (5, 5, None)
+    json.dumps([report.to_dict(), served.to_dict()], allow_nan=False)
 
 
 def test_another_precision_holds_if_it_is_asked_for_and_is_told(model: Path, placement: Path) -> None:
@@ -98,7 +127,7 @@ def test_an_overflow_between_segments_is_found_on_the_given_inputs(tmp_path: Pat
 
 
 def test_the_reference_is_float32_in_any_precision(model: Path) -> None:
-    with Session(model, "CPU", batch=8, precision="bf16", cache=None) as session:
+    with Session(model, "CPU", inputs=Inputs(batch=8), precision="bf16", cache=None) as session:
         session.profile(budget_s=0.2)
         placement = session.placement(np.zeros(len(session.grouping.groups), np.int32))
         error = session.run(placement, runs=1).output_error

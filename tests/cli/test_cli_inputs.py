@@ -23,9 +23,9 @@ from placeit.cli.paths import read_tensors
 from placeit.core.errors import FileError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
-from placeit.session import Session
+from placeit.session import Session, optimize
 
 CORE = f"CPU@{allowed_cores()[0]}"
 
@@ -137,7 +137,7 @@ def test_inputs_that_do_not_fit_are_one_paragraph_before_any_work(
     def work(*args: object, **kwargs: object) -> None:
         pytest.fail("work was done before the inputs were looked at")
 
-    monkeypatch.setattr("placeit.session.profile", work)
+    monkeypatch.setattr("placeit.workbench.profile", work)
     inputs = placement.parent / "x.npz"
     if content is not None:
         inputs.write_bytes(content)
@@ -246,7 +246,7 @@ def test_a_tensor_program_takes_whole_inputs_by_name() -> None:
 
 def test_optimize_measures_and_checks_on_the_inputs_given(picky: Path, cores: Sequence[str]) -> None:
     inputs = {"x": np.arange(64.0), "a": np.int32(0), "b": np.int32(0)}
-    with optimize(picky, ",".join(cores), placers="heft", budget=2, inputs=inputs, cache=None) as found:
+    with optimize(picky, ",".join(cores), candidates=Candidates(placers="heft"), budget=2, inputs=inputs, cache=None) as found:
         assert found.chosen.output_error is not None
         assert found.chosen.output_error.max_abs == 0
         np.testing.assert_array_equal(found.run(inputs)["y"], np.cumsum(np.arange(64.0)))

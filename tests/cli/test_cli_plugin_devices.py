@@ -16,9 +16,9 @@ from plugin_site import install_sample
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, UsageError
-from placeit.devices import available, discover, parse_device, parse_devices
+from placeit.devices import discover, parse_device, parse_devices
 from placeit.devices.clusterfile import read_cluster, write_cluster
-from placeit.devices.discovery import resolve
+from placeit.devices.discovery import available, resolve
 from placeit.devices.host import allowed_cores
 
 CORE = f"CPU@{allowed_cores()[0]}"

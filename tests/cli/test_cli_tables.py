@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from placeit.optimizer.candidates import Raced
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
+from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
-from placeit.report import as_json, as_text, text
+from placeit.report import as_text, text
 from placeit.runtime.measure import summed_up
+from placeit.session import optimize
 
 HEADS = ("candidate", "devices (ops)", "segments", "measured", "speed-up over CPU@0")
 ROWS = [
@@ -93,12 +95,12 @@ def run(cli: Any, *args: object) -> Any:
 def test_a_report_has_a_table_for_each_race(command: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {}
 
-    def noted(*args: Any) -> Any:
-        found.update(answer := as_dict(*args))
+    def noted(self: Optimized) -> Any:
+        found.update(answer := to_dict(self))
         return answer
 
-    as_dict = as_json.optimized
-    monkeypatch.setattr(as_json, "optimized", noted)
+    to_dict = Optimized.to_dict
+    monkeypatch.setattr(Optimized, "to_dict", noted)
     tables = sections(run(*command).stdout)
     measured = [candidate for candidate in found["candidates"] if candidate["measured_s"] is not None]
     assert measured
@@ -115,7 +117,7 @@ def test_a_time_of_an_earlier_race_is_not_beside_those_of_the_last_one(
     tiny: Path, cores: Sequence[str], cost_cache: Path, tmp_path: Path
 ) -> None:
     """The machine has become slower in the meantime: what was chosen takes longer than what lost to it in a race before."""
-    found = optimize(tiny, cores[0], placers=["heft"], budget=1.0, cache=Cache(cost_cache))
+    found = optimize(tiny, cores[0], candidates=Candidates(placers=["heft"]), budget=1.0, cache=Cache(cost_cache))
     races = {
         when: [summed_up(name, [seconds] * 9, range(9)) for name, seconds in times.items()]
         for when, times in {"then": {"a": 1.7, "b": 1.45}, "now": {"a": 1.68, "c": 1.8}}.items()
@@ -141,7 +143,7 @@ def test_a_time_of_an_earlier_race_is_not_beside_those_of_the_last_one(
 def test_what_was_measured_outside_of_a_race_says_where(
     tiny: Path, cores: Sequence[str], cost_cache: Path, tmp_path: Path, *, earlier: bool, title: str
 ) -> None:
-    found = optimize(tiny, cores[0], placers=["heft"], budget=1.0, cache=Cache(cost_cache))
+    found = optimize(tiny, cores[0], candidates=Candidates(placers=["heft"]), budget=1.0, cache=Cache(cost_cache))
     alone = replace(found.chosen, race=None, earlier=earlier)
     found = replace(found, chosen=alone, best_single=alone, candidates=(alone,), races=())
     console = Console(width=200, file=io.StringIO(), markup=False, highlight=False, soft_wrap=True)

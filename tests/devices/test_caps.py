@@ -17,13 +17,13 @@ from placeit.core.units import about_bytes
 from placeit.devices.caps import capped, parse_caps
 from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.profiler.cache import Cache
-from placeit.report import as_json
-from placeit.session import Session
+from placeit.session import Session, optimize
 from placeit.simulator.simulate import SimulatedCost
+from placeit.workbench.options import Constraints
 
 PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", "annealing:evaluations=500", "random", "local-search")
 
@@ -81,23 +81,30 @@ def test_a_limit_never_raises_what_a_device_has() -> None:
 )
 def test_limits_that_fit_nothing_are_refused(caps: dict[str, float | str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Session(inception_like(), described(2), memory=caps)
+        Session(inception_like(), described(2), constraints=Constraints(memory=caps))
 
 
 def test_every_placer_and_every_search_keeps_to_the_limits(cache: Cache) -> None:
     caps = {"d0": weights() * 0.6, "d1": weights() * 0.5}
     with Session(inception_like(), described(3, weights() * 0.4), cache=cache) as session:
         assert session.memory == {}
-    with Session(inception_like(), described(3), cache=cache, memory=caps | {"d2": 0.0}) as session:
+    with Session(inception_like(), described(3), cache=cache, constraints=Constraints(memory=caps | {"d2": 0.0})) as session:
         session.profile()
         problem = session.segmenter.problem()
         assert problem.single_devices == ()
         for name in PLACERS:
             answer = parse_placer(name).place(problem, SimulatedCost(problem), seed=0, evaluations=200)
             assert fits(problem, np.asarray(answer, np.int32)), name
-    found = optimize(inception_like(), described(2), placers=PLACERS, budget=3, cache=cache, memory=caps)
+    found = optimize(
+        inception_like(),
+        described(2),
+        candidates=Candidates(placers=PLACERS),
+        budget=3,
+        cache=cache,
+        constraints=Constraints(memory=caps),
+    )
     assert found.best_single is None
-    assert as_json.optimized(found)["memory_limits"] == caps
+    assert found.to_dict()["memory_limits"] == caps
     for candidate in found.candidates:
         assert all(size <= caps[name] for name, size in used(candidate.placement).items()), candidate.name
 
@@ -108,13 +115,27 @@ def test_what_is_measured_keeps_to_the_limits(cache: Cache) -> None:
     slow = Device("slow", address=Address("CPU", cores), slowdown=2.0)
     cluster = Cluster((Device("fast", address=Address("CPU", cores)), slow), links)
     most = weights() * 0.7
-    found = optimize(inception_like(), cluster, placers=("heft",), budget=2, cache=cache, memory={"fast": most})
+    found = optimize(
+        inception_like(),
+        cluster,
+        candidates=Candidates(placers=("heft",)),
+        budget=2,
+        cache=cache,
+        constraints=Constraints(memory={"fast": most}),
+    )
     assert found.best_single is not None
     assert found.best_single.name == "slow"
     assert "fast" not in {candidate.name for candidate in found.candidates}
     assert all(used(candidate.placement)["fast"] <= most for candidate in found.candidates)
     both = {"fast": most, "slow": most}
-    found = optimize(inception_like(), cluster, placers=("heft",), budget=2, cache=cache, memory=both)
+    found = optimize(
+        inception_like(),
+        cluster,
+        candidates=Candidates(placers=("heft",)),
+        budget=2,
+        cache=cache,
+        constraints=Constraints(memory=both),
+    )
     assert "no single device has memory for the whole model" in found.reason
     assert found.chosen.output_error is not None
     assert found.chosen.output_error.max_rel < 1e-4
@@ -123,7 +144,14 @@ def test_what_is_measured_keeps_to_the_limits(cache: Cache) -> None:
 def test_weights_that_fit_nowhere_are_explained(cache: Cache) -> None:
     model = inception_like()
     with pytest.raises(InfeasibleError) as caught:
-        optimize(model, described(2), placers=PLACERS, budget=3, cache=cache, memory={"d0": 64.0, "d1": "1 kB"})
+        optimize(
+            model,
+            described(2),
+            candidates=Candidates(placers=PLACERS),
+            budget=3,
+            cache=cache,
+            constraints=Constraints(memory={"d0": 64.0, "d1": "1 kB"}),
+        )
     message = str(caught.value)
     assert f"they take {about_bytes(weights())} in all, and the devices may hold d0 64 B, d1 1 kB" in message
     assert "fit on none that can run it (d0, d1)" in message
@@ -132,7 +160,7 @@ def test_weights_that_fit_nowhere_are_explained(cache: Cache) -> None:
 
 def test_a_placement_beyond_the_limits_is_refused(cache: Cache) -> None:
     model = inception_like()
-    with Session(model, described(2), cache=cache, memory={"d0": 64}) as session:
+    with Session(model, described(2), cache=cache, constraints=Constraints(memory={"d0": 64})) as session:
         session.profile()
         placement = Placement(model.graph.names, np.zeros(len(model.graph), np.int32), ("d0", "d1"))
         with pytest.raises(PlacementError, match="d0 has 64 B of memory"):
@@ -152,10 +180,17 @@ def test_sizes_are_written_for_people(size: float, text: str) -> None:
 def test_limits_of_core_sets_hold_for_the_whole_cpu(shares: tuple[float, float], cache: Cache) -> None:
     names = [f"CPU@{core}" for core in allowed_cores()[:2]]
     limits = {name: share * weights() for name, share in zip(names, shares, strict=True)}
-    found = optimize(inception_like(), names, placers=["heft"], budget=1.0, cache=cache, memory=limits)
+    found = optimize(
+        inception_like(),
+        names,
+        candidates=Candidates(placers=["heft"]),
+        budget=1.0,
+        cache=cache,
+        constraints=Constraints(memory=limits),
+    )
     for one in found.candidates:
         assert all(held <= limits.get(name, 0.0) for name, held in used(one.placement).items()), one.name
-    with Session(inception_like(), names, cache=cache, memory=limits) as session:
+    with Session(inception_like(), names, cache=cache, constraints=Constraints(memory=limits)) as session:
         (plain,) = plain_devices(session.cluster)
         whole = session.alone(plain).placement(np.zeros(len(session.grouping.groups)))
         whole = replace(whole, segments=np.zeros_like(whole.devices))
@@ -167,5 +202,12 @@ def test_limits_of_core_sets_hold_for_the_whole_cpu(shares: tuple[float, float],
 def test_the_whole_cpu_is_a_candidate_where_each_core_set_may_hold_the_model(cache: Cache) -> None:
     names = [f"CPU@{core}" for core in allowed_cores()[:2]]
     limits = dict.fromkeys(names, 2.0 * weights())
-    found = optimize(inception_like(), names, placers=["heft"], budget=1.0, cache=cache, memory=limits)
+    found = optimize(
+        inception_like(),
+        names,
+        candidates=Candidates(placers=["heft"]),
+        budget=1.0,
+        cache=cache,
+        constraints=Constraints(memory=limits),
+    )
     assert [one.name for one in found.candidates if one.plain]

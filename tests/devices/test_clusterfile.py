@@ -13,7 +13,7 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link, Power
 from placeit.core.errors import ClusterError, DeviceError, FileError, PlaceitError
 from placeit.devices import catalog
-from placeit.devices.clusterfile import find_cluster, read_cluster, write_cluster
+from placeit.devices.clusterfile import discover, read_cluster, write_cluster
 
 CORE = min(os.sched_getaffinity(0))
 
@@ -301,10 +301,10 @@ def test_a_written_file_is_what_a_person_would_write(file: Path) -> None:
 
 def test_a_cluster_is_found_from_whatever_a_user_gives(file: Path) -> None:
     cluster = read(file, f"devices: {{a: {{runs_on: CPU@{CORE}}}}}")
-    assert find_cluster(cluster) is cluster
-    assert find_cluster(file).names == find_cluster(str(file)).names == ("a",)
-    assert find_cluster(f"CPU@{CORE}").names == find_cluster([f"CPU@{CORE}"]).names == (f"CPU@{CORE}",)
-    assert find_cluster().names
+    assert discover(cluster) is cluster
+    assert discover(file).names == discover(str(file)).names == ("a",)
+    assert discover(f"CPU@{CORE}").names == discover([f"CPU@{CORE}"]).names == (f"CPU@{CORE}",)
+    assert discover().names
 
 
 # --- fuzzing

@@ -19,8 +19,9 @@ from recorded_plugins import DISCRETE, GPU, NPU, NPU_BARE, RecordedCore, recorde
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import ClusterError, DeviceError, PlaceitError, UsageError
-from placeit.devices import available, catalog, discover, parse_device, parse_devices, roofline_seconds
+from placeit.devices import catalog, discover, parse_device, parse_devices, roofline_seconds
 from placeit.devices.described import ROOFLINE_EFFICIENCY
+from placeit.devices.discovery import available
 from placeit.devices.host import free_bytes, memory_bytes, one_per_physical_core
 from placeit.devices.opencl import driver_versions
 

@@ -20,11 +20,11 @@ from placeit.core.placement import Placement
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.plain import other_precision, plain_devices
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
-from placeit.report import as_json
-from placeit.session import Session
+from placeit.session import Session, optimize
+from placeit.workbench.options import Constraints
 
 needs_two_cores = pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two CPU cores")
 CORES = allowed_cores()[:2]
@@ -48,7 +48,9 @@ def plain_takes(monkeypatch: pytest.MonkeyPatch, plain: float, split: float = SP
 
 
 def found_on_pair(cache: Cache, **options: Any) -> Optimized:
-    return optimize(inception_like(), **({"devices": PAIR, "placers": "heft", "budget": 4.0, "cache": cache} | options))
+    return optimize(
+        inception_like(), **({"devices": PAIR, "candidates": Candidates("heft"), "budget": 4.0, "cache": cache} | options)
+    )
 
 
 # --- which devices
@@ -122,7 +124,7 @@ def test_the_whole_cpu_is_measured_and_wins_where_it_is_fastest(cache: Cache, mo
     assert chosen.segments == 1
     assert [candidate.name for candidate in found.candidates if candidate.plain] == [PLAIN]
     assert found.simulator_error is not None
-    rows = {row["name"]: row for row in json.loads(json.dumps(as_json.optimized(found), allow_nan=False))["candidates"]}
+    rows = {row["name"]: row for row in json.loads(json.dumps(found.to_dict(), allow_nan=False))["candidates"]}
     assert (rows[PLAIN]["simulated_s"], rows[PLAIN]["simulated_value"]) == (None, None)
     assert rows[PLAIN]["devices"] == {PLAIN: found.ops}
     assert not rows[f"CPU@{CORES[0]}"]["plain"]
@@ -136,7 +138,9 @@ def test_the_whole_cpu_is_what_a_split_has_to_beat_only_where_it_is_the_best_sin
     with Session(inception_like(), PAIR, cache=cache) as session:
         session.profile()
         split = session.placement(np.arange(len(session.grouping.groups)) % 2)
-    found = found_on_pair(cache, start=split, budget=300.0)  # given, so that it runs whatever is simulated
+    found = found_on_pair(
+        cache, candidates=Candidates("heft", split), budget=300.0
+    )  # given, so that it runs whatever is simulated
     assert found.best_single is not None
     assert found.best_single.name.startswith("CPU@")
     assert found.chosen.placer != "single"
@@ -175,7 +179,9 @@ def test_a_plain_device_that_cannot_run_is_out_and_the_others_go_on(cache: Cache
 @needs_two_cores
 def test_a_device_of_a_cluster_file_may_have_the_plain_devices_name(cache: Cache) -> None:
     one, two = discover(PAIR).devices
-    found = optimize(inception_like(), Cluster((replace(one, name=PLAIN), two)), placers="heft", budget=2, cache=cache)
+    found = optimize(
+        inception_like(), Cluster((replace(one, name=PLAIN), two)), candidates=Candidates(placers="heft"), budget=2, cache=cache
+    )
     assert {PLAIN, f"plain {PLAIN}"} <= {candidate.name for candidate in found.candidates}
     assert len({candidate.name for candidate in found.candidates}) == len(found.candidates)
 
@@ -183,7 +189,7 @@ def test_a_device_of_a_cluster_file_may_have_the_plain_devices_name(cache: Cache
 @needs_two_cores
 def test_pins_leave_the_plain_device_out(cache: Cache) -> None:
     op = inception_like().graph.names[5]
-    found = found_on_pair(cache, pins={op: f"CPU@{CORES[0]}"}, budget=1.0)
+    found = found_on_pair(cache, constraints=Constraints({op: f"CPU@{CORES[0]}"}), budget=1.0)
     assert not any(candidate.plain for candidate in found.candidates)
 
 
@@ -202,7 +208,7 @@ def test_the_answer_on_the_whole_cpu_runs_and_is_kept_like_any_other(
     found.save(tmp_path / "p.json")
     placement = Placement.load(tmp_path / "p.json")
     assert placement.device_names == (PLAIN,)
-    again = found_on_pair(cache, start=placement, budget=1.0)
+    again = found_on_pair(cache, candidates=Candidates("heft", placement), budget=1.0)
     assert [candidate.name for candidate in again.candidates if candidate.plain] == [PLAIN]
     for devices in (PAIR, PLAIN):
         with Session(model, devices, cache=cache) as session:
@@ -239,7 +245,9 @@ def test_another_precision_is_measured_beside_the_plain_device_and_is_no_candida
 ) -> None:
     taking(monkeypatch, lambda s, _: 0.001 if s.precision == "bf16" else 0.01 if s.cluster.names == (PLAIN,) else SINGLE)
     cluster = Cluster(tuple(replace(device, tags=frozenset({"fp32", "bf16"})) for device in discover(PAIR).devices))
-    found = optimize(inception_like(), cluster, placers="heft", budget=4, compare_precisions=True, cache=cache)
+    found = optimize(
+        inception_like(), cluster, candidates=Candidates(placers="heft", compare_precisions=True), budget=4, cache=cache
+    )
     (other,) = found.precisions
     assert (other.row.name, other.of) == (f"{PLAIN} in bf16", PLAIN)
     assert other.row.measured is not None
@@ -252,14 +260,16 @@ def test_another_precision_is_measured_beside_the_plain_device_and_is_no_candida
     plain = found.chosen.measured
     assert plain is not None
     assert (other.row.measured.rounds == plain.rounds).all()
-    (row,) = json.loads(json.dumps(as_json.optimized(found), allow_nan=False))["precisions"]
+    (row,) = json.loads(json.dumps(found.to_dict(), allow_nan=False))["precisions"]
     assert (row["of"], row["measured_s"], row["ratio"]) == (PLAIN, pytest.approx(0.001), pytest.approx(0.1))
 
 
 def test_a_device_without_another_precision_says_so(cache: Cache) -> None:
     (device,) = discover(f"CPU@{CORES[0]}").devices
     cluster = Cluster((replace(device, tags=frozenset({"fp32"})),))
-    found = optimize(inception_like(), cluster, placers="heft", budget=2, compare_precisions=True, cache=cache)
+    found = optimize(
+        inception_like(), cluster, candidates=Candidates(placers="heft", compare_precisions=True), budget=2, cache=cache
+    )
     assert found.precisions == ()
     assert found.without_precisions == (f"{device.name} has neither bf16 nor f16",)
 
@@ -268,16 +278,23 @@ def test_of_described_devices_no_other_precision_is_told(cache: Cache) -> None:
     links = {pair: Link(1e9, 0.0, "described") for pair in (("a", "b"), ("b", "a"))}
     figures: dict[str, Any] = {"kind": "described", "flops_per_s": 1e9, "bytes_per_s": 1e9}
     cluster = Cluster((Device("a", **figures), Device("b", **figures)), links)
-    options: dict[str, Any] = {"placers": "heft", "budget": 2, "compare_precisions": True, "cache": cache}
+    options: dict[str, Any] = {"candidates": Candidates("heft", compare_precisions=True), "budget": 2, "cache": cache}
     assert optimize(inception_like(), cluster, **options).without_precisions == ("a is only described", "b is only described")
     model = inception_like()
     pins = {model.graph.names[0]: "a", model.graph.names[-1]: "b"}
-    (why,) = optimize(model, cluster, pins=pins, **options).without_precisions
+    (why,) = optimize(model, cluster, constraints=Constraints(pins=pins), **options).without_precisions
     assert "no single device" in why
 
 
 def test_with_bf16_asked_for_the_other_precision_is_f32(cache: Cache) -> None:
     device = f"CPU@{CORES[0]}"
-    found = optimize(inception_like(), device, placers="heft", budget=2, precision="bf16", compare_precisions=True, cache=cache)
+    found = optimize(
+        inception_like(),
+        device,
+        candidates=Candidates(placers="heft", compare_precisions=True),
+        budget=2,
+        precision="bf16",
+        cache=cache,
+    )
     assert [other.row.name for other in found.precisions] == [f"{device} in f32"]
     assert found.chosen.name == device

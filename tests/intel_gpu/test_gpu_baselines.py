@@ -20,9 +20,11 @@ from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
 from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.options import Candidates
 from placeit.planning.segments import Costs
 from placeit.runtime.check import OutputDifference
 from placeit.session import Session
+from placeit.workbench.options import Constraints
 
 ops = ov.opset13
 CORES = allowed_cores()
@@ -53,12 +55,12 @@ def _known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
             free, core=np.full_like(free.core, 1e-3) * [1.0 if device.core_set else 0.5 for device in cluster.devices]
         )
 
-    monkeypatch.setattr("placeit.session.profile", profile)
+    monkeypatch.setattr("placeit.workbench.profile", profile)
 
 
 @pytest.fixture
 def beside_cpu(gpus: list[str]) -> Iterator[Session]:
-    with Session(two_branches(), ["CPU", gpus[0]], cache=None, max_groups=3) as session:
+    with Session(two_branches(), ["CPU", gpus[0]], cache=None, constraints=Constraints(max_groups=3)) as session:
         session.profile()
         yield session
 
@@ -81,7 +83,9 @@ def test_auto_and_hetero_race_beside_the_single_devices(beside_cpu: Session, gpu
 
 
 def test_a_gpu_whose_memory_limit_the_model_exceeds_is_in_no_reference(gpus: list[str]) -> None:
-    with Session(two_branches(), ["CPU", gpus[0]], cache=None, max_groups=3, memory={gpus[0]: 100.0}) as session:
+    with Session(
+        two_branches(), ["CPU", gpus[0]], cache=None, constraints=Constraints(max_groups=3, memory={gpus[0]: 100.0})
+    ) as session:
         session.profile()
         assert placeit.compare(session, {}, runs=6).references == ()
 
@@ -103,7 +107,13 @@ def test_for_throughput_a_gpu_serves_whole_requests_beside_core_sets(gpus: list[
     cores = [f"CPU@{core}" for core in CORES[:2]]
     devices = [*cores, gpus[0]]
     found = placeit.optimize(
-        two_branches(), devices, placers=["heft"], objective="throughput", budget=120.0, max_groups=3, cache=None
+        two_branches(),
+        devices,
+        candidates=Candidates(placers=["heft"]),
+        objective="throughput",
+        budget=120.0,
+        constraints=Constraints(max_groups=3),
+        cache=None,
     )
     replicas = {one.name: one for one in found.candidates if one.replicas}
     everywhere = replicas[f"replicas on {', '.join(devices)}"]
@@ -118,7 +128,7 @@ def test_for_throughput_a_gpu_serves_whole_requests_beside_core_sets(gpus: list[
     assert right(multi)
     assert set(multi.used) == {gpus[0], "CPU"}
     model = two_branches()
-    with Session(model, devices, cache=None, max_groups=3) as session:
+    with Session(model, devices, cache=None, constraints=Constraints(max_groups=3)) as session:
         inputs = [model.random_inputs(seed) for seed in range(20)]
         with session.serve(everywhere.placement) as server:
             futures = [server.submit(one) for one in inputs]

@@ -106,7 +106,7 @@ def test_memory_is_given_back_when_executors_are_closed(opened: Opened) -> None:
         executor.run(inputs())
     before = [devices.memory(gpu + 1, kind) for gpu in range(len(devices.gpus)) for kind in ("usm_host", "usm_device")]
     for _ in range(20):
-        with devices.executor(requests=3, **where) as executor:
+        with devices.executor(in_flight=3, **where) as executor:
             executor.times(6)
     after = [devices.memory(gpu + 1, kind) for gpu in range(len(devices.gpus)) for kind in ("usm_host", "usm_device")]
     assert after == before

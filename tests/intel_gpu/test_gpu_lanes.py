@@ -95,7 +95,7 @@ class InPython(OpenVinoDevice):
 def test_segments_that_need_python_run_on_the_lanes_of_cores_and_gpus(opened: Opened, gpus: list[str]) -> None:
     needs_two(gpus)
     devices = opened(lambda device: (InPython if device.name == gpus[1] else OpenVinoDevice)(device))
-    with devices.executor(requests=2, **ALL) as executor:
+    with devices.executor(in_flight=2, **ALL) as executor:
         assert not executor.native
         assert executor._native is not None
         check_outputs(executor)
@@ -118,7 +118,7 @@ class Refusing(OpenVinoDevice):
 def test_a_gpu_that_fails_is_an_execution_error_and_leaves_no_lane_waiting(opened: Opened, gpus: list[str]) -> None:
     needs_two(gpus)
     devices = opened(lambda device: (Refusing if device.name == gpus[1] else OpenVinoDevice)(device))
-    with devices.executor(requests=2, **ALL) as failing, devices.executor(one=FIRST, three=FIRST) as other:
+    with devices.executor(in_flight=2, **ALL) as failing, devices.executor(one=FIRST, three=FIRST) as other:
         for _ in range(5):
             with pytest.raises(ExecutionError, match=f"starts with 'two' failed on {gpus[1]}: .*[a-z]"):
                 failing.times(4, timeout=100)
@@ -126,7 +126,7 @@ def test_a_gpu_that_fails_is_an_execution_error_and_leaves_no_lane_waiting(opene
 
 
 def test_a_run_on_gpus_that_takes_too_long_ends_by_itself(mixed: Devices) -> None:
-    with mixed.executor(requests=3, **ALL) as executor, mixed.executor(one=SECOND) as other:
+    with mixed.executor(in_flight=3, **ALL) as executor, mixed.executor(one=SECOND) as other:
         for _ in range(5):
             with pytest.raises(ExecutionError, match="The time-out is over, and the run is not"):
                 executor.times(10**9, timeout=0.05)
@@ -136,7 +136,7 @@ def test_a_run_on_gpus_that_takes_too_long_ends_by_itself(mixed: Devices) -> Non
 
 @pytest.mark.parametrize("what", ["executor", "runtime"])
 def test_closing_in_the_middle_of_a_run_on_gpus_ends_it(mixed: Devices, what: str) -> None:
-    executor = mixed.executor(requests=2, **ALL)
+    executor = mixed.executor(in_flight=2, **ALL)
     check_outputs(executor)
     before = executor._run
 

@@ -11,9 +11,10 @@ import pytest
 
 from benchmarks.intel_gpu import placed
 from placeit.core.errors import PlacementError
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
-from placeit.session import Session
+from placeit.session import Session, optimize
+from placeit.workbench.options import Constraints
 
 _LAYER = 64 * 64 * 4  # bytes of weights, of which the model has three
 
@@ -21,7 +22,7 @@ _LAYER = 64 * 64 * 4  # bytes of weights, of which the model has three
 @pytest.fixture
 def capped(pair: tuple[str, str], mlp: Path) -> Iterator[Session]:
     """A GPU that has room for one layer, and a core."""
-    with Session(mlp, pair, cache=None, memory={pair[0]: 1.5 * _LAYER}) as opened:
+    with Session(mlp, pair, cache=None, constraints=Constraints(memory={pair[0]: 1.5 * _LAYER})) as opened:
         yield opened
 
 
@@ -51,10 +52,10 @@ def test_no_candidate_of_a_search_is_beyond_the_limit(
         mlp,
         pair,
         objective=objective,
-        placers=("heft",),
+        candidates=Candidates(placers=("heft",)),
         budget=5,
         cache=Cache(cost_cache),
-        memory={gpu: 1.5 * _LAYER},
+        constraints=Constraints(memory={gpu: 1.5 * _LAYER}),
     )
     assert gpu not in {candidate.name for candidate in found.candidates}
     layers = ("stem", "left", "right")

@@ -19,9 +19,10 @@ from placeit.learning.after_search import LEARNING
 from placeit.learning.measured import learn_measured
 from placeit.learning.training.sources import simulated
 from placeit.optimizer.measured_cost import MeasuredCost, MeasuredOutcome
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized, Spent
 from placeit.profiler.cache import Cache
+from placeit.session import optimize
 from placeit.simulator.simulate import simulate
 from placeit.testing.problems import random_problem
 
@@ -57,7 +58,7 @@ def test_the_best_that_was_met_while_learning_is_a_candidate(cache: Cache, monke
         cost(np.stack(met))
 
     monkeypatch.setattr(after_search, "learn_measured", learn)
-    found = optimize(inception_like(), cluster(), placers=PLACERS, budget=60, cache=cache)
+    found = optimize(inception_like(), cluster(), candidates=Candidates(placers=PLACERS), budget=60, cache=cache)
     learned = [candidate for candidate in found.candidates if candidate.placer == LEARNING]
     assert learned, row(found)
     assert all(candidate.groups.tolist() in [one.tolist() for one in met] for candidate in learned)
@@ -77,7 +78,7 @@ def test_ctrl_c_while_learning_leaves_what_was_decided_before(cache: Cache, monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(after_search, "learn_measured", interrupt)
-    found = optimize(inception_like(), cluster(), placers=PLACERS, budget=60, cache=cache)
+    found = optimize(inception_like(), cluster(), candidates=Candidates(placers=PLACERS), budget=60, cache=cache)
     assert found.interrupted
     assert "the deciding race" in found.reason or "no split placement" in found.reason or "the best split" in found.reason
     assert found.chosen.measured is not None
@@ -91,7 +92,7 @@ def test_learning_that_fails_is_told_and_changes_nothing(cache: Cache, monkeypat
         raise ValueError("no gradient")
 
     monkeypatch.setattr(after_search, "learn_measured", fail)
-    found = optimize(inception_like(), cluster(), placers=PLACERS, budget=60, cache=cache)
+    found = optimize(inception_like(), cluster(), candidates=Candidates(placers=PLACERS), budget=60, cache=cache)
     assert [(one.name, one.failed) for one in found.unplanned] == [(LEARNING, "ValueError: no gradient.")]
     assert found.chosen in found.candidates
     assert not found.interrupted
@@ -142,7 +143,7 @@ def test_learning_measures_nothing_after_its_deadline(monkeypatch: pytest.Monkey
 @pytest.mark.slow
 @pytest.mark.usefixtures("worth_it")
 def test_policies_learn_from_the_runs_of_a_real_model(cache: Cache) -> None:
-    found = optimize(inception_like(), cluster(), placers=PLACERS, budget=40, cache=cache)
+    found = optimize(inception_like(), cluster(), candidates=Candidates(placers=PLACERS), budget=40, cache=cache)
     one = row(found)
     assert one.note is not None
     assert one.note.startswith("measured ")

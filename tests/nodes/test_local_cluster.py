@@ -92,7 +92,7 @@ def test_a_model_on_three_nodes_and_this_process_has_the_outputs_of_one_device(r
     model, inputs = runtime.model, [runtime.model.random_inputs(seed) for seed in range(3)]
     reference = model.reference(None, "f32")
     for devices in ([0, 1, 2, 3], [1], [3, 1], [2, 0]):
-        with runtime.executor(plan_on(runtime, devices), requests=3) as executor:
+        with runtime.executor(plan_on(runtime, devices), in_flight=3) as executor:
             for request, values in enumerate(inputs):
                 executor.set_inputs(values, request=request)
             executor.times(7, timeout=60)
@@ -126,7 +126,7 @@ def _kill_one(runtime: Runtime, nodes: connection.Nodes) -> None:
     nodes.on_lost.append(lambda name, why: lost.append((name, why)))
     victim = runtime.devices[1]
     assert isinstance(victim, NodeDevice)
-    with runtime.executor(plan_on(runtime, [0, 1, 2, 3]), requests=2) as executor:
+    with runtime.executor(plan_on(runtime, [0, 1, 2, 3]), in_flight=2) as executor:
         for request in range(2):
             executor.set_inputs(runtime.model.random_inputs(request), request=request)
         executor.times(4, timeout=60)

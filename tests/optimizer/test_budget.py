@@ -12,10 +12,11 @@ from placeit.core import clock
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
-from placeit.report import as_json
 from placeit.runtime.budget import hopeless, least
+from placeit.session import optimize
+from placeit.workbench.options import Constraints
 
 CORE = allowed_cores()[0]
 
@@ -37,7 +38,7 @@ def test_a_model_too_slow_for_its_budget_is_run_once_on_each_device(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = slowed(300.0, 330.0)
-    found = optimize(inception_like(), cluster, placers=("heft",), budget=0.6, cache=None)
+    found = optimize(inception_like(), cluster, candidates=Candidates(placers=("heft",)), budget=0.6, cache=None)
     assert max(len(candidate.measured.samples) for candidate in found.candidates if candidate.measured is not None) == 1
     assert found.chosen.placer == "single"
     assert all(candidate.measured is not None for candidate in found.candidates)
@@ -45,15 +46,15 @@ def test_a_model_too_slow_for_its_budget_is_run_once_on_each_device(
     assert found.least_s > 0.6
     assert "too short to compare placements" in found.reason
     assert any("s, but of the budget of 0.6 s only " in record.getMessage() for record in caplog.records)
-    assert as_json.optimized(found)["budget"]["least_s"] == found.least_s
+    assert found.to_dict()["budget"]["least_s"] == found.least_s
     assert found.compiling_s > 0
     assert found.simulator_error is None
-    assert as_json.optimized(found)["bound_s"] is None  # nothing is known of parts of the model
+    assert found.to_dict()["bound_s"] is None  # nothing is known of parts of the model
 
 
 def test_a_split_that_is_simulated_hopelessly_slower_is_not_run(cache: Cache) -> None:
     cluster = slowed(1.0, 1.0, bandwidth=1e4)  # a tensor takes seconds
-    found = optimize(inception_like(), cluster, placers=("random:samples=1",), budget=2, cache=cache)
+    found = optimize(inception_like(), cluster, candidates=Candidates(placers=("random:samples=1",)), budget=2, cache=cache)
     splits = [candidate for candidate in found.candidates if len(set(candidate.plan.placement.tolist())) > 1]
     slow = [candidate for candidate in splits if candidate.not_run is not None]
     assert slow
@@ -62,14 +63,16 @@ def test_a_split_that_is_simulated_hopelessly_slower_is_not_run(cache: Cache) ->
         assert candidate.not_run is not None
         assert candidate.not_run.startswith("simulated ")
         assert candidate.not_run.endswith(" times slower")
-    rows = {row["name"]: row["not_run"] for row in as_json.optimized(found)["candidates"]}
+    rows = {row["name"]: row["not_run"] for row in found.to_dict()["candidates"]}
     assert all(rows[candidate.name] == candidate.not_run for candidate in slow)
     assert found.chosen.placer == "single"
 
 
 def test_enough_time_says_nothing_and_profiles(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
     # in a cache of its own: costs that other tests left may not hold any more, which is said
-    found = optimize(inception_like(), slowed(1.0, 1.5), placers=("heft",), budget=20, cache=Cache(tmp_path))
+    found = optimize(
+        inception_like(), slowed(1.0, 1.5), candidates=Candidates(placers=("heft",)), budget=20, cache=Cache(tmp_path)
+    )
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     assert found.least_s is not None
     assert found.least_s < 20
@@ -80,7 +83,14 @@ def test_where_pins_rule_out_every_single_device_a_short_budget_still_finds_a_pl
     model = inception_like()
     first, last = model.graph.names[0], model.graph.names[-1]
     pins = {first: "d0", last: "d1"}
-    found = optimize(model, slowed(300.0, 330.0), placers=("heft",), budget=0.6, cache=None, pins=pins)
+    found = optimize(
+        model,
+        slowed(300.0, 330.0),
+        candidates=Candidates(placers=("heft",)),
+        budget=0.6,
+        cache=None,
+        constraints=Constraints(pins=pins),
+    )
     assert found.placement.as_dict()[first] == "d0"
     assert found.placement.as_dict()[last] == "d1"
     assert found.best_single is None
@@ -90,7 +100,7 @@ def test_where_pins_rule_out_every_single_device_a_short_budget_still_finds_a_pl
 @pytest.mark.usefixtures("real_time")
 def test_what_was_profiled_in_a_hurry_is_not_kept(tmp_path: Any) -> None:
     kept = Cache(tmp_path)
-    optimize(inception_like(), slowed(300.0, 330.0), placers=("heft",), budget=0.6, cache=kept)
+    optimize(inception_like(), slowed(300.0, 330.0), candidates=Candidates(placers=("heft",)), budget=0.6, cache=kept)
     names = [path.read_text() for path in tmp_path.rglob("*.json")]
     assert not any('"core"' in text for text in names)
 

@@ -16,13 +16,13 @@ from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
 from placeit.optimizer.certainty import MARGIN, excluded
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.placers.bound import lower_bound
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.session import Session
+from placeit.session import Session, optimize
 
 CORES = allowed_cores()[:2]
 PAIR = [f"CPU@{core}" for core in CORES]
@@ -48,7 +48,7 @@ def bound_s(cache: Cache) -> float:
 def searched(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Optimized, list[str]]]:
     """Search where the whole CPU takes some seconds, until a placer is asked; return what was found, and who was asked."""
 
-    def search(plain_s: float, **options: Any) -> tuple[Optimized, list[str]]:
+    def search(plain_s: float, start: Any = None, **options: Any) -> tuple[Optimized, list[str]]:
         asked: list[str] = []
         place = Heft.place
 
@@ -65,9 +65,9 @@ def searched(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
             return costs
 
         monkeypatch.setattr(Heft, "place", watched)
-        monkeypatch.setattr("placeit.session.profile", profile)
+        monkeypatch.setattr("placeit.workbench.profile", profile)
         taking(monkeypatch, lambda session, _: plain_s if session.cluster.names == (PLAIN,) else WHOLE_S)
-        return optimize(inception_like(), PAIR, placers="heft", budget=120, cache=cache, **options), asked
+        return optimize(inception_like(), PAIR, candidates=Candidates("heft", start), budget=120, cache=cache, **options), asked
 
     return search
 

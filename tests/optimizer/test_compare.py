@@ -14,7 +14,6 @@ from placeit.core.cluster import Link
 from placeit.core.errors import PlacementError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
-from placeit.report import as_json
 from placeit.session import Session
 
 CORE = f"CPU@{allowed_cores()[0]}"
@@ -22,7 +21,7 @@ CORE = f"CPU@{allowed_cores()[0]}"
 
 @pytest.fixture
 def session(cache: Cache) -> Iterator[Session]:
-    one = placeit.find_cluster(CORE).devices[0]
+    one = placeit.discover(CORE).devices[0]
     links = {pair: Link(1e9, 1e-4, "emulated") for pair in (("a", "b"), ("b", "a"))}
     cluster = placeit.Cluster((replace(one, name="a"), replace(one, name="b", slowdown=3.0)), links)
     with Session(inception_like(), cluster, cache=cache) as opened:
@@ -45,7 +44,7 @@ def test_placements_race_against_every_single_device(session: Session) -> None:
         assert ratio is not None
         assert ratio.ratio == 1
     assert by_name["mine"].placement.as_dict() == split.as_dict()
-    files = {row["name"]: row["placement_file"] for row in as_json.comparison(found)["candidates"]}
+    files = {row["name"]: row["placement_file"] for row in found.to_dict()["candidates"]}
     assert files == dict.fromkeys(found.singles) | {"mine": "mine"}
 
 

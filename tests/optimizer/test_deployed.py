@@ -29,7 +29,7 @@ def test_replicas_are_busy_for_equally_long() -> None:
 class Fake:
     """Takes so many seconds per request, as it says."""
 
-    requests = 1
+    in_flight = 1
 
     def __init__(
         self, seconds: float, *, waits_for: threading.Event | None = None, opens: threading.Event | None = None

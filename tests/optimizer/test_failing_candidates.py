@@ -20,14 +20,14 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError, FileError, InfeasibleError, UsageError
 from placeit.devices.host import allowed_cores
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.search import Search
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
-from placeit.report import as_json
 from placeit.runtime.devices.openvino import OpenVinoDevice
-from placeit.session import Session
+from placeit.session import Session, optimize
+from placeit.workbench.options import Constraints
 
 ops = ov.opset13
 CORE = allowed_cores()[0]
@@ -57,14 +57,14 @@ def worth_splitting(monkeypatch: pytest.MonkeyPatch) -> None:
         free = Costs.zero(len(grouping.groups), cluster)
         return replace(free, core=np.full_like(free.core, 1e-4) * [device.slowdown for device in cluster.devices])
 
-    monkeypatch.setattr("placeit.session.profile", profile)
+    monkeypatch.setattr("placeit.workbench.profile", profile)
 
 
 @pytest.mark.usefixtures("worth_splitting")
 @pytest.mark.parametrize("stage", REASONS)
 def test_splits_that_fail_leave_the_single_devices(stage: str, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch, stage, lambda plan: len(devices_of(plan)) > 1)
-    found = optimize(inception_like(), PAIR, placers="heft", budget=BUDGET_S, cache=cache)
+    found = optimize(inception_like(), PAIR, candidates=Candidates(placers="heft"), budget=BUDGET_S, cache=cache)
     assert found.chosen.placer == "single"
     out = [candidate for candidate in found.candidates if candidate.failed is not None]
     assert out
@@ -75,7 +75,7 @@ def test_splits_that_fail_leave_the_single_devices(stage: str, cache: Cache, mon
         assert candidate.measured is None
     singles = [candidate for candidate in found.candidates if candidate.placer == "single"]
     assert all(single.failed is None and single.measured is not None for single in singles)
-    rows = {row["name"]: row for row in json.loads(json.dumps(as_json.optimized(found), allow_nan=False))["candidates"]}
+    rows = {row["name"]: row for row in json.loads(json.dumps(found.to_dict(), allow_nan=False))["candidates"]}
     assert all(rows[candidate.name]["failed"] == candidate.failed for candidate in found.candidates)
 
 
@@ -89,14 +89,16 @@ def test_one_split_that_fails_leaves_the_other_splits(cache: Cache, monkeypatch:
         return plan in first
 
     broken(monkeypatch, "opening", is_first)
-    found = optimize(inception_like(), PAIR, placers=("heft", "random:samples=1"), budget=BUDGET_S, cache=cache)
+    found = optimize(
+        inception_like(), PAIR, candidates=Candidates(placers=("heft", "random:samples=1")), budget=BUDGET_S, cache=cache
+    )
     assert [candidate.failed for candidate in found.candidates if candidate.failed is not None] == [NO_ROOM]
     assert any(c.placer != "single" and c.measured is not None for c in found.candidates)
 
 
 def test_a_single_device_that_fails_leaves_the_others(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch, "opening", lambda plan: devices_of(plan) == {0})
-    found = optimize(inception_like(), PAIR, placers="heft", budget=1.5, cache=cache)
+    found = optimize(inception_like(), PAIR, candidates=Candidates(placers="heft"), budget=1.5, cache=cache)
     single = {candidate.name: candidate for candidate in found.candidates if candidate.placer == "single"}
     assert single["fast"].failed == NO_ROOM
     assert found.best_single is single["slow"]
@@ -108,7 +110,7 @@ def test_a_single_device_that_fails_leaves_the_others(cache: Cache, monkeypatch:
 def test_where_everything_fails_the_error_says_why_each_did(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch, "opening", lambda plan: True)
     with pytest.raises(ExecutionError, match=r"^Every placement of inception-like on fast, slow failed. ") as caught:
-        optimize(inception_like(), PAIR, placers="heft", budget=BUDGET_S, cache=cache)
+        optimize(inception_like(), PAIR, candidates=Candidates(placers="heft"), budget=BUDGET_S, cache=cache)
     for name in ("fast", "slow"):
         assert f"{name}: {NO_ROOM}" in str(caught.value)
     assert str(caught.value).count(NO_ROOM) > 2  # splits, whoever found them
@@ -119,10 +121,10 @@ def test_a_placer_that_finds_nothing_is_listed_with_its_reason(cache: Cache, mon
         raise InfeasibleError("Nothing fits anywhere.")
 
     monkeypatch.setattr(Heft, "place", place)
-    found = optimize(inception_like(), PAIR, placers=("heft", "metis"), budget=1.5, cache=cache)
+    found = optimize(inception_like(), PAIR, candidates=Candidates(placers=("heft", "metis")), budget=1.5, cache=cache)
     (lost,) = found.unplanned
     assert vars(lost) == {"name": "heft", "placer": "heft", "failed": "Nothing fits anywhere."}
-    assert as_json.optimized(found)["unplanned"] == [{"name": lost.name, "placer": lost.placer, "failed": lost.failed}]
+    assert found.to_dict()["unplanned"] == [{"name": lost.name, "placer": lost.placer, "failed": lost.failed}]
     assert {"fast", "slow"} <= {candidate.name for candidate in found.candidates}
 
 
@@ -160,7 +162,7 @@ def branches() -> Any:
 
 @pytest.mark.usefixtures("lazy", "worth_splitting")
 def test_a_device_that_skips_its_work_is_never_chosen_however_fast(cache: Cache) -> None:
-    found = optimize(branches(), PAIR, placers=("heft", "metis"), budget=BUDGET_S, cache=cache)
+    found = optimize(branches(), PAIR, candidates=Candidates(placers=("heft", "metis")), budget=BUDGET_S, cache=cache)
     assert found.chosen.failed is None
     assert found.chosen.output_error is not None
     assert found.chosen.output_error.max_rel < 1e-3
@@ -176,7 +178,7 @@ def test_the_tolerance_is_an_option(
     tolerance: float | None, right: bool, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch, "wrong", lambda plan: True)
-    with Session(inception_like(), PAIR, tolerance=tolerance, cache=cache) as session:
+    with Session(inception_like(), PAIR, constraints=Constraints(tolerance=tolerance), cache=cache) as session:
         session.profile()
         report = session.run(session.placement(np.zeros(len(session.grouping.groups), np.int32)), runs=1)
     assert report.output_error.max_rel == pytest.approx(0.01, rel=0.05)
@@ -186,7 +188,7 @@ def test_the_tolerance_is_an_option(
 @pytest.mark.parametrize("tolerance", [-1.0, float("nan")])
 def test_a_tolerance_that_makes_no_sense_is_refused(tolerance: float) -> None:
     with pytest.raises(UsageError, match="tolerance"):
-        optimize("there is no such model.onnx", "CPU", tolerance=tolerance)
+        optimize("there is no such model.onnx", "CPU", constraints=Constraints(tolerance=tolerance))
 
 
 @pytest.mark.parametrize(("precision", "kind", "tolerance"), [("f32", "f32", 1e-3), ("bf16", "f32", 0.1), ("f32", "f16", 0.02)])
@@ -310,7 +312,7 @@ def test_a_placer_that_fails_is_a_warning_and_a_row(
         raise error
 
     monkeypatch.setattr(Heft, "place", place)
-    found = optimize(inception_like(), PAIR, placers=("heft", "metis"), budget=1.5, cache=cache)
+    found = optimize(inception_like(), PAIR, candidates=Candidates(placers=("heft", "metis")), budget=1.5, cache=cache)
     (lost,) = found.unplanned
     assert str(error.args[0]) in lost.failed
     (warning,) = [record.getMessage() for record in caplog.records if "'heft'" in record.getMessage()]
@@ -322,9 +324,11 @@ def test_nobody_answers_for_placers_none_of_which_can_place_the_model(cache: Cac
     with pytest.raises(
         UsageError, match=r"None of the placers that were asked for gave a placement. exact:nodes=10: "
     ) as caught:
-        optimize(inception_like(), PAIR, placers=("exact:nodes=10", "exact:nodes=11"), budget=2, cache=cache)
+        optimize(
+            inception_like(), PAIR, candidates=Candidates(placers=("exact:nodes=10", "exact:nodes=11")), budget=2, cache=cache
+        )
     assert "exact:nodes=11: " in str(caught.value)
-    found = optimize(inception_like(), PAIR, placers=("exact:nodes=10", "heft"), budget=2, cache=cache)
+    found = optimize(inception_like(), PAIR, candidates=Candidates(placers=("exact:nodes=10", "heft")), budget=2, cache=cache)
     assert {candidate.name for candidate in found.unplanned} == {"exact:nodes=10"}
 
 
@@ -349,4 +353,4 @@ def test_a_placer_that_lacks_something_is_an_error_before_a_model_is_read(
     for module in ("torch_geometric", "torch_geometric.nn"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(error, match=says):
-        optimize("there is no such model.onnx", PAIR, placers=("metis", placer))
+        optimize("there is no such model.onnx", PAIR, candidates=Candidates(placers=("metis", placer)))

@@ -23,16 +23,15 @@ from placeit.core.errors import DeviceError, InfeasibleError, UsageError
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
 from placeit.devices.host import allowed_cores
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.placers import Measured
 from placeit.placers.annealing import Annealing
 from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import profile
-from placeit.report import as_json
 from placeit.runtime.check import OutputDifference
-from placeit.session import Session
+from placeit.session import Session, optimize
 from placeit.simulator.simulate import simulate
 
 CORE = f"CPU@{allowed_cores()[0]}"
@@ -61,7 +60,7 @@ def powered(cluster: Cluster, *watts: tuple[float, float]) -> Cluster:
 
 
 def test_a_slow_device_behind_a_slow_link_leaves_the_model_on_the_fast_one(cache: Cache) -> None:
-    found = optimize(inception_like(), emulated(20.0, 1e6, 0.01), placers=PLACERS, budget=2, cache=cache)
+    found = optimize(inception_like(), emulated(20.0, 1e6, 0.01), candidates=Candidates(placers=PLACERS), budget=2, cache=cache)
     assert found.chosen.name == "fast"
     assert found.chosen is found.best_single
     assert set(found.placement.as_dict().values()) == {"fast"}
@@ -71,8 +70,8 @@ def test_a_slow_device_behind_a_slow_link_leaves_the_model_on_the_fast_one(cache
 
 
 def test_the_answer_has_every_field_that_scripts_rely_on(cache: Cache) -> None:
-    found = optimize(inception_like(), emulated(1.5, 1e9, 1e-5), placers=PLACERS, budget=5, cache=cache)
-    answer = json.loads(json.dumps(as_json.optimized(found, "p.json"), allow_nan=False))
+    found = optimize(inception_like(), emulated(1.5, 1e9, 1e-5), candidates=Candidates(placers=PLACERS), budget=5, cache=cache)
+    answer = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert answer["graph"] == {"ops": found.ops, "edges": found.edges, "groups": found.groups}
     assert {c["name"] for c in answer["candidates"]} >= {"fast", "slow"}
     for candidate in answer["candidates"]:
@@ -82,7 +81,6 @@ def test_the_answer_has_every_field_that_scripts_rely_on(cache: Cache) -> None:
             assert candidate["output_error"]["max_rel"] < 1e-4
     assert answer["simulator"].keys() == {"mape", "pearson", "spearman"}
     assert answer["budget"]["asked_s"] == 5
-    assert answer["placement_file"] == "p.json"
     assert answer["best_single"]["placer"] == "single"
     shown = repr(found)
     assert len(shown.splitlines()) <= 20
@@ -93,7 +91,7 @@ def test_the_answer_has_every_field_that_scripts_rely_on(cache: Cache) -> None:
 
 def test_the_saved_placement_runs_again(cache: Cache, tmp_path: Path) -> None:
     model, cluster = inception_like(), emulated(1.5, 1e9, 1e-5)
-    found = optimize(model, cluster, placers=PLACERS, budget=3, cache=cache)
+    found = optimize(model, cluster, candidates=Candidates(placers=PLACERS), budget=3, cache=cache)
     found.save(tmp_path / "p.json")
     with Session(model, cluster, cache=cache) as session:
         report = session.run(Placement.load(tmp_path / "p.json"), runs=6)
@@ -102,7 +100,7 @@ def test_the_saved_placement_runs_again(cache: Cache, tmp_path: Path) -> None:
 
 def test_the_answer_runs_on_inputs_of_the_users_own_and_stops_its_threads_in_the_end(cache: Cache) -> None:
     model = inception_like()
-    found = optimize(model, emulated(1.5, 1e9, 1e-5), placers="heft", budget=3, cache=cache)
+    found = optimize(model, emulated(1.5, 1e9, 1e-5), candidates=Candidates(placers="heft"), budget=3, cache=cache)
     before = threading.active_count()
     for seed in (1, 2):
         inputs = model.random_inputs(seed)
@@ -122,7 +120,7 @@ def test_a_closed_answer_has_no_threads_and_runs_again(cache: Cache) -> None:
     model = inception_like()
     inputs = model.random_inputs(1)
     before = threading.active_count()
-    with optimize(model, emulated(1.5, 1e9, 1e-5), placers="heft", budget=3, cache=cache) as found:
+    with optimize(model, emulated(1.5, 1e9, 1e-5), candidates=Candidates(placers="heft"), budget=3, cache=cache) as found:
         first = found.run(inputs)
         assert threading.active_count() > before
     assert threading.active_count() == before
@@ -135,13 +133,13 @@ def test_a_closed_answer_has_no_threads_and_runs_again(cache: Cache) -> None:
 
 
 def test_an_answer_for_described_devices_runs_nowhere(cache: Cache) -> None:
-    found = optimize(inception_like(), described(2), placers=PLACERS, budget=3, cache=cache)
+    found = optimize(inception_like(), described(2), candidates=Candidates(placers=PLACERS), budget=3, cache=cache)
     with pytest.raises(DeviceError, match="simulation only"):
         found.run(inception_like().random_inputs())
 
 
 def test_one_device_is_its_own_answer(cache: Cache) -> None:
-    found = optimize(inception_like(), CORE, placers=PLACERS, budget=3, cache=cache)
+    found = optimize(inception_like(), CORE, candidates=Candidates(placers=PLACERS), budget=3, cache=cache)
     assert found.chosen.name == CORE
     assert [candidate.name for candidate in found.candidates] == [CORE]
 
@@ -149,14 +147,14 @@ def test_one_device_is_its_own_answer(cache: Cache) -> None:
 def test_a_model_that_computes_nothing_has_an_answer(cache: Cache) -> None:
     x = ov.opset13.parameter([1, 8], ov.Type.f32, name="x")
     model = describe(ov.Model([ov.opset13.result(x, name="same")], [x], "nothing"), Path("nothing"))
-    found = optimize(model, emulated(2.0, 1e9, 1e-5), placers=PLACERS, budget=3, cache=cache)
+    found = optimize(model, emulated(2.0, 1e9, 1e-5), candidates=Candidates(placers=PLACERS), budget=3, cache=cache)
     assert found.chosen.segments == 0
     assert found.chosen.output_error == OutputDifference(0.0, 0.0)
     assert len(set(found.placement.as_dict().values())) == 1
 
 
 def test_described_devices_are_decided_by_the_simulator_and_nothing_is_measured(cache: Cache) -> None:
-    found = optimize(inception_like(), described(3), placers=PLACERS, budget=3, cache=cache)
+    found = optimize(inception_like(), described(3), candidates=Candidates(placers=PLACERS), budget=3, cache=cache)
     assert all(candidate.measured is None for candidate in found.candidates)
     assert found.simulator_error is None
     assert found.speedup is None
@@ -168,7 +166,9 @@ def test_described_devices_are_decided_by_the_simulator_and_nothing_is_measured(
 @pytest.mark.parametrize(("objective", "unit"), [("total-cost", "s"), ("energy", "J")])
 def test_described_devices_are_decided_by_the_simulated_objective(cache: Cache, objective: str, unit: str) -> None:
     cluster = powered(described(2), (0.0, 40.0), (0.0, 2.0))
-    found = optimize(inception_like(), cluster, placers=PLACERS, budget=3, objective=objective, cache=cache)
+    found = optimize(
+        inception_like(), cluster, candidates=Candidates(placers=PLACERS), budget=3, objective=objective, cache=cache
+    )
     assert (found.objective.name, found.objective.unit) == (objective, unit)
     values = [candidate.simulated_value for candidate in found.candidates]
     assert values == sorted(values)
@@ -183,8 +183,10 @@ def test_described_devices_are_decided_by_the_simulated_objective(cache: Cache, 
 
 def test_energy_chooses_a_frugal_device_that_is_slower_and_never_calls_joules_measured(cache: Cache) -> None:
     cluster = powered(emulated(1.5, 1e9, 1e-5), (0.0, 1000.0), (0.0, 1.0))
-    found = optimize(inception_like(), cluster, placers=PLACERS, budget=4, objective="energy", cache=cache)
-    answer = as_json.optimized(found)
+    found = optimize(
+        inception_like(), cluster, candidates=Candidates(placers=PLACERS), budget=4, objective="energy", cache=cache
+    )
+    answer = found.to_dict()
     assert (answer["objective"], answer["objective_unit"]) == ("energy", "J")
     singles = {candidate.name: candidate for candidate in found.candidates if candidate.placer == "single"}
     assert found.best_single is singles["slow"]
@@ -204,7 +206,9 @@ def test_energy_chooses_a_frugal_device_that_is_slower_and_never_calls_joules_me
 
 def test_total_cost_stays_on_the_fast_device(cache: Cache) -> None:
     cluster = emulated(20.0, 1e6, 0.01)
-    found = optimize(inception_like(), cluster, placers=PLACERS, budget=2, objective="total-cost", cache=cache)
+    found = optimize(
+        inception_like(), cluster, candidates=Candidates(placers=PLACERS), budget=2, objective="total-cost", cache=cache
+    )
     assert found.chosen.name == "fast"
     assert found.chosen.value is not None
     assert found.chosen.measured is not None
@@ -213,20 +217,27 @@ def test_total_cost_stays_on_the_fast_device(cache: Cache) -> None:
 
 def test_the_same_seed_gives_the_same_answer_in_simulation(cache: Cache) -> None:
     answers = [
-        optimize(inception_like(), described(2), placers=("annealing:evaluations=2000",), seed=3, cache=cache) for _ in range(2)
+        optimize(
+            inception_like(), described(2), candidates=Candidates(placers=("annealing:evaluations=2000",)), seed=3, cache=cache
+        )
+        for _ in range(2)
     ]
     assert answers[0].placement.as_dict() == answers[1].placement.as_dict()
 
 
 def test_weights_that_fit_nowhere_are_infeasible(cache: Cache) -> None:
     with pytest.raises(InfeasibleError):
-        optimize(inception_like(), described(2, memory_bytes=64.0), placers=("heft",), budget=3, cache=cache)
+        optimize(
+            inception_like(), described(2, memory_bytes=64.0), candidates=Candidates(placers=("heft",)), budget=3, cache=cache
+        )
 
 
 def test_weights_that_fit_only_together_are_split(cache: Cache) -> None:
     with Session(inception_like(), described(2), cache=cache) as session:
         needed = session.grouping.groups.param_bytes.sum()
-    found = optimize(inception_like(), described(2, memory_bytes=needed * 0.7), placers=PLACERS, budget=3, cache=cache)
+    found = optimize(
+        inception_like(), described(2, memory_bytes=needed * 0.7), candidates=Candidates(placers=PLACERS), budget=3, cache=cache
+    )
     assert found.best_single is None
     assert min(found.placement.counts().values()) > 0
 
@@ -238,9 +249,9 @@ def test_weights_that_fit_only_together_are_split(cache: Cache) -> None:
         ({"objective": "energy"}, "needs the power of every device, and that of CPU is not known"),
         ({"budget": 0}, "must be positive"),
         ({"budget": float("inf")}, "must be positive and finite"),
-        ({"placers": ("hefty",)}, "hefty"),
-        ({"placers": ("heft:speed=3",)}, "speed"),
-        ({"placers": "hefty"}, "'hefty'"),
+        ({"candidates": Candidates(("hefty",))}, "hefty"),
+        ({"candidates": Candidates(("heft:speed=3",))}, "speed"),
+        ({"candidates": Candidates("hefty")}, "'hefty'"),
         ({"seed": -1}, "must not be negative"),
     ],
 )
@@ -269,10 +280,10 @@ def test_placers_go_on_from_what_was_measured(cache: Cache, monkeypatch: pytest.
         free = Costs.zero(len(grouping.groups), cluster)
         return replace(free, core=np.full_like(free.core, 1e-4))
 
-    monkeypatch.setattr("placeit.session.profile", equal)
+    monkeypatch.setattr("placeit.workbench.profile", equal)
     monkeypatch.setattr(Annealing, "refine", refine)
     placers = ("annealing:evaluations=100", "metis")
-    found = optimize(inception_like(), emulated(1.5, 1e9, 1e-5), placers=placers, budget=30, cache=cache)
+    found = optimize(inception_like(), emulated(1.5, 1e9, 1e-5), candidates=Candidates(placers=placers), budget=30, cache=cache)
     assert asked
     problem, measured, deadline = asked[0]
     assert measured.values.tolist() == sorted(measured.values)
@@ -290,7 +301,14 @@ def test_ctrl_c_keeps_the_best_placement_so_far(cache: Cache) -> None:
         if "finalists" in what:
             raise KeyboardInterrupt
 
-    found = optimize(inception_like(), emulated(1.5, 1e9, 1e-5), placers=PLACERS, budget=60, cache=cache, progress=interrupt)
+    found = optimize(
+        inception_like(),
+        emulated(1.5, 1e9, 1e-5),
+        candidates=Candidates(placers=PLACERS),
+        budget=60,
+        cache=cache,
+        progress=interrupt,
+    )
     assert found.interrupted
     assert found.chosen.placer == "single"
     assert any(candidate.measured is not None for candidate in found.candidates)
@@ -304,8 +322,10 @@ def test_a_budget_too_short_for_a_decision_leaves_the_single_device_and_says_so(
         found = profile(*args, **options)
         return Costs(found.core, 0 * found.cut, 0 * found.dispatch, found.cluster)
 
-    monkeypatch.setattr("placeit.session.profile", cutting_is_free)
-    found = optimize(inception_like(), emulated(1.0, 1e12, 1e-9), placers="heft", budget=0.01, cache=cache)
+    monkeypatch.setattr("placeit.workbench.profile", cutting_is_free)
+    found = optimize(
+        inception_like(), emulated(1.0, 1e12, 1e-9), candidates=Candidates(placers="heft"), budget=0.01, cache=cache
+    )
     assert found.chosen is found.best_single
     assert "no time was left to decide" in found.reason
     assert found.chosen.measured is not None

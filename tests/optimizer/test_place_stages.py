@@ -19,7 +19,7 @@ from examples import read_text
 from placeit.backends.base import Model
 from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
-from placeit.devices.clusterfile import find_cluster
+from placeit.devices.clusterfile import discover
 from placeit.devices.host import allowed_cores
 from placeit.optimizer import stages as stages_module
 from placeit.optimizer.stages import ModelStage, place_stages
@@ -47,7 +47,7 @@ def stage(name: str, session: Session, count: int) -> ModelStage:
 @contextlib.contextmanager
 def two_stages(slowdown: float) -> Iterator[list[ModelStage]]:
     """The second device takes so many times as long."""
-    fast, slow = find_cluster(CORES).devices
+    fast, slow = discover(CORES).devices
     cluster = Cluster((fast, replace(slow, slowdown=slowdown)))
     models: list[tuple[Model, int]] = [(inception_like(), 1), (random_model(0, 8), 2)]
     with contextlib.ExitStack() as stack:

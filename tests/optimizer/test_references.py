@@ -21,12 +21,14 @@ from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores
 from placeit.devices.own_modes import OwnMode
 from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.references import Reference, enter_references, references_beside
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
-from placeit.report import as_json, as_text
+from placeit.report import as_text
 from placeit.session import Session
 from placeit.simulator.objectives import get_objective
+from placeit.workbench.options import Constraints
 
 CORES = allowed_cores()
 PAIR = [f"CPU@{core}" for core in CORES[:2]]
@@ -95,13 +97,19 @@ def test_a_reference_that_beats_the_answer_is_named_in_the_report(
     monkeypatch.setattr(OwnModeRunner, "time", lambda self: 1e-9)
     monkeypatch.setattr("placeit.optimizer.search.decision_rounds", lambda single, split: 6)
     found = placeit.optimize(
-        inception_like(), PAIR, placers=["heft"], budget=BUDGET_S, objective="throughput", cache=cache, max_groups=2
+        inception_like(),
+        PAIR,
+        candidates=Candidates(placers=["heft"]),
+        budget=BUDGET_S,
+        objective="throughput",
+        cache=cache,
+        constraints=Constraints(max_groups=2),
     )
     (reference,) = found.references
     name = reference.row.name
     assert name not in {found.chosen.name, *(one.name for one in found.candidates)}
     assert f"; {name}, which OpenVINO does by itself and which is no placement, takes 0.000 of its " in found.reason
-    (row,) = json.loads(json.dumps(as_json.optimized(found), allow_nan=False))["references"]
+    (row,) = json.loads(json.dumps(found.to_dict(), allow_nan=False))["references"]
     assert (row["name"], row["target"], row["used"], row["failed"], row["not_run"]) == (name, "MULTI:CPU", ["CPU"], None, None)
     assert reference.ratio is not None
     assert row["ratio"] == pytest.approx(reference.ratio.ratio)
@@ -209,19 +217,19 @@ def test_for_latency_references_race_beside_the_answer_too(cache: Cache, as_mode
     assert {one.name for one in found.references} == {"AUTO:CPU", "HETERO:CPU"}
     assert all(one.measured is not None and len(one.measured.samples) == 6 for one in found.references)
     assert not {one.name for one in found.references} & {one.name for one in found.candidates}
-    rows = as_json.comparison(found)["references"]
+    rows = found.to_dict()["references"]
     assert {row["name"]: row["used"] for row in rows} == {"AUTO:CPU": ["CPU"], "HETERO:CPU": ["CPU"]}
 
 
 @pytest.mark.parametrize("why", ["pins", "energy", "slowed", "no plain devices"])
 def test_there_are_no_references(why: str, cache: Cache) -> None:
-    cluster = placeit.find_cluster(PAIR)
+    cluster = placeit.discover(PAIR)
     if why == "slowed":
         cluster = Cluster((cluster.devices[0], replace(cluster.devices[1], slowdown=2.0)))
     model = inception_like()
-    pins = {model.graph.names[3]: PAIR[0]} if why == "pins" else None
+    pins = {model.graph.names[3]: PAIR[0]} if why == "pins" else {}
     objective = "total-cost" if why == "energy" else "throughput"
-    with Session(model, cluster, cache=cache, pins=pins) as session:
+    with Session(model, cluster, cache=cache, constraints=Constraints(pins=pins)) as session:
         session.profile()
         search = Search(session, get_objective(objective, session.cluster), math.inf, 0, None)
         search.singles(plain=why != "no plain devices")

@@ -19,17 +19,17 @@ from placeit.devices.host import allowed_cores
 from placeit.optimizer.candidates import Alone, Candidate
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.measured_cost import MeasuredCost
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Budget, Candidates
 from placeit.optimizer.replicas import enter_replicas
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
-from placeit.report import as_json
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import FEWEST, summed_up
-from placeit.session import Session
+from placeit.session import Session, optimize
 from placeit.simulator.objectives import Latency, Throughput
+from placeit.workbench.options import Constraints
 
 CORE = allowed_cores()[0]
 
@@ -43,8 +43,10 @@ def emulated(slowdown: float = 1.5) -> Cluster:
 
 def searcher(cache: Cache, file: Path) -> Callable[..., Optimized]:
     def run(**options: Any) -> Optimized:
-        given = {"placers": ("heft", "metis"), "budget": 4, "cache": cache, "resume": file}
-        return optimize(options.pop("model", inception_like()), options.pop("cluster", emulated()), **(given | options))
+        given = {"candidates": Candidates(("heft", "metis")), "cache": cache}
+        budget = Budget(options.pop("budget", 4), options.pop("resume", file))
+        model, cluster = options.pop("model", inception_like()), options.pop("cluster", emulated())
+        return optimize(model, cluster, budget=budget, **(given | options))
 
     return run
 
@@ -112,7 +114,7 @@ def test_a_search_that_was_interrupted_goes_on_and_decides_afresh(
             assert candidate.measured is not None
             assert names[name].measured.samples.tolist() == candidate.measured.samples.tolist()  # type: ignore[union-attr]
             assert names[name].segments == candidate.segments
-    for candidate in as_json.optimized(second)["candidates"]:
+    for candidate in second.to_dict()["candidates"]:
         assert candidate["measured_earlier"] == names[candidate["name"]].earlier
     assert not second.chosen.earlier or second.best_single is second.chosen
     assert len({c.name for c in second.candidates}) == len(second.candidates)
@@ -221,7 +223,7 @@ def test_what_was_measured_of_replicas_is_kept(cache: Cache, tmp_path: Path) -> 
 
 def test_what_breaks_a_pin_or_a_limit_now_is_left_out(search: Callable[..., Optimized]) -> None:
     search(progress=interrupt)
-    found = search(pins={"*": "slow"}, progress=interrupt)
+    found = search(constraints=Constraints({"*": "slow"}), progress=interrupt)
     assert [candidate.name for candidate in found.candidates] == ["slow"]
 
 
@@ -229,7 +231,7 @@ def test_what_breaks_a_pin_or_a_limit_now_is_left_out(search: Callable[..., Opti
     ("options", "says"),
     [
         ({"objective": "total-cost"}, "its objective is 'latency', and now it is 'total-cost'"),
-        ({"max_groups": 3}, "its groups is"),
+        ({"constraints": Constraints(max_groups=3)}, "its groups is"),
         ({"cluster": emulated(3.0)}, "measurements of another search"),
         ({"cluster": f"CPU@{CORE}"}, "its devices is 'fast, slow'"),
         ({"model": random_model(0, 5)}, "its graph is"),
@@ -308,7 +310,7 @@ def test_what_was_measured_with_a_larger_tolerance_has_failed_by_a_smaller_one(c
     head, *lines = kept.splitlines()
     off = [json.loads(line) | {"output_error": {"max_abs": 1.0, "max_rel": 0.01, "not_checked": None}} for line in lines]
     (tmp_path / "search.jsonl").write_text("\n".join([head, *map(json.dumps, off)]) + "\n")
-    with Session(inception_like(), emulated(), cache=cache, tolerance=0.001) as session:
+    with Session(inception_like(), emulated(), cache=cache, constraints=Constraints(tolerance=0.001)) as session:
         session.profile()
         search = Search(session, Latency(), np.inf, 0, None)
         search.resume(open_journal(tmp_path / "search.jsonl", session, Latency()))

@@ -17,11 +17,13 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.learning.after_search import LEARNING
 from placeit.optimizer.ledger import MEASURING, REST, Item, Ledger
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.planning.segments import Profiled
 from placeit.profiler.cache import Cache
-from placeit.report import as_json, as_text
+from placeit.report import as_text
+from placeit.session import optimize
+from placeit.workbench.options import Constraints
 
 CORE = f"CPU@{allowed_cores()[0]}"
 
@@ -37,7 +39,7 @@ def found(cache: Cache) -> Optimized:
     cores = Address("CPU", (allowed_cores()[0],))
     links = {pair: Link(1e12, 1e-9, "emulated") for pair in (("fast", "slow"), ("slow", "fast"))}
     cluster = Cluster((Device("fast", address=cores), Device("slow", address=cores, slowdown=1.5)), links)
-    return optimize(inception_like(), cluster, placers=("heft", "metis", "heft"), budget=5, cache=cache)
+    return optimize(inception_like(), cluster, candidates=Candidates(placers=("heft", "metis", "heft")), budget=5, cache=cache)
 
 
 def test_every_second_is_booked_once() -> None:
@@ -93,7 +95,7 @@ def test_what_each_placer_proposed_is_told(found: Optimized) -> None:
 
 
 def test_what_the_time_went_into_is_in_both_reports(found: Optimized) -> None:
-    rows = as_json.optimized(found)["spending"]
+    rows = found.to_dict()["spending"]
     assert [(row["what"], row["placer"], row["new"]) for row in rows] == [
         (one.what, one.placer, one.fresh) for one in found.spending
     ]
@@ -106,7 +108,9 @@ def test_what_the_time_went_into_is_in_both_reports(found: Optimized) -> None:
 
 
 def test_the_start_of_the_search_for_the_answer_is_marked(cache: Cache) -> None:
-    found = optimize(inception_like(), described(3), placers=("random:samples=1", "metis"), budget=3, cache=cache)
+    found = optimize(
+        inception_like(), described(3), candidates=Candidates(placers=("random:samples=1", "metis")), budget=3, cache=cache
+    )
     known = {candidate.name: candidate for candidate in found.candidates}
     before, start = set(), found.chosen.start
     while start is not None:
@@ -122,7 +126,12 @@ def test_the_start_of_the_search_for_the_answer_is_marked(cache: Cache) -> None:
 @pytest.mark.parametrize(("devices", "groups"), [(CORE, 96), (described(2), 1)], ids=["one device", "one group"])
 def test_where_there_is_nothing_to_place_nobody_is_asked(cache: Cache, devices: str | Cluster, groups: int) -> None:
     found = optimize(
-        inception_like(), devices, placers=("heft", "annealing", LEARNING), budget=3, cache=cache, max_groups=groups
+        inception_like(),
+        devices,
+        candidates=Candidates(placers=("heft", "annealing", LEARNING)),
+        budget=3,
+        cache=cache,
+        constraints=Constraints(max_groups=groups),
     )
     assert all(candidate.placer == "single" for candidate in found.candidates)
     rows = [one for one in found.spending if one.placer]

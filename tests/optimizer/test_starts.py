@@ -17,14 +17,15 @@ from placeit.core.placement import Placement
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.optimizer.starts import divide_for, read_starts
 from placeit.profiler.cache import Cache
 from placeit.report import as_text
-from placeit.session import Session
+from placeit.session import Session, optimize
 from placeit.simulator.objectives import Latency
+from placeit.workbench.options import Constraints
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 PLAIN = next((device.name for device in plain_devices(discover(CORES))), "CPU")
@@ -50,7 +51,11 @@ def alternating(devices: int = 2, names: tuple[str, ...] = ("d0", "d1")) -> Plac
 def test_a_start_is_a_candidate_though_groups_are_split_for_it(cache: Cache, tmp_path: Path) -> None:
     alternating().save(tmp_path / "mine.json")
     found = optimize(
-        inception_like(), described("d0", "d1"), placers=("heft",), budget=3, cache=cache, start=tmp_path / "mine.json"
+        inception_like(),
+        described("d0", "d1"),
+        candidates=Candidates(placers=("heft",), start=tmp_path / "mine.json"),
+        budget=3,
+        cache=cache,
     )
     (mine,) = (candidate for candidate in found.candidates if candidate.placer == "start")
     assert mine.name == f"start {tmp_path / 'mine.json'}"
@@ -74,7 +79,9 @@ def test_a_start_is_measured_though_it_is_simulated_to_be_hopeless(cache: Cache)
         search.begin_with({"start": groups})
         search.propose(("heft", "cpop", "metis", "random-task-eft", "random"))
         assert "start" in {candidate.name for candidate in search.promising()}
-    found = optimize(inception_like(), cluster, placers=("heft", "metis"), budget=12, cache=cache, start=start)
+    found = optimize(
+        inception_like(), cluster, candidates=Candidates(placers=("heft", "metis"), start=start), budget=12, cache=cache
+    )
     (mine,) = (candidate for candidate in found.candidates if candidate.name == "start")
     assert mine.measured is not None
     assert mine.output_error is not None
@@ -96,32 +103,38 @@ def test_the_search_among_plans_begins_with_each_start(cache: Cache, monkeypatch
             session.placement(np.random.default_rng(seed).integers(2, size=len(session.grouping.groups))) for seed in (1, 2)
         ]
         keys = {session.placing.groups_of(start).tobytes() for start in starts}
-    optimize(inception_like(), described("d0", "d1"), placers=("heft",), budget=3, cache=cache, start=starts)
+    optimize(
+        inception_like(), described("d0", "d1"), candidates=Candidates(placers=("heft",), start=starts), budget=3, cache=cache
+    )
     assert keys <= set(begun)
 
 
 def test_a_start_that_is_a_single_device_is_that_candidate(cache: Cache) -> None:
     graph = inception_like().graph
     start = Placement(graph.names, np.zeros(len(graph), np.int32), ("d0",), graph.hash)
-    found = optimize(inception_like(), described("d0"), placers=("heft",), budget=3, cache=cache, start=start)
+    found = optimize(
+        inception_like(), described("d0"), candidates=Candidates(placers=("heft",), start=start), budget=3, cache=cache
+    )
     assert [candidate.name for candidate in found.candidates] == ["d0"]
 
 
 @pytest.mark.parametrize(
-    ("names", "options", "says"),
+    ("names", "constraints", "says"),
     [
-        (("d0", "d2"), {}, "on 'd2', which is not one of the devices d0, d1"),
-        (("d0", "d1"), {"pins": {"image": "d1"}}, "on d0, and it is pinned to d1"),
-        (("d0", "d1"), {"memory": {"d1": 1.0}}, "d1 has 1 B of memory"),
+        (("d0", "d2"), Constraints(), "on 'd2', which is not one of the devices d0, d1"),
+        (("d0", "d1"), Constraints({"image": "d1"}), "on d0, and it is pinned to d1"),
+        (("d0", "d1"), Constraints(memory={"d1": 1.0}), "d1 has 1 B of memory"),
     ],
 )
 def test_a_start_that_does_not_fit_names_the_file_and_says_why(
-    cache: Cache, tmp_path: Path, names: tuple[str, ...], options: dict[str, dict[str, object]], says: str
+    cache: Cache, tmp_path: Path, names: tuple[str, ...], constraints: Constraints, says: str
 ) -> None:
     file = tmp_path / "mine.json"
     alternating(names=names).save(file)
     with pytest.raises(PlacementError, match=says) as caught:
-        optimize(inception_like(), described("d0", "d1"), cache=cache, start=[file], **options)  # type: ignore[arg-type]
+        optimize(
+            inception_like(), described("d0", "d1"), cache=cache, candidates=Candidates(start=[file]), constraints=constraints
+        )
     assert f"The search cannot begin with '{file}'" in str(caught.value)
 
 
@@ -137,15 +150,17 @@ def test_a_start_of_another_model_is_refused(cache: Cache) -> None:
 
 def test_a_file_that_is_no_placement_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"Cannot read .*nowhere.json"):
-        optimize("there is no such model.onnx", "CPU", start=tmp_path / "nowhere.json")
+        optimize("there is no such model.onnx", "CPU", candidates=Candidates(start=tmp_path / "nowhere.json"))
     (tmp_path / "bad.json").write_text('{"format": "placeit-placement", "devices": ["a"]}')
     with pytest.raises(PlacementError, match=r"bad.json"):
-        optimize("there is no such model.onnx", "CPU", start=[tmp_path / "bad.json"])
+        optimize("there is no such model.onnx", "CPU", candidates=Candidates(start=[tmp_path / "bad.json"]))
 
 
 @needs_two_cores
 def test_a_start_on_the_plain_device_is_that_candidate_and_says_so(cache: Cache) -> None:
-    found = optimize(inception_like(), CORES, placers=("heft",), budget=1, cache=cache, start=whole_on(PLAIN))
+    found = optimize(
+        inception_like(), CORES, candidates=Candidates(placers=("heft",), start=whole_on(PLAIN)), budget=1, cache=cache
+    )
     (plain,) = (one for one in found.candidates if set(one.placement.as_dict().values()) == {PLAIN})
     assert (plain.name, plain.placer, plain.given) == (PLAIN, "single", True)
     console = Console(width=250, file=(written := StringIO()))
@@ -154,7 +169,9 @@ def test_a_start_on_the_plain_device_is_that_candidate_and_says_so(cache: Cache)
 
 
 def test_a_start_on_cores_that_the_devices_have_takes_part_and_can_be_chosen(cache: Cache) -> None:
-    found = optimize(inception_like(), "CPU", placers=("heft",), budget=5, cache=cache, start=whole_on(CORES[0]))
+    found = optimize(
+        inception_like(), "CPU", candidates=Candidates(placers=("heft",), start=whole_on(CORES[0])), budget=5, cache=cache
+    )
     (mine,) = (one for one in found.candidates if one.given)
     assert (mine.name, mine.placer, mine.failed) == ("start", "single", None)
     assert mine.measured is not None
@@ -163,7 +180,9 @@ def test_a_start_on_cores_that_the_devices_have_takes_part_and_can_be_chosen(cac
 
 @needs_two_cores
 def test_a_start_on_other_cores_has_a_row_that_says_why_it_cannot_be_chosen(cache: Cache) -> None:
-    found = optimize(inception_like(), CORES[0], placers=("heft",), budget=1, cache=cache, start=whole_on(PLAIN))
+    found = optimize(
+        inception_like(), CORES[0], candidates=Candidates(placers=("heft",), start=whole_on(PLAIN)), budget=1, cache=cache
+    )
     (mine,) = (one for one in found.candidates if one.given)
     assert mine.failed == f"It is on {PLAIN}, which is not among the devices {CORES[0]}."
     assert found.chosen.name == CORES[0]
@@ -171,21 +190,28 @@ def test_a_start_on_other_cores_has_a_row_that_says_why_it_cannot_be_chosen(cach
 
 @needs_two_cores
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("constraints", "says"),
     [
-        ({"pins": {"image": CORES[0]}}, f"It is on {PLAIN}, and pins assign ops to"),
-        ({"memory": {CORES[0]: 1.0}}, f"{PLAIN} has 1 B of memory"),
+        (Constraints({"image": CORES[0]}), f"It is on {PLAIN}, and pins assign ops to"),
+        (Constraints(memory={CORES[0]: 1.0}), f"{PLAIN} has 1 B of memory"),
     ],
 )
-def test_a_start_on_the_plain_device_keeps_to_pins_and_limits(cache: Cache, options: dict[str, object], says: str) -> None:
+def test_a_start_on_the_plain_device_keeps_to_pins_and_limits(cache: Cache, constraints: Constraints, says: str) -> None:
     with pytest.raises(PlacementError, match=says):
-        optimize(inception_like(), CORES, cache=cache, start=whole_on(PLAIN), **options)  # type: ignore[arg-type]
+        optimize(inception_like(), CORES, cache=cache, candidates=Candidates(start=whole_on(PLAIN)), constraints=constraints)
 
 
 def test_replicas_that_a_search_found_are_a_start_of_the_next_one_for_throughput(cache: Cache, tmp_path: Path) -> None:
     def search(objective: str, start: Path | None) -> Optimized:
         cluster = described("d0", "d1")
-        return optimize(inception_like(), cluster, placers=("heft",), budget=3, cache=cache, objective=objective, start=start)
+        return optimize(
+            inception_like(),
+            cluster,
+            candidates=Candidates(placers=("heft",), start=start),
+            budget=3,
+            cache=cache,
+            objective=objective,
+        )
 
     found = search("throughput", None)
     assert found.chosen.replicas

@@ -18,6 +18,7 @@ from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.names import parse_device
 from placeit.devices.plain import in_throughput_mode
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
@@ -25,17 +26,21 @@ from placeit.runtime.devices import throughput
 from placeit.runtime.several import SeveralExecutor
 from placeit.session import Session
 from placeit.simulator.objectives import Throughput
+from placeit.workbench.options import Constraints, Traffic
 
 PAIR = [f"CPU@{core}" for core in allowed_cores()[:2]]
 BUDGET_S = 120.0  # far more than the search takes
 pytestmark = pytest.mark.skipif(len(PAIR) < 2, reason="needs two CPU cores")
 
 
-def search(cache: Cache, **options: Any) -> Optimized:
+def search(cache: Cache, *, start: Path | None = None, pins: Any = (), memory: Any = (), **options: Any) -> Optimized:
     return placeit.optimize(
         inception_like(),
         PAIR,
-        **({"placers": "heft", "budget": BUDGET_S, "objective": "throughput", "cache": cache, "max_groups": 2} | options),
+        candidates=Candidates("heft", start),
+        constraints=Constraints(dict(pins), dict(memory), max_groups=2),
+        cache=cache,
+        **({"budget": BUDGET_S, "objective": "throughput"} | options),
     )
 
 
@@ -68,7 +73,7 @@ def test_where_it_serves_most_it_is_chosen_stored_run_and_given_back(cache: Cach
     stored = Placement.load(tmp_path / "mode.json")
     for devices in ([device.name], PAIR):
         with Session(inception_like(), devices, cache=cache) as session:
-            report = session.run_at(stored, requests=8)
+            report = session.run(stored, traffic=Traffic(requests=8))
             assert report.output_error.max_rel < 1e-4
             assert report.in_flight > 1
             assert set(report.served.busy) == {device.name}
@@ -91,11 +96,11 @@ def test_requests_in_flight_are_at_work_at_the_same_time(cache: Cache, monkeypat
         graph = inception_like().graph
         nothing = np.zeros(len(graph), np.int32)
         plan = session.plan_of(Placement(graph.names, nothing, (device.name,), graph.hash, nothing))
-        with session.executor(plan, requests=session.best_in_flight(plan, 1)) as executor:
-            assert executor.requests > 1
-            met.append(threading.Barrier(executor.requests))
-            executor.times(3 * executor.requests)
-            assert {span.request for span in executor.spans()} == set(range(executor.requests))
+        with session.executor(plan, in_flight=session.best_in_flight(plan, 1)) as executor:
+            assert executor.in_flight > 1
+            met.append(threading.Barrier(executor.in_flight))
+            executor.times(3 * executor.in_flight)
+            assert {span.request for span in executor.spans()} == set(range(executor.in_flight))
 
 
 def test_what_serves_whole_requests_races_before_placers_are_asked(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

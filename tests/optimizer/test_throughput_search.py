@@ -17,14 +17,15 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import NoRoomError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
+from placeit.optimizer.options import Budget, Candidates
 from placeit.optimizer.result import Optimized
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.report import as_json
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
 from placeit.simulator.simulate import simulate
 from placeit.simulator.throughput import ThroughputCost, bottleneck
+from placeit.workbench.options import Constraints
 
 
 def described(*flops: float, memory: tuple[float, ...] = (), latency: float = 1e-9) -> Cluster:
@@ -41,7 +42,13 @@ def described(*flops: float, memory: tuple[float, ...] = (), latency: float = 1e
 
 def found_on(cluster: Cluster, cache: Cache, **options: object) -> Optimized:
     return placeit.optimize(
-        inception_like(), cluster, placers=["heft"], budget=5, objective="throughput", cache=cache, **options
+        inception_like(),
+        cluster,
+        candidates=Candidates(placers=["heft"]),
+        budget=5,
+        objective="throughput",
+        cache=cache,
+        **options,
     )  # type: ignore[arg-type]
 
 
@@ -84,10 +91,10 @@ def test_a_device_that_cannot_hold_the_model_takes_a_part_of_it(cache: Cache) ->
     with Session(model, described(1e9, 1e9), cache=cache) as session:
         weights = float(session.grouping.groups.param_bytes.sum())
     cluster = described(1e9, 1.5e9, memory=(np.inf, 0.7 * weights))
-    found = found_on(cluster, cache, max_groups=9)
+    found = found_on(cluster, cache, constraints=Constraints(max_groups=9))
     assert [one.name for one in found.candidates if one.placer == "single"] == ["d0"]
     assert not any(one.replicas for one in found.candidates)
-    with Session(model, cluster, cache=cache, max_groups=9) as session:
+    with Session(model, cluster, cache=cache, constraints=Constraints(max_groups=9)) as session:
         session.profile()
         segmenter = Segmenter(session.grouping, session.costs, steady=True)
         problem = segmenter.problem()
@@ -151,8 +158,10 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
         pytest.skip("needs two cores that the process may use")
     cluster = slowed(cores) if devices == "slowed" else [f"CPU@{core}" for core in cores]
     model = inception_like()
-    found = placeit.optimize(model, cluster, placers=["heft"], budget=3, objective="throughput", rate=50.0, cache=cache)
-    data = json.loads(json.dumps(as_json.optimized(found), allow_nan=False))
+    found = placeit.optimize(
+        model, cluster, candidates=Candidates(placers=["heft"]), budget=3, objective="throughput", rate=50.0, cache=cache
+    )
+    data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     replicas = next(one for one in data["candidates"] if one["placer"] == "replicas")
     assert (replicas["replicas"], replicas["failed"]) == (2, None)
     assert replicas["measured_s"] == replicas["value_from_runs"]  # None if there was no time for it
@@ -166,13 +175,13 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
     with Session(model, found.cluster, cache=cache) as session:
         session.profile()
         compared = placeit.compare(session, {"mine": again}, objective="throughput", runs=6)
-        rows = {row["name"]: row for row in as_json.comparison(compared)["candidates"]}
+        rows = {row["name"]: row for row in compared.to_dict()["candidates"]}
         assert rows["mine"]["replicas"] == 2
         assert rows["mine"]["output_error"]["max_rel"] < 1e-4
         assert rows["mine"]["simulated_s"] > 0
         assert all(row["failed"] is None and row["measured_s"] > 0 for row in rows.values())
         first = placeit.compare(session, {"mine": again}, runs=6)
-        assert {row["name"]: row["replicas"] for row in as_json.comparison(first)["candidates"]}["mine"] == 1
+        assert {row["name"]: row["replicas"] for row in first.to_dict()["candidates"]}["mine"] == 1
         with pytest.raises(UsageError, match="not 'energy'"):
             placeit.compare(session, {}, objective="energy")
         with pytest.raises(PlacementError, match="mine: "):
@@ -182,15 +191,17 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
 def test_fewer_requests_are_in_flight_where_there_is_no_room_for_more(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, asked = Session.executor, []
 
-    def executor(self: Session, plan: Plan, *, requests: int = 1) -> PlanExecutor:
-        asked.append(requests)
-        if requests > 1:
+    def executor(self: Session, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
+        asked.append(in_flight)
+        if in_flight > 1:
             raise NoRoomError("There is room for one request.")
-        return opened(self, plan, requests=requests)
+        return opened(self, plan, in_flight=in_flight)
 
     monkeypatch.setattr(Session, "executor", executor)
     cluster = slowed(allowed_cores()[:1])
-    found = placeit.optimize(inception_like(), cluster, placers=["heft"], budget=2, objective="throughput", cache=cache)
+    found = placeit.optimize(
+        inception_like(), cluster, candidates=Candidates(placers=["heft"]), budget=2, objective="throughput", cache=cache
+    )
     assert set(asked) >= {1, 2}
     assert found.chosen.measured is not None
     assert all(one.failed is None for one in found.candidates)
@@ -198,7 +209,7 @@ def test_fewer_requests_are_in_flight_where_there_is_no_room_for_more(cache: Cac
 
 def test_a_search_for_throughput_goes_on_from_its_own_journal_only(cache: Cache, tmp_path: Path) -> None:
     cluster, file = slowed(allowed_cores()[:1]), tmp_path / "search.jsonl"
-    options = {"placers": ["heft"], "budget": 1, "cache": cache, "resume": file}
+    options = {"candidates": Candidates(placers=["heft"]), "budget": Budget(1, file), "cache": cache}
     placeit.optimize(inception_like(), cluster, objective="throughput", **options)
     again = placeit.optimize(inception_like(), cluster, objective="throughput", **options)
     assert all(one.failed is None for one in again.candidates)

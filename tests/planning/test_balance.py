@@ -17,11 +17,12 @@ from placeit.core.errors import InfeasibleError, PlacementError, UsageError
 from placeit.core.graph import OpGraph
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.planning.coarsen import LARGEST, Grouping, coarsen
 from placeit.planning.pins import divided
 from placeit.profiler.cache import Cache
-from placeit.session import Session
+from placeit.session import Session, optimize
+from placeit.workbench.options import Constraints
 
 ops = ov.opset13
 LINKS = {pair: Link(1e9, 1e-5, "emulated") for pair in (("a", "b"), ("b", "a"))}
@@ -130,7 +131,14 @@ def runs_right(model: OpenVinoModel, placement: Placement) -> None:
 def test_a_chain_is_split_where_memory_forces_it(cache: Cache) -> None:
     model = chain()
     most = float(model.graph.param_bytes.sum()) * 0.6
-    found = optimize(model, BOARDS, placers=("heft",), budget=2, cache=cache, memory={"a": most, "b": most})
+    found = optimize(
+        model,
+        BOARDS,
+        candidates=Candidates(placers=("heft",)),
+        budget=2,
+        cache=cache,
+        constraints=Constraints(memory={"a": most, "b": most}),
+    )
     used = dict.fromkeys(BOARDS.names, 0.0)
     for op, device in found.placement.as_dict().items():
         used[device] += float(model.graph.param_bytes[model.graph.index[op]])
@@ -139,14 +147,23 @@ def test_a_chain_is_split_where_memory_forces_it(cache: Cache) -> None:
 
 
 def test_part_of_a_chain_can_be_pinned(cache: Cache) -> None:
-    found = optimize(chain(), BOARDS, placers=("heft",), budget=2, cache=cache, pins={"conv5": "b", "conv2": "a"})
+    found = optimize(
+        chain(),
+        BOARDS,
+        candidates=Candidates(placers=("heft",)),
+        budget=2,
+        cache=cache,
+        constraints=Constraints(pins={"conv5": "b", "conv2": "a"}),
+    )
     placed = found.placement.as_dict()
     assert (placed["conv5"], placed["conv2"]) == ("b", "a")
     runs_right(chain(), found.placement)
 
 
 def test_a_chain_becomes_a_pipeline_for_throughput(cache: Cache) -> None:
-    found = optimize(chain(), described(2), placers=("metis",), budget=3, cache=cache, objective="throughput")
+    found = optimize(
+        chain(), described(2), candidates=Candidates(placers=("metis",)), budget=3, cache=cache, objective="throughput"
+    )
     pipelines = [one for one in found.candidates if len(set(one.placement.as_dict().values())) == 2 and not one.replicas]
     best = min(one.simulated_s for one in found.candidates if one.placer == "single")
     assert any(one.simulated_s < 0.6 * best for one in pipelines)
@@ -167,13 +184,27 @@ def test_a_chain_becomes_a_pipeline_for_throughput(cache: Cache) -> None:
 )
 def test_what_does_not_fit_is_named(memory: dict[str, float], pins: dict[str, str], says: str, cache: Cache) -> None:
     with pytest.raises(InfeasibleError, match=says):
-        optimize(chain(), described(2), placers=("heft",), budget=2, cache=cache, memory=memory, pins=pins)
+        optimize(
+            chain(),
+            described(2),
+            candidates=Candidates(placers=("heft",)),
+            budget=2,
+            cache=cache,
+            constraints=Constraints(memory=memory, pins=pins),
+        )
 
 
 def test_a_group_that_is_too_large_names_its_largest_op(cache: Cache) -> None:
     model, memory = chain(), {"d0": 200e3, "d1": 200e3}
     with pytest.raises(InfeasibleError, match=r"placed together with 'conv0' take 297 kB.*or allow more groups"):
-        optimize(model, described(2), placers=("heft",), budget=2, cache=cache, memory=memory, max_groups=1)
+        optimize(
+            model,
+            described(2),
+            candidates=Candidates(placers=("heft",)),
+            budget=2,
+            cache=cache,
+            constraints=Constraints(memory=memory, max_groups=1),
+        )
 
 
 def test_layers_with_a_state_each_are_groups_of_their_own(cache: Cache) -> None:

@@ -20,14 +20,14 @@ from placeit.core.errors import InfeasibleError, PlacementError, UsageError
 from placeit.core.graph import topological_order
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.placers.registry import parse_placer
 from placeit.planning.coarsen import coarsen
 from placeit.planning.pins import divided, parse_pins, pinned_ops
 from placeit.profiler.cache import Cache
-from placeit.report import as_json
-from placeit.session import Session
+from placeit.session import Session, optimize
 from placeit.simulator.simulate import SimulatedCost
+from placeit.workbench.options import Constraints
 
 OPS = ("conv1", "conv1/bias", "Conv1", "conv2", "a[0]", "y")
 DEVICES = ("CPU@0", "CPU@1")
@@ -108,7 +108,7 @@ def test_every_placer_and_every_search_keeps_pins(cache: Cache) -> None:
     model = inception_like()
     convolutions = [name for name, kind in zip(model.graph.names, model.graph.kinds, strict=True) if kind == "Convolution"]
     pins = {convolutions[0]: "d1", convolutions[-1]: "d2", convolutions[2]: "d0"}
-    with Session(model, described(3), cache=cache, pins=pins) as session:
+    with Session(model, described(3), cache=cache, constraints=Constraints(pins=pins)) as session:
         session.profile()
         problem = session.segmenter.problem()
         assert problem.single_devices == ()
@@ -116,15 +116,24 @@ def test_every_placer_and_every_search_keeps_pins(cache: Cache) -> None:
         for name in PLACERS:
             placed = session.placement(parse_placer(name).place(problem, cost, seed=0, evaluations=200))
             assert {op: placed.as_dict()[op] for op in pins} == pins, name
-    found = optimize(model, described(3), placers=PLACERS, budget=3, cache=cache, pins=pins)
+    found = optimize(
+        model, described(3), candidates=Candidates(placers=PLACERS), budget=3, cache=cache, constraints=Constraints(pins=pins)
+    )
     assert found.best_single is None
-    assert as_json.optimized(found)["pins"] == pins
+    assert found.to_dict()["pins"] == pins
     for candidate in found.candidates:
         assert {op: candidate.placement.as_dict()[op] for op in pins} == pins, candidate.name
 
 
 def test_a_single_device_that_keeps_all_pins_is_a_candidate(cache: Cache) -> None:
-    found = optimize(inception_like(), described(2), placers=("heft",), budget=3, cache=cache, pins={"*": "d1"})
+    found = optimize(
+        inception_like(),
+        described(2),
+        candidates=Candidates(placers=("heft",)),
+        budget=3,
+        cache=cache,
+        constraints=Constraints(pins={"*": "d1"}),
+    )
     assert [candidate.name for candidate in found.candidates] == ["d1"]
     assert set(found.placement.as_dict().values()) == {"d1"}
 
@@ -137,7 +146,14 @@ def test_one_core_measures_only_what_keeps_pins(cache: Cache) -> None:
     )
     model = inception_like()
     op = next(name for name, kind in zip(model.graph.names, model.graph.kinds, strict=True) if kind == "Convolution")
-    found = optimize(model, cluster, placers=("heft",), budget=2, cache=cache, pins={op: "slow"})
+    found = optimize(
+        model,
+        cluster,
+        candidates=Candidates(placers=("heft",)),
+        budget=2,
+        cache=cache,
+        constraints=Constraints(pins={op: "slow"}),
+    )
     assert "fast" not in {candidate.name for candidate in found.candidates}
     assert all(candidate.placement.as_dict()[op] == "slow" for candidate in found.candidates)
     assert found.chosen.output_error is not None
@@ -149,9 +165,9 @@ def test_an_op_pinned_where_it_cannot_run_is_infeasible(cache: Cache, monkeypatc
     with Session(model, described(2), cache=cache) as session:
         costs = session.profile()
         costs.core[session.grouping.group_of[model.graph.index["image"]], 1] = np.inf
-    monkeypatch.setattr("placeit.session.estimated", lambda *_, **__: costs)
+    monkeypatch.setattr("placeit.workbench.estimated", lambda *_, **__: costs)
     with (
-        Session(model, described(2), cache=cache, pins={"image": "d1"}) as session,
+        Session(model, described(2), cache=cache, constraints=Constraints(pins={"image": "d1"})) as session,
         pytest.raises(InfeasibleError, match="Op 'image' is pinned to d1, which cannot run it"),
     ):
         session.profile()
@@ -165,7 +181,7 @@ def test_ops_that_share_state_cannot_be_pinned_apart(cache: Cache) -> None:
     write = ops.assign(total, "state", name="write")
     model = describe(ov.Model([ops.result(total, name="y")], [write], [x], "adder"), Path("adder"))
     with pytest.raises(PlacementError, match="run on one device, because they share state"):
-        Session(model, described(2), cache=cache, pins={"read": "d0", "total": "d1"})
+        Session(model, described(2), cache=cache, constraints=Constraints(pins={"read": "d0", "total": "d1"}))
     with pytest.raises(PlacementError, match="run on one device"):
         Session(model, described(2), cache=cache).divide(
             Placement(model.graph.names, (np.arange(len(model.graph)) % 2).astype(np.int32), ("d0", "d1"))
@@ -174,7 +190,7 @@ def test_ops_that_share_state_cannot_be_pinned_apart(cache: Cache) -> None:
 
 def test_a_placement_that_breaks_a_pin_is_refused(cache: Cache) -> None:
     model = inception_like()
-    with Session(model, described(2), cache=cache, pins={"image": "d1"}) as session:
+    with Session(model, described(2), cache=cache, constraints=Constraints(pins={"image": "d1"})) as session:
         placement = Placement(model.graph.names, np.zeros(len(model.graph), np.int32), ("d0", "d1"))
         with pytest.raises(PlacementError, match="on d0, and it is pinned to d1"):
             session.placing.groups_of(placement)

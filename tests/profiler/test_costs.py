@@ -103,7 +103,7 @@ def test_a_group_that_a_device_lacks_costs_infinitely_much_there_and_the_others_
     can[lacking, 1] = False
     monkeypatch.setattr(costs, "supported", lambda *_: can)
     with Runtime(MODEL, COARSE, cluster) as runtime:
-        found = profile(MODEL, COARSE, cluster, runtime, budget=BUDGET_S)
+        found = profile(MODEL, COARSE, cluster, runtime, budget_s=BUDGET_S)
         np.testing.assert_array_equal(np.isfinite(found.core), can)
         assert (found.core[can] >= 0).all()
         assert np.isfinite(found.cut).all()
@@ -112,8 +112,8 @@ def test_a_group_that_a_device_lacks_costs_infinitely_much_there_and_the_others_
         problem = Segmenter(COARSE, found).problem()
         assert problem.single_devices == (0,)
 
-        first = profile(MODEL, COARSE, cluster, runtime, budget=BUDGET_S, cache=Cache(tmp_path))
-        again = profile(MODEL, COARSE, cluster, runtime, budget=BUDGET_S, cache=Cache(tmp_path))
+        first = profile(MODEL, COARSE, cluster, runtime, budget_s=BUDGET_S, cache=Cache(tmp_path))
+        again = profile(MODEL, COARSE, cluster, runtime, budget_s=BUDGET_S, cache=Cache(tmp_path))
     np.testing.assert_array_equal(first.core, again.core)
     np.testing.assert_array_equal(first.dispatch, again.dispatch)
 
@@ -122,10 +122,10 @@ def test_devices_that_share_cores_are_not_measured_beside_each_other() -> None:
     cores = {"wide": CORES, "one": CORES, "other": (allowed_cores()[-1],)}
     cluster = Cluster(tuple(Device(name, address=Address("CPU", some), driver=name) for name, some in cores.items()))
     with Runtime(MODEL, COARSE, cluster) as runtime:
-        found = profile(MODEL, COARSE, cluster, runtime, budget=BUDGET_S)
+        found = profile(MODEL, COARSE, cluster, runtime, budget_s=BUDGET_S)
     assert found.load.any(axis=0).tolist() == [True] * 3 if len(allowed_cores()) > 1 else [False] * 3
     with Runtime(MODEL, COARSE, Cluster(cluster.devices[:2])) as runtime:
-        found = profile(MODEL, COARSE, runtime.cluster, runtime, budget=BUDGET_S)
+        found = profile(MODEL, COARSE, runtime.cluster, runtime, budget_s=BUDGET_S)
     assert not found.load.any()
     assert (found.core > 0).any(axis=0).all()
 
@@ -150,15 +150,15 @@ def test_costs_that_the_whole_model_contradicts_are_measured_again(
 ) -> None:
     cluster = on_one_core("a", "b")
     with Runtime(MODEL, COARSE, cluster) as runtime:
-        first = profile(MODEL, COARSE, cluster, runtime, budget=BUDGET_S, cache=Cache(tmp_path))
+        first = profile(MODEL, COARSE, cluster, runtime, budget_s=BUDGET_S, cache=Cache(tmp_path))
         changed(tmp_path, lambda value: value["whole"].__setitem__(1, whole))
-        unchecked = profile(MODEL, COARSE, cluster, runtime, budget=budget, cache=Cache(tmp_path))
+        unchecked = profile(MODEL, COARSE, cluster, runtime, budget_s=budget, cache=Cache(tmp_path))
         assert unchecked.profiled is not None
         assert unchecked.profiled.cached
         assert not caplog.records
         # the other device's interval is too narrow to rely on while the machine is busy
         changed(tmp_path, lambda value: value["whole"].__setitem__(0, [1e-9, 10.0] if budget > 1 else [1e-9, 0.05]))
-        again = profile(MODEL, COARSE, cluster, runtime, budget=budget, cache=Cache(tmp_path), check=True)
+        again = profile(MODEL, COARSE, cluster, runtime, budget_s=budget, cache=Cache(tmp_path), check=True)
     assert again.profiled is not None
     assert again.profiled.cached == holds
     assert ("are no longer valid: on b the model takes" in caplog.text) != holds
@@ -188,9 +188,9 @@ def test_impossible_costs_in_the_cache_are_measured_again(
 ) -> None:
     cluster = on_one_core("a")
     with Runtime(MODEL, COARSE, cluster) as runtime:
-        profile(MODEL, COARSE, cluster, runtime, budget=BUDGET_S, cache=Cache(tmp_path))
+        profile(MODEL, COARSE, cluster, runtime, budget_s=BUDGET_S, cache=Cache(tmp_path))
         changed(tmp_path, damage)
-        again = profile(MODEL, COARSE, cluster, runtime, budget=BUDGET_S, cache=Cache(tmp_path))
+        again = profile(MODEL, COARSE, cluster, runtime, budget_s=BUDGET_S, cache=Cache(tmp_path))
     assert "is damaged; it is measured again" in caplog.text
     assert again.profiled is not None
     assert not again.profiled.cached
@@ -213,4 +213,4 @@ def test_profiling_that_fails_leaves_no_thread_behind(monkeypatch: pytest.Monkey
     cluster = on_one_core("a", "b")
     monkeypatch.setattr("placeit.runtime.executor.Executor.time", fails)
     with pytest.raises(ExecutionError, match="out of memory"), Runtime(MODEL, COARSE, cluster) as runtime:
-        profile(MODEL, COARSE, Cluster(cluster.devices), runtime, budget=BUDGET_S)
+        profile(MODEL, COARSE, Cluster(cluster.devices), runtime, budget_s=BUDGET_S)

@@ -62,7 +62,7 @@ def profiled(
     grouping = Grouping.singletons(model.graph)
     with RememberingRuntime(model, grouping, cluster, compiling=SlowCompiling(slow or {})) as runtime:
         runtime.compiled = set()
-        found = profile(model, grouping, cluster, runtime, budget=budget)
+        found = profile(model, grouping, cluster, runtime, budget_s=budget)
         compiled = runtime.compiled
     assert found.profiled is not None
     return found, found.profiled, [g for g, kind in enumerate(grouping.groups.kinds) if kind not in FREE], compiled

@@ -44,7 +44,7 @@ def profiled(model: OpenVinoModel, devices: int) -> tuple[Costs, list[int]]:
     cluster = Cluster(tuple(Device(name, "known", Address(name)) for name in names))
     grouping = Grouping.singletons(model.graph)
     with Runtime(model, grouping, cluster) as runtime:
-        found = profile(model, grouping, cluster, runtime, budget=60.0)
+        found = profile(model, grouping, cluster, runtime, budget_s=60.0)
     assert found.cluster.links.keys() == links.keys()
     return found, [g for g, kind in enumerate(grouping.groups.kinds) if kind not in FREE]
 

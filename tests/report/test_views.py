@@ -34,7 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(tiny: Path) -> placeit.Optimized:
-    return placeit.optimize(tiny, devices="CPU@0,CPU@1", budget=1, placers=("heft",), cache=None)
+    return placeit.optimize(tiny, devices="CPU@0,CPU@1", budget=1, candidates=placeit.Candidates(("heft",)), cache=None)
 
 
 def drawn(figure: Figure, kind: str = "svg") -> str:

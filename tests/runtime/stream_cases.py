@@ -206,16 +206,16 @@ def random_case(seed, *, ops=None, devices=None, merge=None, closed=False, share
     return Case(runtime, plan, peers, seed)
 
 
-def run_case(case, *, requests=1, rounds=2, ahead=2, patience=1.0, skip_wait=None, on_host=()):
+def run_case(case, *, in_flight=1, rounds=2, ahead=2, patience=1.0, skip_wait=None, on_host=()):
     """Run a case; return the accelerator and whether every output was right."""
     accelerator = case.accelerator(patience=patience, skip_wait=skip_wait, on_host=on_host)
     right = True
-    with StreamExecutor(case.work(), accelerator, requests=requests, ahead=ahead) as executor:
+    with StreamExecutor(case.work(), accelerator, in_flight=in_flight, ahead=ahead) as executor:
         for number in range(rounds):
-            for request in range(requests):
+            for request in range(in_flight):
                 executor.set_inputs(case.inputs(number + request), request=request)
-            executor.times(requests)
-            for request in range(requests):
+            executor.times(in_flight)
+            for request in range(in_flight):
                 want = case.expected(case.inputs(number + request))
                 got = executor.outputs(request=request)
                 right &= got.keys() == want.keys() and all(np.array_equal(got[name], want[name]) for name in want)

@@ -30,8 +30,8 @@ from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Replacement, Server
 from placeit.runtime.spans import Event, Span
-from placeit.session import recovery as recovering
-from placeit.session.recovery import Recovery
+from placeit.workbench import recovery as recovering
+from placeit.workbench.recovery import Recovery
 
 pytestmark = pytest.mark.timeout(280, method="thread")
 

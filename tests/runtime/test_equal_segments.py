@@ -92,7 +92,7 @@ def test_equal_segments_are_compiled_once(layer: Layer, programs: int) -> None:
     with Session(model, f"CPU@{allowed_cores()[0]}", cache=None) as session:
         plan = session.plan_of(by_layer(session, [0]))
         assert len(plan.programs) == LAYERS
-        with session.executor(plan, requests=2) as executor:
+        with session.executor(plan, in_flight=2) as executor:
             executor.times(3)
             (found,) = executor.run(inputs).values()
         assert session.compiling.kinds["CPU"].compiled == programs

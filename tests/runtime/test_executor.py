@@ -206,7 +206,7 @@ def test_many_requests_in_flight_do_not_disturb_each_other(
 ) -> None:
     model, runtime, segmenter = real(3, 12)
     placement = np.random.default_rng(3).integers(2, size=len(runtime.grouping.groups))
-    executor = runtime.executor(segmenter.plan(placement), requests=3)
+    executor = runtime.executor(segmenter.plan(placement), in_flight=3)
     inputs = [{name: value * factor for name, value in model.random_inputs().items()} for factor in (1, 2, 3)]
     for request, given_inputs in enumerate(inputs):
         executor.set_inputs(given_inputs, request=request)

@@ -26,7 +26,7 @@ from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.check import OutputCheck, other_inputs
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, RuntimeDevice, Transport
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
-from placeit.runtime.devices.openvino import NativeInstance, OpenVinoDevice, OpenVinoInstance
+from placeit.runtime.devices.openvino import NativeInstance, OpenVinoDevice, OpenVinoInstance, OpenVinoProgram
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 
@@ -235,13 +235,13 @@ def opened() -> Iterator[Callable[..., tuple[OpenVinoModel, Executor]]]:
     """Open a random model on two devices that share a core, every group a segment."""
     runtimes: list[Runtime] = []
 
-    def make(requests: int = 1, devices: tuple[RuntimeDevice, ...] | None = None) -> tuple[OpenVinoModel, Executor]:
+    def make(in_flight: int = 1, devices: tuple[RuntimeDevice, ...] | None = None) -> tuple[OpenVinoModel, Executor]:
         model = random_model(4, 12)
         grouping = Grouping.singletons(model.graph)
         runtimes.append(Runtime(model, grouping, CLUSTER, devices=devices))
         groups = len(grouping.groups)
         plan = Segmenter(grouping, Costs.zero(groups, CLUSTER)).plan(np.arange(groups) % 2, merge=False)
-        return model, runtimes[-1].executor(plan, requests=requests)
+        return model, runtimes[-1].executor(plan, in_flight=in_flight)
 
     yield make
     for runtime in runtimes:
@@ -333,7 +333,7 @@ class _Reporting(NullDevice):
 
 
 def on_null_devices(
-    report: Callable[[DoneCallback, float, float], None], requests: int = 1
+    report: Callable[[DoneCallback, float, float], None], in_flight: int = 1
 ) -> tuple[Executor, tuple[_Reporting, NullDevice]]:
     model = random_model(2, 20)
     grouping = Grouping.singletons(model.graph)
@@ -343,7 +343,7 @@ def on_null_devices(
     devices = _Reporting("a", clock, report), NullDevice("b", clock, lambda _: 1.0)
     links: dict[tuple[int, int], Transport] = {(0, 1): NullLink(clock, 1e9, 0.1), (1, 0): NullLink(clock, 1e9, 0.1)}
     runtime = Runtime(model, grouping, CLUSTER, devices=devices, transports=links, wait=lambda _: clock.run())
-    return runtime.executor(plan, requests=requests), devices
+    return runtime.executor(plan, in_flight=in_flight), devices
 
 
 def test_an_error_of_another_package_is_wrapped_and_names_segment_and_device() -> None:
@@ -365,7 +365,7 @@ def test_what_waits_for_a_failed_segment_does_not_start() -> None:
 
 
 def test_after_an_error_no_further_requests_begin_and_those_in_flight_end() -> None:
-    executor, (device, _) = on_null_devices(lambda done, start, finish: done(start, finish, ExecutionError("no")), requests=3)
+    executor, (device, _) = on_null_devices(lambda done, start, finish: done(start, finish, ExecutionError("no")), in_flight=3)
     with pytest.raises(ExecutionError, match="no"):
         executor.times(1000)
     segments = len(executor.plan.programs)
@@ -378,7 +378,7 @@ def test_a_device_that_reports_twice_is_an_error_and_no_hang() -> None:
         done(start, finish, None)
         done(start, finish, None)
 
-    executor, _ = on_null_devices(twice, requests=2)
+    executor, _ = on_null_devices(twice, in_flight=2)
     with pytest.raises(ExecutionError, match="was reported as finished, but was not running"):
         executor.times(2)
     with pytest.raises(ExecutionError, match="make a new one"):
@@ -386,7 +386,7 @@ def test_a_device_that_reports_twice_is_an_error_and_no_hang() -> None:
 
 
 def test_an_interrupted_run_stops_and_the_next_one_works(opened: Callable[..., tuple[OpenVinoModel, Executor]]) -> None:
-    model, executor = opened(requests=2)
+    model, executor = opened(in_flight=2)
     for request in range(2):
         executor.set_inputs(model.random_inputs(), request=request)
     waits = iter([KeyboardInterrupt])
@@ -436,7 +436,7 @@ def test_threads_that_share_an_executor_take_turns(opened: Callable[..., tuple[O
 
 def test_no_request_at_all_is_a_usage_error(opened: Callable[..., tuple[OpenVinoModel, Executor]]) -> None:
     with pytest.raises(UsageError, match="at least one request"):
-        opened(requests=0)
+        opened(in_flight=0)
     with pytest.raises(UsageError, match="at least one request"):
         opened()[1].times(0)
 
@@ -463,8 +463,11 @@ def test_memories_without_a_link_between_them_are_refused() -> None:
 
 
 def test_a_program_that_gets_no_request_is_a_device_error() -> None:
-    class NoRoom:
+    class NoRoom(OpenVinoProgram):
         inputs = outputs = ()
+
+        def __init__(self) -> None:
+            pass
 
         class compiled:  # noqa: N801
             @staticmethod
@@ -474,7 +477,7 @@ def test_a_program_that_gets_no_request_is_a_device_error() -> None:
     device = OpenVinoDevice(DEVICES[0])
     try:
         with pytest.raises(DeviceError, match=r"for a: Check failed out of device memory"):
-            device.instance(NoRoom())  # type: ignore[arg-type]
+            device.instance(NoRoom())
     finally:
         device.close()
 

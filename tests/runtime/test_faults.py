@@ -215,9 +215,9 @@ class Bench:
             name = "start" if streams is None else "copy"
             setattr(mover, name, functools.partial(_move, broken, getattr(mover, name)))
 
-    def executor(self, requests: int = 1) -> PlanExecutor:
-        executor = self.runtime.executor(self.plan, requests=requests)
-        for request in range(requests):
+    def executor(self, in_flight: int = 1) -> PlanExecutor:
+        executor = self.runtime.executor(self.plan, in_flight=in_flight)
+        for request in range(in_flight):
             executor.set_inputs(inputs_of(self.model, 3), request=request)
         return executor
 
@@ -273,7 +273,7 @@ def test_failures_reach_who_waits_and_the_next_run_is_right(bench: Callable[...,
 
     with beside(compute):
         try:
-            with made.executor(requests=3) as executor, made.executor() as other:
+            with made.executor(in_flight=3) as executor, made.executor() as other:
                 for trial in range(4):
                     made.check(executor, timeout=60)
                     for request in range(3):
@@ -289,7 +289,7 @@ def test_failures_reach_who_waits_and_the_next_run_is_right(bench: Callable[...,
 @pytest.mark.parametrize("lanes", [lanes for lanes in LANES if lanes not in ("native", "fake")])  # which copy nothing
 def test_a_transfer_that_fails_is_an_execution_error_and_the_next_run_is_right(bench: Callable[..., Bench], lanes: str) -> None:
     made = bench(lanes, emulated=lanes != "streams")
-    with made.executor(requests=2) as executor:
+    with made.executor(in_flight=2) as executor:
         for _ in range(3):
             made.check(executor, timeout=60)
             made.break_a_transfer(RuntimeError("cable out"))
@@ -301,7 +301,7 @@ def test_a_transfer_that_fails_is_an_execution_error_and_the_next_run_is_right(b
 @pytest.mark.parametrize("lanes", LANES)
 def test_a_time_out_ends_the_run_and_the_next_one_is_right(bench: Callable[..., Bench], lanes: str) -> None:
     made = bench(lanes)
-    with made.executor(requests=2) as executor:
+    with made.executor(in_flight=2) as executor:
         for _ in range(3):
             with pytest.raises(ExecutionError, match=r"time-out is over, and the run is not: (still running: .*|none of it)"):
                 executor.times(10_000_000, timeout=0.05)
@@ -334,7 +334,7 @@ def test_closing_an_executor_waits_for_the_run_of_another_thread(bench: Callable
 @pytest.mark.parametrize("lanes", LANES)
 def test_closing_the_runtime_ends_the_runs_of_other_threads(bench: Callable[..., Bench], lanes: str) -> None:
     made = bench(lanes)
-    executor, idle, began = made.executor(requests=2), made.executor(), threading.Event()
+    executor, idle, began = made.executor(in_flight=2), made.executor(), threading.Event()
 
     def run() -> None:
         executor.time()
@@ -441,7 +441,7 @@ def test_whatever_a_kernel_raises_reaches_who_waits(
     bench: Callable[..., Bench], framework: str, failure: BaseException
 ) -> None:
     made = bench(framework)
-    executor, before = made.executor(requests=2), workers()
+    executor, before = made.executor(in_flight=2), workers()
 
     def fail() -> None:
         made.devices[1].trouble = int
@@ -634,7 +634,7 @@ def test_runs_survive_interrupts_at_random_moments(
     if emulated and lanes in ("streams", "fake"):
         pytest.skip("nothing is emulated beside what is launched ahead")
     made, strike = bench(lanes, emulated=emulated), strikes(1)
-    executor, other = made.executor(requests=2), made.executor()
+    executor, other = made.executor(in_flight=2), made.executor()
     executor.time()
     other.time()
     before = workers()
@@ -746,7 +746,7 @@ def test_a_run_inside_a_run_is_refused(bench: Callable[..., Bench], lanes: str) 
 
 def test_spans_are_those_of_the_last_call(bench: Callable[..., Bench]) -> None:
     made = bench()
-    executor = made.executor(requests=3)
+    executor = made.executor(in_flight=3)
     executor.times(3)
     three = executor.spans()
     begin = time.perf_counter()
@@ -760,7 +760,7 @@ def test_spans_are_those_of_the_last_call(bench: Callable[..., Bench]) -> None:
 
 
 def test_nothing_is_kept_of_each_run(bench: Callable[..., Bench]) -> None:
-    executor = bench().executor(requests=2)
+    executor = bench().executor(in_flight=2)
     executor.times(1100)  # as many samples as are ever kept
     gc.collect()
     before = sys.getallocatedblocks()

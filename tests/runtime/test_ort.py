@@ -290,7 +290,7 @@ def int16_file(tmp_path: Path) -> Path:
 def test_an_op_without_a_kernel_is_left_to_the_other_devices(int16_file: Path) -> None:
     model = with_onnx(load(int16_file))  # type: ignore[arg-type]
     with Runtime(model, grouping := Grouping.singletons(model.graph), Cluster((ONE, OTHER))) as runtime:
-        costs = profile(model, grouping, runtime.cluster, runtime, budget=0.1)
+        costs = profile(model, grouping, runtime.cluster, runtime, budget_s=0.1)
         groups = np.where(np.isfinite(costs.core[:, 0]), 0, 1)
         assert [name for name, device in zip(model.graph.names, groups, strict=True) if device] == ["positive"]
         answers = runtime.executor(Segmenter(grouping, costs).plan(groups)).run({"x": np.arange(-4, 4, dtype=np.int16)})

@@ -46,7 +46,7 @@ def test_any_placement_gives_openvinos_answer(model, accelerator, data, merge): 
     runtime = opened(model, accelerator)
     size = len(runtime.grouping.groups)
     plan = plan_of(runtime, data.draw(st.lists(st.integers(0, 1), min_size=size, max_size=size)), merge=merge)
-    with runtime.executor(plan, requests=2) as executor:
+    with runtime.executor(plan, in_flight=2) as executor:
         for seed in range(2):
             inputs = model.random_inputs(seed)
             assert OutputDifference.between(executor.run(inputs), model.reference(OTHER, "f32")(inputs)).max_rel < 1e-4
@@ -65,7 +65,7 @@ def test_a_segment_has_one_session_on_a_device_for_as_long_as_an_executor_uses_i
     runtime = opened(model, accelerator)
     plan = plan_of(runtime, np.arange(len(runtime.grouping.groups)) % 2, merge=False)
     segments = len(plan.programs)
-    with runtime.executor(plan), runtime.executor(plan, requests=2):
+    with runtime.executor(plan), runtime.executor(plan, in_flight=2):
         assert len(made) == segments
         assert set(made) == set(accelerator.names)
     runtime.executor(plan).close()
@@ -133,7 +133,7 @@ def test_segments_on_a_gpu_hand_tensors_over_there(model):  # noqa: F811
     cluster = Cluster((Device("cuda:0", "ort", Address("cuda:0")),))
     with Runtime(model, grouped(model), cluster) as runtime:
         plan = plan_of(runtime, np.zeros(len(runtime.grouping.groups), int), merge=False)
-        with runtime.executor(plan, requests=2) as executor:
+        with runtime.executor(plan, in_flight=2) as executor:
             inputs = model.random_inputs()
             assert OutputDifference.between(executor.run(inputs), model.reference(OTHER, "f32")(inputs)).max_rel < 1e-4
             assert all("host" in span.where for span in executor.spans() if span.kind == "copy")

@@ -161,7 +161,7 @@ class Forgetful(FakeAccelerator):
             super().finish(stream)
 
 
-def run_paced(seed, *, requests=1, rounds=1, segment=None, wait=(None, None), **options):
+def run_paced(seed, *, in_flight=1, rounds=1, segment=None, wait=(None, None), **options):
     """Run a random plan; return the accelerator, whether every output was right, and how often each link waited.
 
     ``segment`` is one whose end is not waited for, and ``wait`` a link and the number of a wait of it that is left out.
@@ -190,14 +190,14 @@ def run_paced(seed, *, requests=1, rounds=1, segment=None, wait=(None, None), **
     runtime = Runtime(case.runtime.model, case.runtime.grouping, case.runtime.cluster, devices=devices, transports=links)
     right = True
     with runtime, contextlib.suppress(ExecutionError):
-        with runtime.executor(case.plan, requests=requests) as executor:
+        with runtime.executor(case.plan, in_flight=in_flight) as executor:
             for number in range(rounds):
-                for request in range(requests):
+                for request in range(in_flight):
                     executor.set_inputs(case.inputs(number + request), request=request)
                 told.all_over()
-                executor.times(requests, timeout=60)
+                executor.times(in_flight, timeout=60)
                 told.all_over()
-                for request in range(requests):
+                for request in range(in_flight):
                     want, got = case.expected(case.inputs(number + request)), executor.outputs(request=request)
                     right &= got.keys() == want.keys() and all(np.array_equal(got[name], want[name]) for name in want)
             for lane in (*devices, *links.values()):  # or its thread might be the last to let go of a buffer
@@ -226,7 +226,7 @@ def moved(plan, s):
 def test_every_run_of_random_plans_is_ordered_and_right():
     waits = 0
     for seed in range(16):
-        ran = run_paced(seed, requests=1 + seed % 2, rounds=2)
+        ran = run_paced(seed, in_flight=1 + seed % 2, rounds=2)
         assert ran.accelerator.order.faults == [], seed
         assert ran.right, seed
         assert not any(ran.accelerator.allocated.values()), seed

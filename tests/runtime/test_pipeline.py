@@ -30,7 +30,7 @@ def made(bench: Callable[..., Bench]) -> Bench:  # noqa: F811
 
 @pytest.fixture
 def server(made: Bench) -> Iterator[Server]:
-    with Server([made.executor(requests=3), made.executor(requests=2)], queue=3) as served:
+    with Server([made.executor(in_flight=3), made.executor(in_flight=2)], queue=3) as served:
         yield served
 
 

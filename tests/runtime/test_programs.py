@@ -32,6 +32,7 @@ from placeit.runtime import segment_compiler
 from placeit.runtime.executor import Executor
 from placeit.runtime.programs import Programs
 from placeit.session import Session
+from placeit.workbench.options import Constraints
 
 
 class Program:
@@ -203,7 +204,7 @@ def test_closing_lets_go_of_every_program_at_once(model: Callable[[], Model], pr
     gc.collect()
     gc.disable()
     try:
-        with Session(model(), cluster(prefix), cache=None, max_groups=8) as session:
+        with Session(model(), cluster(prefix), cache=None, constraints=Constraints(max_groups=8)) as session:
             segmenter = Segmenter(session.grouping, Costs.zero(len(session.grouping.groups), session.cluster))
             alternating = np.arange(len(session.grouping.groups), dtype=np.int32) % 2
             with session.executor(segmenter.plan(alternating, merge=False)) as executor:

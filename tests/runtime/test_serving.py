@@ -86,7 +86,7 @@ def test_every_request_gets_its_own_outputs_or_its_own_error(
 ) -> None:  # fmt: skip
     """Those that fail take along none of those in flight beside them; nor do they when there are pauses."""
     made, choose = bench(lanes), random.Random(replicas)
-    with Server([made.executor(requests=3) for _ in range(replicas)], queue=20) as server:
+    with Server([made.executor(in_flight=3) for _ in range(replicas)], queue=20) as server:
         indices = [BAD if choose.random() < 0.1 else choose.randrange(4) for _ in range(60)]
         answers = []
         for index in indices:
@@ -127,7 +127,7 @@ def test_others_use_the_devices_of_a_server_meanwhile(bench: Callable[..., Bench
             count += 1
         return count
 
-    with Server([made.executor(requests=3)]) as server, made.executor() as other, beside(load) as count:
+    with Server([made.executor(in_flight=3)]) as server, made.executor() as other, beside(load) as count:
         try:
             for _ in range(10):
                 made.check(other, timeout=60)
@@ -144,8 +144,8 @@ def test_what_waits_can_be_cancelled_and_has_a_deadline(
     with Server([made.executor()], queue=4) as server:
         first = in_flight(server, made)
         cancelled = server.submit(inputs_of(made.model, 2))
-        late = server.submit(inputs_of(made.model, 2), deadline=0.01)
-        patient = server.submit(inputs_of(made.model, 3), deadline=60)
+        late = server.submit(inputs_of(made.model, 2), start_within_s=0.01)
+        patient = server.submit(inputs_of(made.model, 3), start_within_s=60)
         assert not first.cancel()
         assert cancelled.cancel()
         with pytest.raises(DeadlineError, match="before it could begin"):
@@ -155,8 +155,8 @@ def test_what_waits_can_be_cancelled_and_has_a_deadline(
         check(patient, 3)
         done, _ = concurrent.futures.wait([cancelled], timeout=120)
         assert done == {cancelled}
-        with pytest.raises(UsageError, match="deadline"):
-            server.submit(inputs_of(made.model, 1), deadline=0)
+        with pytest.raises(UsageError, match="start_within_s"):
+            server.submit(inputs_of(made.model, 1), start_within_s=0)
         with pytest.raises(UsageError, match="missing"):
             server.submit({})
 
@@ -173,7 +173,7 @@ def test_a_full_queue_holds_up_who_submits_or_says_so(
         with pytest.raises(QueueFullError):
             server.submit(inputs_of(made.model, 1), timeout=0.01)
         with pytest.raises(DeadlineError, match="before there was room"):
-            server.submit(inputs_of(made.model, 1), deadline=0.01, timeout=60)
+            server.submit(inputs_of(made.model, 1), start_within_s=0.01, timeout=60)
         assert answers.pop().cancel()
         answers.append(server.submit(inputs_of(made.model, 1), wait=False))  # into the room of what was cancelled
         with beside(lambda: server.submit(inputs_of(made.model, 2))) as blocked:
@@ -210,7 +210,7 @@ def test_a_callback_may_submit_but_neither_wait_nor_close(bench: Callable[..., B
 @pytest.mark.parametrize("lanes", LANES)
 def test_closing_finishes_or_fails_every_future(bench: Callable[..., Bench], lanes: str, drain: bool) -> None:  # noqa: F811
     made, before = bench(lanes), workers()
-    server = Server([made.executor(requests=2)])
+    server = Server([made.executor(in_flight=2)])
     answers = [server.submit(inputs_of(made.model, 1)) for _ in range(30)]
     server.close(drain=drain)
     assert all(answer.done() for answer in answers)
@@ -244,7 +244,7 @@ def test_every_future_fails_with_the_reason_when_the_devices_are_closed(
     bench: Callable[..., Bench], lanes: str  # noqa: F811
 ) -> None:  # fmt: skip
     made = bench(lanes)
-    with Server([made.executor(requests=2), made.executor()], queue=1000) as server:
+    with Server([made.executor(in_flight=2), made.executor()], queue=1000) as server:
         answers = [server.submit(inputs_of(made.model, 1)) for _ in range(500)]
         made.runtime.close()
         failed = [answer for answer in answers if answer.exception(60) is not None]
@@ -259,7 +259,7 @@ def test_every_future_fails_with_the_reason_when_one_of_several_devices_is_close
     bench: Callable[..., Bench], lanes: str  # noqa: F811
 ) -> None:  # fmt: skip
     made = bench(lanes)
-    with Server([made.executor(requests=2)]) as server:
+    with Server([made.executor(in_flight=2)]) as server:
         made.runtime.devices[-1].close()
         with pytest.raises(ExecutionError, match="closed, and nothing more can run there"):
             server.submit(inputs_of(made.model, 1)).result(60)
@@ -271,7 +271,7 @@ def test_another_replica_takes_over_what_one_had_whose_thread_has_died(bench: Ca
     def die() -> None:
         dying.devices[0].worker.submit(functools.partial(exec, "raise SystemExit"))
 
-    with Server([dying.executor(requests=2), other.executor(requests=2)], queue=100) as server:
+    with Server([dying.executor(in_flight=2), other.executor(in_flight=2)], queue=100) as server:
         dying.devices[0].trouble = die
         for answer in [server.submit(inputs_of(other.model, 2)) for _ in range(50)]:
             check(answer, 2)
@@ -285,9 +285,9 @@ def test_an_executor_is_made_in_place_of_a_lost_one_and_takes_over_what_that_had
 
     def replace(lost: PlanExecutor, left: Sequence[PlanExecutor], why: PlaceitError) -> tuple[PlanExecutor, Replacement]:
         assert not left
-        return other.executor(requests=2), Replacement(str(why), ("other",), 0.0, 0.0, 0.0)
+        return other.executor(in_flight=2), Replacement(str(why), ("other",), 0.0, 0.0, 0.0)
 
-    with Server([dying.executor(requests=2)], queue=100, replace=replace) as server:
+    with Server([dying.executor(in_flight=2)], queue=100, replace=replace) as server:
         dying.devices[0].trouble = die
         for answer in [server.submit(inputs_of(other.model, 2)) for _ in range(50)]:
             check(answer, 2)
@@ -300,7 +300,7 @@ def test_the_history_of_a_server_is_that_of_its_last_requests(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(history, "_KEPT", 10)
     made = bench()
-    with Server([made.executor(requests=2)], queue=100) as server:
+    with Server([made.executor(in_flight=2)], queue=100) as server:
         for answer in [server.submit(inputs_of(made.model, 2)) for _ in range(30)]:
             check(answer, 2)
         spans = [span for span in server.history.trace() if isinstance(span, Span)]
@@ -317,7 +317,7 @@ def test_an_executor_that_cannot_be_replaced_fails_every_future_with_the_reason(
     def replace(lost: PlanExecutor, left: Sequence[PlanExecutor], why: PlaceitError) -> tuple[PlanExecutor, Replacement]:
         raise ExecutionError("nothing is left")
 
-    with Server([made.executor(requests=2)], queue=100, replace=replace) as server:
+    with Server([made.executor(in_flight=2)], queue=100, replace=replace) as server:
         made.devices[0].trouble = die
         failed = []
         for _ in range(50):
@@ -337,7 +337,7 @@ def test_as_many_futures_end_as_requests_were_made_whatever_happens_when(
     """Several threads submit, cancel, give deadlines, make requests fail, and one closes in the middle of it."""
     for trial in range(4):
         made, before = bench(lanes), threading.active_count()
-        server = Server([made.executor(requests=1 + trial % 3) for _ in range(1 + trial % 2)], queue=5)
+        server = Server([made.executor(in_flight=1 + trial % 3) for _ in range(1 + trial % 2)], queue=5)
         answers: list[tuple[Answer, int]] = []
 
         def submit(seed: int, server: Server = server, made: Bench = made, answers: list = answers) -> None:  # type: ignore[type-arg]
@@ -346,7 +346,7 @@ def test_as_many_futures_end_as_requests_were_made_whatever_happens_when(
                 index = BAD if choose.random() < 0.1 else choose.randrange(4)
                 deadline = choose.choice([None, None, 1e-3, 10])
                 with contextlib.suppress(QueueFullError, DeadlineError):
-                    answer = server.submit(inputs_of(made.model, index), deadline=deadline, timeout=0.05)
+                    answer = server.submit(inputs_of(made.model, index), start_within_s=deadline, timeout=0.05)
                     answers.append((answer, index))
                     if choose.random() < 0.2:
                         answer.cancel()
@@ -381,12 +381,12 @@ def test_servers_survive_interrupts_at_random_moments(
 ) -> None:
     """In the thread that submits, waits, cancels, and looks."""
     made, strike = bench(lanes), strikes(2)
-    with Server([made.executor(requests=2)], queue=3) as server:
+    with Server([made.executor(in_flight=2)], queue=3) as server:
         answers: list[Answer] = []
 
         def use() -> None:
             with contextlib.suppress(DeadlineError, concurrent.futures.CancelledError):
-                answers.append(server.submit(inputs_of(made.model, 1), deadline=strike.random.choice([None, 1e-3, 10])))
+                answers.append(server.submit(inputs_of(made.model, 1), start_within_s=strike.random.choice([None, 1e-3, 10])))
                 if strike.random.random() < 0.2:
                     answers.pop(0).cancel()
                 elif strike.random.random() < 0.5:
@@ -408,7 +408,7 @@ def test_closing_goes_on_to_its_end_when_who_waits_is_interrupted(
 ) -> None:
     made, strike = bench(), strikes(3)
     for _ in range(20):
-        server = Server([made.executor(requests=2)], queue=20)
+        server = Server([made.executor(in_flight=2)], queue=20)
         answers = [server.submit(inputs_of(made.model, 1)) for _ in range(20)]
         strike.during(functools.partial(server.close, drain=drain), 0.004)
         strike.stop()
@@ -451,7 +451,7 @@ MISUSES: dict[str, Callable[[Answer, dict[str, Any]], object]] = {
 @pytest.mark.parametrize("lanes", ["native", "openvino", "fake"])
 def test_who_misuses_a_request_harms_no_other_one(bench: Callable[..., Bench], lanes: str, misuse: str) -> None:  # noqa: F811
     made = bench(lanes)
-    with Server([made.executor(requests=2)], queue=100) as server:
+    with Server([made.executor(in_flight=2)], queue=100) as server:
         for _ in range(3):
             before = [server.submit(inputs_of(made.model, 1)) for _ in range(5)]
             mine = inputs_of(made.model, 3)

@@ -54,7 +54,7 @@ def trouble(server: Server, made: Bench) -> int:
     """Have requests end in all ways at once, and return how many failed that should not have."""
     good = [(server.submit(inputs_of(made.model, index % 4)), index % 4) for index in range(3)]
     bad = server.submit(inputs_of(made.model, BAD))
-    late = server.submit(inputs_of(made.model, 1), deadline=1e-9)
+    late = server.submit(inputs_of(made.model, 1), start_within_s=1e-9)
     cancelled = server.submit(inputs_of(made.model, 1))
     told: list[object] = []
     good[0][0].add_done_callback(told.append)
@@ -76,7 +76,7 @@ def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_the_nex
     failures = Failures(LOOP, threads, lambda where: MemoryError(f"put in: {where}"), occurrence)
     with failures.watched():
         made = bench(lanes)
-        server = Server([made.executor(requests=3)], queue=2 * AFTER)
+        server = Server([made.executor(in_flight=3)], queue=2 * AFTER)
     with server:
         spared = 0
         while spared < 3:
@@ -107,7 +107,7 @@ def test_a_failure_at_any_call_of_a_pipeline_fails_one_item_at_most_and_the_next
         failures.watch()  # the thread of the next stage, or the last one
         return item + 1
 
-    with Server([made.executor(requests=3)], queue=100) as server, failures.watched():
+    with Server([made.executor(in_flight=3)], queue=100) as server, failures.watched():
         stages = [Stage(name, server, split, count) for name in ("first", "second")]
         with Pipeline(stages, window=8) as pipe:
             assert list(pipe.map(range(3), timeout=PATIENCE_S)) == [2, 3, 4]  # and all its threads have begun

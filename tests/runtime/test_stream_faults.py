@@ -247,7 +247,7 @@ def test_close_waits_for_a_run_of_another_thread(cores, what):
 def test_closing_ends_runs_that_follow_each_other_without_a_pause(cores, what):
     _, work = work_of(*(Add() for _ in range(4)), places=[0, 1, 0, 1])
     for _ in range(4):
-        executor = StreamExecutor(work, cores, requests=2)
+        executor = StreamExecutor(work, cores, in_flight=2)
         runs = itertools.count()
 
         def run_on(executor=executor, runs=runs):
@@ -383,7 +383,7 @@ def interrupted(accelerator, trials, *, places, times=1, seed=0):
     hit = 0
     with Alarm(KINDS, seed) as alarm:
         for _ in range(trials):
-            executor = StreamExecutor(work, accelerator, requests=2)
+            executor = StreamExecutor(work, accelerator, in_flight=2)
             executor.run(case.inputs())
             try:
                 alarm.on(times, 3e-3)
@@ -436,7 +436,7 @@ def test_no_python_runs_on_the_drivers_thread(monkeypatch):
     driver = run_late(monkeypatch)
     accelerator = TorchAccelerator(devices("cpu", "cpu:0"))
     case, work = work_of(*(Add() for _ in range(5)), places=[0, 1, 0, 1, 1])
-    with StreamExecutor(work, accelerator, requests=2) as executor:
+    with StreamExecutor(work, accelerator, in_flight=2) as executor:
         for _ in range(5):
             assert right(case, executor.run(case.inputs(), timeout=30), 5)
             executor.times(4)

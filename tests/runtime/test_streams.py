@@ -145,7 +145,7 @@ def test_outputs_are_those_of_the_model_run_after_run():
 
 def test_requests_in_flight_have_their_own_inputs_and_outputs():
     case = random_case(11, ops=10, devices=2)
-    with StreamExecutor(case.work(), case.accelerator(), requests=3) as executor:
+    with StreamExecutor(case.work(), case.accelerator(), in_flight=3) as executor:
         for request in range(3):
             executor.set_inputs(case.inputs(request), request=request)
         assert executor.times(8) >= 0  # more than fit: a request begins again as soon as it has ended
@@ -210,7 +210,7 @@ def test_a_plan_that_does_not_fit_is_refused_before_it_runs():
     assert not any(task.program.loaded for task in work.tasks if task.program)
     StreamExecutor(work, FakeAccelerator(2, memory_bytes=22_000)).close()
     with pytest.raises(DeviceError, match="3 request"):
-        StreamExecutor(work, FakeAccelerator(2, memory_bytes=22_000), requests=3)
+        StreamExecutor(work, FakeAccelerator(2, memory_bytes=22_000), in_flight=3)
 
 
 @pytest.mark.parametrize("at", [0, 2, 5])
@@ -280,7 +280,7 @@ def test_spans_are_what_ran_when_on_devices_and_between_them():
     for seed in range(12):
         case = random_case(seed, ops=10, devices=3)
         accelerator = FakeAccelerator(3, seed, patience=0.0)  # or a device would wait for the host between event and launch
-        with StreamExecutor(case.work(), accelerator, requests=2) as executor:
+        with StreamExecutor(case.work(), accelerator, in_flight=2) as executor:
             for request in range(2):
                 executor.set_inputs(case.inputs(), request=request)
             executor.times(1)
@@ -356,7 +356,7 @@ def test_a_model_that_computes_nothing_hands_its_input_through():
 
 def test_wrong_arguments_are_refused():
     case = chain(1, [0])
-    for options in ({"requests": 0}, {"ahead": 0}):
+    for options in ({"in_flight": 0}, {"ahead": 0}):
         with pytest.raises(UsageError):
             StreamExecutor(case.work(), case.accelerator(), **options)
     with StreamExecutor(case.work(), case.accelerator()) as executor:

@@ -26,7 +26,7 @@ PATIENCE = (0.0, 0.5, 2.0, 20.0)  # from a host that launches everything before 
 
 
 def options(seed):
-    return {"requests": 1 + seed % 2, "ahead": 1 + seed % 3, "patience": PATIENCE[seed % 4]}
+    return {"in_flight": 1 + seed % 2, "ahead": 1 + seed % 3, "patience": PATIENCE[seed % 4]}
 
 
 def test_every_run_of_random_plans_is_ordered_and_right():
@@ -71,7 +71,7 @@ def test_devices_in_the_memory_of_the_host_hold_up_no_others_and_copy_nothing_to
 def test_devices_that_share_hardware_never_run_at_the_same_time():
     for seed in range(20):
         case = random_case(seed, ops=10, devices=3, shared=True)
-        accelerator, right = run_case(case, requests=2, ahead=3, patience=0.0)
+        accelerator, right = run_case(case, in_flight=2, ahead=3, patience=0.0)
         assert right
         assert accelerator.order.faults == []
         ran = sorted((run.start, run.finish) for run in accelerator.trace if run.program is not None)
@@ -107,7 +107,7 @@ def test_leaving_out_any_one_wait_is_found(monkeypatch):
 def test_any_plan_with_any_timing_is_ordered_and_right(seed, ops, devices, merge, requests, ahead, patience, mixed):
     case = random_case(seed, ops=ops, devices=devices, merge=merge)
     hosts = some_on_host(seed, devices) if mixed else ()
-    accelerator, right = run_case(case, requests=requests, ahead=ahead, patience=patience, on_host=hosts)
+    accelerator, right = run_case(case, in_flight=requests, ahead=ahead, patience=patience, on_host=hosts)
     assert accelerator.order.faults == []
     assert right
     assert not any(accelerator.allocated.values())
@@ -149,7 +149,7 @@ def test_jobs_that_fail_on_threads_are_told_and_waited_for():
         case, faults = failing_case(seed)
         accelerator = case.accelerator(patience=PATIENCE[seed % 4], **faults)
         with contextlib.ExitStack() as stack:
-            executor = stack.enter_context(StreamExecutor(case.work(), accelerator, requests=1 + seed % 2))
+            executor = stack.enter_context(StreamExecutor(case.work(), accelerator, in_flight=1 + seed % 2))
             try:
                 for request in range(1 + seed % 2):
                     executor.set_inputs(case.inputs(request), request=request)

@@ -66,7 +66,7 @@ def cpu(monkeypatch):
 
 def test_pytorch_modules_run_on_the_streams_of_pytorch(cpu):
     case, work = torch_work([0, 1, 1, 0])
-    with StreamExecutor(work, cpu, requests=2) as executor:
+    with StreamExecutor(work, cpu, in_flight=2) as executor:
         for number in range(2):
             got = executor.run(case.inputs(number))
             np.testing.assert_allclose(got["out_op5"], expected(case.inputs(number)["in_op0"], 4))
@@ -281,7 +281,7 @@ def gpus():
 @one_gpu
 def test_one_gpu_computes_what_numpy_does(gpus):
     case, work = torch_work([0, 0, 0])
-    with StreamExecutor(work, gpus, requests=2) as executor:
+    with StreamExecutor(work, gpus, in_flight=2) as executor:
         for number in range(20):
             got = executor.run(case.inputs(number))["out_op4"]
             np.testing.assert_allclose(got, expected(case.inputs(number)["in_op0"], 3), rtol=1e-6)
@@ -329,7 +329,7 @@ class Unrecordable(Step):
 @pytest.mark.parametrize("kind", [Recordable, Unrecordable])
 def test_launches_that_were_recorded_compute_what_they_did_before(gpus, kind):
     case, work = torch_work([0, 0, 0], kind)
-    with StreamExecutor(work, gpus, requests=2) as executor:
+    with StreamExecutor(work, gpus, in_flight=2) as executor:
         for number in range(20):
             got = executor.run(case.inputs(number))["out_op4"]
             np.testing.assert_allclose(got, expected(case.inputs(number)["in_op0"], 3), rtol=1e-6)
@@ -353,7 +353,7 @@ def test_two_executors_of_a_gpu_record_while_the_other_launches(gpus):
 
     def serve(case, what):
         for _ in range(20):
-            with StreamExecutor(what, gpus, requests=2) as executor:
+            with StreamExecutor(what, gpus, in_flight=2) as executor:
                 for number in range(4):
                     got = executor.run(case.inputs(number))["out_op7"]
                     if not np.allclose(got, expected(case.inputs(number)["in_op0"], 6), rtol=1e-6):

@@ -52,7 +52,7 @@ def test_an_executor_comes_close_to_the_bound_and_not_below_it(shares: tuple[int
     bound = float(ThroughputCost(plan.problem)(plan.placement)[0])
     assert bound == pytest.approx(max(shares) * SECONDS, rel=0.01)
     runtime, clock = null_runtime(model, grouping, CLUSTER, plan)
-    with runtime, runtime.executor(plan, requests=4) as executor:
+    with runtime, runtime.executor(plan, in_flight=4) as executor:
         executor.times(4)
         begin = clock.now
         executor.times(REQUESTS)
@@ -76,7 +76,7 @@ def test_a_server_keeps_every_device_busy() -> None:
     barrier = threading.Barrier(3, timeout=60)  # the first request is on the last device when the third is on the first one
     devices = [Meeting(name, 2 - number, barrier) for number, name in enumerate(NAMES)]
     runtime = Runtime(model, grouping, CLUSTER, devices=devices, transports={})
-    with runtime, Server([runtime.executor(plan, requests=4)], queue=REQUESTS) as server:
+    with runtime, Server([runtime.executor(plan, in_flight=4)], queue=REQUESTS) as server:
         for answer in [server.submit({"in": np.zeros(1, np.float32)}) for _ in range(REQUESTS)]:
             answer.result(60)
     assert not barrier.broken

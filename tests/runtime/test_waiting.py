@@ -142,9 +142,9 @@ def test_submitting_to_a_server_costs_the_same_however_many_wait(
         costs: dict[str, list[int]] = {"plain": [], "deadline": [], "cancel": []}
         for count in (10, 3900):
             while server.waiting < count:
-                server.submit(inputs, deadline=1000)
+                server.submit(inputs, start_within_s=1000)
             costs["plain"].append(steps(lambda: server.submit(inputs)))
-            costs["deadline"].append(steps(lambda: server.submit(inputs, deadline=1)))
+            costs["deadline"].append(steps(lambda: server.submit(inputs, start_within_s=1)))
             costs["cancel"].append(steps(lambda: server.submit(inputs).cancel()))
         while server.waiting < server.queue:
             server.submit(inputs)

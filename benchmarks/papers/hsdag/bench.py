@@ -17,9 +17,8 @@ from placeit.core.problem import Problem
 from placeit.learning.measured import MeasuredCosts, session_source
 from placeit.learning.training.loop import train
 from placeit.learning.training.stages import MEASURED
-from placeit.optimizer.optimize import optimize
 from placeit.profiler.cache import Cache
-from placeit.session import Session
+from placeit.session import Session, optimize
 
 __all__ = ["FULL", "QUICK", "Bench", "Found", "Sizes"]
 

@@ -383,10 +383,10 @@ def _check_device(what: str, value: Any) -> None:
 def made(value: Value) -> torch.Tensor:
     """Return a tensor without data that has a value's shape and type."""
     node, place = value
-    tensor = node.meta["val"]
+    tensor: torch.Tensor = node.meta["val"]
     for index in place:
         tensor = tensor[index]
-    return cast("torch.Tensor", tensor)
+    return tensor
 
 
 def is_random(node: Node) -> bool:

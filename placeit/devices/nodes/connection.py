@@ -20,7 +20,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, PlaceitError, UsageError, first_line
 from placeit.core.extras import import_extra
 from placeit.core.version import __version__
-from placeit.devices.discovery import discover
+from placeit.devices.discovery import named
 from placeit.devices.nodes.joining import Attempt, check_guarded, divert_errors
 from placeit.devices.nodes.tokens import knock
 from placeit.devices.other_nodes import hold, not_connected
@@ -235,7 +235,7 @@ def _answer(job: bytes, versions: tuple[str, str]) -> tuple[tuple[str, str], Any
 
 
 def _find(name: str) -> tuple[Device, str]:
-    return discover(name).devices[0], _machine()
+    return named(name).devices[0], _machine()
 
 
 def _machine() -> str:

@@ -19,7 +19,7 @@ from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.extras import need
 from placeit.core.interrupts import INTERRUPTED
 from placeit.learning.cli.learned_model import LearnedModelOptions, open_model
-from placeit.report import as_json, as_text, text
+from placeit.report import as_text, text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -200,7 +200,7 @@ def train(
         **_result_data(result, placements=problems is None),
         "not_trained": None if model is None else model.obvious,
         "placements": None if model is None else model.counts(),
-        "answer": None if found is None else as_json.optimized(found, placement),
+        "answer": found and (found.to_dict() | {"placement_file": placement and str(placement)}),
         "no_answer": lost,
         "checkpoint": None if result is None else str(output),
         "folder": None if folder is None else str(folder),

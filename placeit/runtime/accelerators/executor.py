@@ -7,12 +7,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, UsageError, forget_frames
+from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.core.units import format_quantity
 from placeit.runtime.accelerators.dispatcher import Dispatcher
@@ -47,7 +47,7 @@ class StreamExecutor(PlanExecutor):
     Args:
         work: what to run.
         accelerator: where.
-        requests: how many requests may be in flight at once.
+        in_flight: how many requests may be in flight at once.
         ahead: how many segments may be queued on a device, and tensors on a link, the running one included.
 
     Raises:
@@ -56,10 +56,10 @@ class StreamExecutor(PlanExecutor):
         UsageError: an argument out of its range.
     """
 
-    def __init__(self, work: PlanTasks, accelerator: Accelerator, *, requests: int = 1, ahead: int = _AHEAD) -> None:
-        if requests < 1 or ahead < 1:
-            raise UsageError(f"'requests' and 'ahead' must be at least 1; got {requests} and {ahead}.")
-        super().__init__(work.plan, requests, {name: work.values[v] for name, v in work.inputs.items()})
+    def __init__(self, work: PlanTasks, accelerator: Accelerator, *, in_flight: int = 1, ahead: int = _AHEAD) -> None:
+        if in_flight < 1 or ahead < 1:
+            raise UsageError(f"'in_flight' and 'ahead' must be at least 1; got {in_flight} and {ahead}.")
+        super().__init__(work.plan, in_flight, {name: work.values[v] for name, v in work.inputs.items()})
         self.work, self._accelerator = work, accelerator
         self.layout = RequestLayout(work, accelerator)
         self._there = accelerator.turn()  # held by whoever uses it
@@ -69,9 +69,9 @@ class StreamExecutor(PlanExecutor):
         self._dispatcher: Dispatcher | None = None  # made anew after a run that did not end well
         self._blanked: int | None = None
         with self._there:
-            self._check_memory(requests)
+            self._check_memory(in_flight)
             try:
-                self._launcher.make(requests)
+                self._launcher.make(in_flight)
                 self._dispatcher = Dispatcher(self._launcher, ahead)
             except BaseException as error:
                 self._settle_streams(error)
@@ -95,16 +95,16 @@ class StreamExecutor(PlanExecutor):
         return _Requests(count, bell)
 
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
-        cast("_Requests", run).admitted.put((request, inputs))
+        narrowed(_Requests, run).admitted.put((request, inputs))
 
     def _admit_no_more(self, run: ActiveRun) -> None:
-        cast("_Requests", run).admitted.put(None)
+        narrowed(_Requests, run).admitted.put(None)
 
     def _ended(self, run: ActiveRun) -> list[int]:
         return [run.ended.popleft() for _ in range(len(run.ended))]
 
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
-        return cast("_Requests", run).outcomes.pop(request)
+        return narrowed(_Requests, run).outcomes.pop(request)
 
     def _start(self, run: ActiveRun) -> None:
         self._worker.submit(functools.partial(self._launch, run))
@@ -126,7 +126,7 @@ class StreamExecutor(PlanExecutor):
                     raise
         except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the thread that waits)
             at_fault = self._launcher.at_fault
-            run.failed = at_fault if at_fault is not None else cast("_Requests", run).at_hand
+            run.failed = at_fault if at_fault is not None else narrowed(_Requests, run).at_hand
             if run.error is None and not isinstance(error, _StoppedError):
                 if isinstance(error, DeviceError):  # which names the segment or the device
                     failure = ExecutionError(str(error))
@@ -151,7 +151,7 @@ class StreamExecutor(PlanExecutor):
         self._dispatcher = None  # until all has ended well
         self._times_of.begin()
         run.begin = run.end = perf_counter()
-        requests = cast("_Requests", run)
+        requests = narrowed(_Requests, run)
         for request in range(min(requests.waiting, len(launcher.slots))):
             requests.waiting -= 1
             requests.in_flight.append(request)
@@ -290,20 +290,20 @@ class StreamExecutor(PlanExecutor):
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
         return self._times_of.segment_seconds(last=last)
 
-    def _check_memory(self, requests: int) -> None:
+    def _check_memory(self, in_flight: int) -> None:
         for device, name in enumerate(self._accelerator.names):
             if self._accelerator.memory(device) == HOST:
                 continue  # weights stay where they are
             place = self._accelerator.place(device)
             programs = [task.program for task in self.work.tasks if task.device == device and task.program is not None]
             weights = sum(program.weight_bytes(place) for program in programs)
-            buffers = requests * self.layout.bytes_on(device)
+            buffers = in_flight * self.layout.bytes_on(device)
             free = self._accelerator.free_bytes(device)
             workspace = max((program.workspace_bytes(free - weights - buffers) for program in programs), default=0)
             if weights + buffers + workspace > free:
                 raise NoRoomError(
                     f"The plan does not fit on {name}: it needs {_bytes(weights)} for weights, {_bytes(buffers)} for "
-                    f"the tensors of {requests} request(s) in flight and {_bytes(workspace)} to work in, and "
+                    f"the tensors of {in_flight} request(s) in flight and {_bytes(workspace)} to work in, and "
                     f"{_bytes(free)} are free. Place fewer ops there, keep fewer requests in flight, or free memory that "
                     "other processes use."
                 )

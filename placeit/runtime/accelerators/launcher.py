@@ -63,7 +63,7 @@ class Launcher:
         self._memory: list[Memory] = []
         self._loaded: list[LoadedProgram | None] = []
 
-    def make(self, requests: int) -> None:
+    def make(self, in_flight: int) -> None:
         """Load every program and allocate all memory, with inputs of zeros.
 
         Raises:
@@ -72,7 +72,7 @@ class Launcher:
         layout, accelerator = self.layout, self.accelerator
         for launch in layout.launches:
             self._loaded.append(None if launch.program is None else self._load(launch))
-        for _ in range(requests):
+        for _ in range(in_flight):
             slot = RequestSlot(layout, accelerator, self._memory)
             self.slots.append(slot)
             for value in layout.work.inputs.values():

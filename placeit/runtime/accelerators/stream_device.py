@@ -6,12 +6,12 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, PlaceitError, first_line, forget_frames
+from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.runtime.devices.accelerator import HOST, Accelerator, Inbox, Memory, StreamProgram, Streams, View
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
@@ -55,7 +55,7 @@ class StreamDevice:
 
     def instance(self, program: Program) -> StreamedInstance:
         """Load a program, and make buffers for it. Raises DeviceError if there is no memory for them."""
-        return StreamedInstance(self, cast("StreamedProgram", program))
+        return StreamedInstance(self, narrowed(StreamedProgram, program))
 
     def allocate(self, spec: BufferSpec) -> StreamBuffer:
         """Allocate memory of the device. Raises DeviceError."""
@@ -63,7 +63,7 @@ class StreamDevice:
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Queue an instance."""
-        self._worker.submit(functools.partial(perform, cast("StreamedInstance", instance).run, self._explain, done))
+        self._worker.submit(functools.partial(perform, narrowed(StreamedInstance, instance).run, self._explain, done))
 
     def _explain(self, error: BaseException) -> str:
         return str(error) if isinstance(error, PlaceitError) else f"{self.name} failed: {first_line(error)}"
@@ -252,4 +252,4 @@ class StreamedInstance:
 
     def _reads(self) -> Sequence[View]:
         places = range(len(self._specs))
-        return [self._staged[i].view if i in self._staged else cast("StreamBuffer", self._inputs[i]).view for i in places]
+        return [self._staged[i].view if i in self._staged else narrowed(StreamBuffer, self._inputs[i]).view for i in places]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,13 +78,16 @@ def device_kind(device: Device) -> DeviceKind:
         DeviceError: nothing does.
         UsageError: the plug-in that does cannot be loaded.
     """
+    kind: DeviceKind
     if device.address is not None and device.address.node:
-        return cast("DeviceKind", EntryPoint("node", _NODE, GROUP).load())
-    if device.kind in _KINDS:  # looking through all installed packages takes a while
-        return cast("DeviceKind", EntryPoint(device.kind, _KINDS[device.kind], GROUP).load())
-    table = entry_table("kind of device", GROUP, _KINDS)
-    if device.kind not in table:
-        raise DeviceError(
-            f"{device.name} is a device of kind '{device.kind}', which this version cannot run; it runs {', '.join(table)}."
-        )
-    return cast("DeviceKind", load_entry("kind of device", table, device.kind))
+        kind = EntryPoint("node", _NODE, GROUP).load()
+    elif device.kind in _KINDS:  # looking through all installed packages takes a while
+        kind = EntryPoint(device.kind, _KINDS[device.kind], GROUP).load()
+    else:
+        table = entry_table("kind of device", GROUP, _KINDS)
+        if device.kind not in table:
+            raise DeviceError(
+                f"{device.name} is a device of kind '{device.kind}', which this version cannot run; it runs {', '.join(table)}."
+            )
+        kind = load_entry("kind of device", table, device.kind)
+    return kind

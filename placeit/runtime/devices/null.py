@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.narrowing import narrowed
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 
 __all__ = ["NullDevice", "NullLink", "VirtualClock"]
@@ -115,7 +115,7 @@ class NullDevice:
 
     def instance(self, program: Program) -> Instance:
         """Make an instance."""
-        return _NullInstance(cast("TimedProgram", program), self.space)
+        return _NullInstance(narrowed(TimedProgram, program), self.space)
 
     def allocate(self, spec: BufferSpec) -> Buffer:
         """Make a buffer that holds zeros."""
@@ -123,7 +123,7 @@ class NullDevice:
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Be busy for the instance's time, after everything started before has ended."""
-        seconds = cast("_NullInstance", instance).seconds
+        seconds = narrowed(_NullInstance, instance).seconds
         start = max(self._clock.now, self._free_at)
         self._free_at = start + seconds
         self._clock.at(self._free_at, lambda: done(start, start + seconds, None))

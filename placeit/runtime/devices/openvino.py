@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
+from placeit.core.narrowing import narrowed
 from placeit.core.telemetry import import_openvino
 from placeit.core.threads import Worker
 from placeit.devices.compiled import from_cache, is_kept
@@ -79,11 +80,11 @@ class NativeInstance:
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on."""
-        self.request.set_input(index, _memory(cast("HostBuffer", buffer)))
+        self.request.set_input(index, _memory(narrowed(HostBuffer, buffer)))
 
     def write_to(self, index: int, buffer: Buffer) -> None:
         """Write output ``index`` to ``buffer`` from now on."""
-        made = cast("HostBuffer", buffer)
+        made = narrowed(HostBuffer, buffer)
         self.request.set_output(index, _memory(made))
         self._outputs[index] = made
 
@@ -94,7 +95,8 @@ class NativeInstance:
 
 def _memory(buffer: HostBuffer) -> NDArray[Any] | NativeTensor:
     """Return what the C library takes a buffer by: the tensor that it knows it as, or the address of the memory."""
-    return cast("NDArray[Any]", buffer.tensor.data) if buffer.native is None else buffer.native
+    data: NDArray[Any] | NativeTensor = buffer.tensor.data if buffer.native is None else buffer.native
+    return data
 
 
 class OpenVinoInstance:
@@ -113,13 +115,13 @@ class OpenVinoInstance:
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on."""
-        self._bound[index] = cast("HostBuffer", buffer)
+        self._bound[index] = narrowed(HostBuffer, buffer)
         with explaining(f"A buffer does not fit input {index} of a segment"):
             self.request.set_input_tensor(index, self._bound[index].tensor)
 
     def write_to(self, index: int, buffer: Buffer) -> None:
         """Write output ``index`` to ``buffer`` from now on."""
-        made = cast("HostBuffer", buffer)
+        made = narrowed(HostBuffer, buffer)
         with explaining(f"A buffer does not fit output {index} of a segment"):
             self.request.set_output_tensor(index, made.tensor)
         self._outputs[index] = made
@@ -200,7 +202,7 @@ class OpenVinoDevice(OnWorker):
 
     def instance(self, program: Program) -> OpenVinoInstance | NativeInstance:
         """Make an infer request. Raises DeviceError."""
-        made = cast("OpenVinoProgram", program)
+        made = narrowed(OpenVinoProgram, program)
         with explaining(f"OpenVINO cannot make buffers for {self.name}"):
             return NativeInstance(made) if isinstance(made.compiled, NativeModel) else OpenVinoInstance(made)
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,7 +125,8 @@ class NativeOpenVino:
         with explaining(f"OpenVINO cannot compile a model for {target}"):
             if model.get_variables():
                 raise ValueError("it keeps state between runs, which OpenVINO's C library cannot reset")
-            return cast("NativeModel", compile_cached(self, model, target, properties, identity))
+            compiled: NativeModel = compile_cached(self, model, target, properties, identity)
+            return compiled
 
     def compile_model(self, model: Any, target: str, properties: Mapping[str, Any]) -> NativeModel:
         """Compile as the Python binding's core does, with no cache. Raises RuntimeError or ValueError."""

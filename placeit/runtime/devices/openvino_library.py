@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from placeit.devices.openvino_errors import what_openvino_says
 
@@ -124,7 +124,7 @@ class OpenVinoLibrary:
         """Say what a status means that is not 0: what OpenVINO said last, in whatever thread, if it said anything."""
         if status not in _WITHOUT_MESSAGE and (message := self.text(self._last_message())):
             return what_openvino_says(RuntimeError(message))
-        return cast("bytes", self._status_name(status)).decode()
+        return str(self._status_name(status), "utf-8")
 
     def version(self) -> str:
         """Version of OpenVINO, as ``openvino.get_version`` spells it. Raises RuntimeError."""

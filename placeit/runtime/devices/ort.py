@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from placeit.backends.onnx_external import session_source
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.extras import import_extra
+from placeit.core.narrowing import narrowed
 from placeit.core.telemetry import import_openvino
 from placeit.core.threads import Worker
 from placeit.devices.host import allowed_cores, one_per_physical_core
@@ -97,7 +98,7 @@ class OrtInstance:
 
     def write_to(self, index: int, buffer: Buffer) -> None:
         """Write output ``index`` to ``buffer`` from now on."""
-        made = cast("HostBuffer", buffer)
+        made = narrowed(HostBuffer, buffer)
         self._outputs[index] = made
         self._binding.bind_ortvalue_output(self._output_names[index], _ort_value(made.array(), made.spec))
 
@@ -163,7 +164,7 @@ class OrtDevice(OnWorker):
     def instance(self, program: Program) -> OrtInstance:
         """Make buffers for a program, and bind them. Raises DeviceError."""
         with explaining(f"ONNX Runtime cannot make buffers for {self.name}"):
-            return OrtInstance(cast("OrtProgram", program))
+            return OrtInstance(narrowed(OrtProgram, program))
 
     def allocate(self, spec: BufferSpec) -> HostBuffer:
         """Allocate host memory."""

@@ -9,7 +9,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import cast
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from placeit.backends.base import numpy_can_hold
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, first_line
+from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.devices.host import one_per_physical_core
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
@@ -68,7 +68,8 @@ def _elsewhere(job: Callable[[], None]) -> None:
 
 
 def _torch_dtype(spec: BufferSpec) -> torch.dtype:
-    return cast("torch.dtype", getattr(torch, spec.dtype))
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return dtype
 
 
 class TorchBuffer:
@@ -89,7 +90,8 @@ class TorchBuffer:
     def array(self) -> NDArray[np.generic]:
         """View the value, or copy it as float32 if NumPy lacks its type."""
         tensor = self.tensor if numpy_can_hold(self.spec.dtype) or self.tensor.is_complex() else self.tensor.float()
-        return cast("NDArray[np.generic]", tensor.numpy(force=True))
+        value: NDArray[np.generic] = tensor.numpy(force=True)
+        return value
 
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy there, converted from what :meth:`array` gives."""
@@ -180,7 +182,7 @@ class TorchDevice(OnWorker):
     def instance(self, program: Program) -> TorchInstance:
         """Make buffers for a program. Raises DeviceError if there is no memory for them."""
         with explaining(f"PyTorch cannot make buffers for {self.name}"):
-            return TorchInstance(cast("TorchProgram", program))
+            return TorchInstance(narrowed(TorchProgram, program))
 
     def allocate(self, spec: BufferSpec) -> TorchBuffer:
         """Allocate host memory."""
@@ -193,7 +195,7 @@ class TorchDevice(OnWorker):
 
 def module_of(segment: SegmentSource, device: str) -> torch.nn.Module:
     """A segment as a module, for a device. Raises DeviceError if it takes or gives other tensors than the segment."""
-    module = cast("torch.nn.Module", segment.in_format("torch"))
+    module: torch.nn.Module = segment.in_format("torch")
     if isinstance(module, torch.fx.GraphModule):
         (end,) = module.graph.find_nodes(op="output")
         takes, gives = len(module.graph.find_nodes(op="placeholder")), len(end.args[0])

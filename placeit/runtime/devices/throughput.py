@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, cast
+from typing import Any
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
+from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.runtime.devices.base import DoneCallback, Instance, Program
 from placeit.runtime.devices.kinds import DeviceKind
@@ -63,11 +64,11 @@ class ThroughputDevice(OpenVinoDevice):
                 self._idle.append(worker)
             done(start, finish, error)
 
-        worker.submit(functools.partial(perform, cast("OpenVinoInstance", instance).run, self._explain, ended))
+        worker.submit(functools.partial(perform, narrowed(OpenVinoInstance, instance).run, self._explain, ended))
 
     def streams(self, program: Program) -> int:
         """Return how many requests in flight OpenVINO finds best for a program."""
-        compiled = cast("OpenVinoProgram", program).compiled
+        compiled = narrowed(OpenVinoProgram, program).compiled
         return max(1, int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")))
 
     def close(self) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import cast
 
 import numpy as np
 
 from placeit import _core
+from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.runtime.devices.base import Buffer, BufferSpec, Instance, Program, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
@@ -81,7 +81,7 @@ class TimedDevice(OnWorker):
 
     def instance(self, program: Program) -> Instance:
         """Make an instance."""
-        made = TimedInstance(cast("TimedProgram", program), self._native)
+        made = TimedInstance(narrowed(TimedProgram, program), self._native)
         self.instances.append(made)
         return made
 

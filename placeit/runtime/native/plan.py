@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from placeit import _core
 from placeit.core.errors import ExecutionError
+from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.planning.segments import Plan
 from placeit.runtime.device_pool import DevicePool
@@ -206,8 +207,8 @@ class NativePlan:
             self._hear()
             failed = self._failed
         if failed is not None and failed.lane == k:
-            error = cast("BaseException | None", self.lanes.error(failed.node))
-            self._failure = ExecutionError(self._explain[k]()) if error is None else error.with_traceback(None)
+            error, said = self.lanes.error(failed.node), self._explain[k]
+            self._failure = error.with_traceback(None) if isinstance(error, BaseException) else ExecutionError(said())
 
     def _hear(self) -> None:
         """Take note of what has happened; with the lock."""
@@ -294,7 +295,7 @@ def native_plan(pool: DevicePool, plan: Plan, slots: Sequence[Slot], scheduler: 
     slowdown, link_lane = [float(getattr(driver, "slowdown", 1.0)) for driver in drivers], dict[tuple[int, int], int]()
     links: dict[int, tuple[int, float]] = {}
     for p in range(len(plan.problem.edges)):
-        step = cast("Transfer", scheduler.instruction(0, len(plan.segments) + p))
+        step = narrowed(Transfer, scheduler.instruction(0, len(plan.segments) + p))
         copy = slots[0].copies.get((step.tensor, step.dst))
         if copy is None or step.src == step.dst:
             continue

@@ -9,10 +9,11 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError
+from placeit.core.narrowing import narrowed
 from placeit.core.threads import Gate, Worker
 from placeit.devices.nodes.connection import Nodes, answer_of, connected, pinned, ray_module
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
@@ -178,7 +179,7 @@ class NodeDevice(RemoteDevice):
 
     def mend(self, other: RuntimeDevice) -> None:
         """Open the lost link with another device anew. Raises DeviceError."""
-        there = cast("NodeDevice", other)
+        there = narrowed(NodeDevice, other)
         self.reach(there)
         there.reach(self)
         for one, far in ((self, there), (there, self)):
@@ -194,7 +195,7 @@ class NodeDevice(RemoteDevice):
 
     def instance(self, program: Program) -> Instance:
         """Make an instance; it is made on the node together with the others of its slot."""
-        return RemoteInstance(self, cast("RemoteProgram", program))
+        return RemoteInstance(self, narrowed(RemoteProgram, program))
 
     def allocate(self, spec: BufferSpec) -> Buffer:
         """Make a buffer; it is made on the node together with the others of its slot."""
@@ -202,7 +203,7 @@ class NodeDevice(RemoteDevice):
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Have ``done`` called when an instance has ended, or has ended already."""
-        made = cast("RemoteInstance", instance)
+        made = narrowed(RemoteInstance, instance)
         if made.ahead is None:
             raise ExecutionError(f"{self.name} runs the instances of an executor only.")
         made.ahead.go()
@@ -387,10 +388,10 @@ class NodeLink:
                 raise ExecutionError(f"{destination.device.name} is sent the tensors of an executor only.")
             ahead.go()
             if not isinstance(source, RemoteBuffer):
-                destination.device.send(ahead, destination.number, cast("HostBuffer", source))
+                destination.device.send(ahead, destination.number, narrowed(HostBuffer, source))
             ahead.expect(destination.number, done, self._ends)
         else:
-            device = cast("RemoteBuffer", source).device
+            device = narrowed(RemoteBuffer, source).device
             number = device.arrivals[destination]
             device.routes[number].expect(number, done, self._ends)
 

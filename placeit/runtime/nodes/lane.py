@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -351,7 +350,7 @@ def _after(cells: Sequence[_Cell]) -> tuple[float, ...]:
 def memory_of(buffer: Buffer) -> NDArray[np.generic]:
     """The memory of a buffer in host memory, C-contiguous, without a copy. Raises DeviceError if it has none."""
     tensor = getattr(buffer, "tensor", None)
-    memory = cast("NDArray[np.generic]", buffer.array() if tensor is None else tensor.data)
+    memory: NDArray[np.generic] = buffer.array() if tensor is None else tensor.data
     if not memory.flags.c_contiguous:
         raise DeviceError("A buffer that is sent to another node is not contiguous in memory.")
     return memory

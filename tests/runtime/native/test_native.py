@@ -92,8 +92,8 @@ class Bench:
         transports = {(i, j): EmulatedLink(f"placeit link {i}{j}", BANDWIDTH, LATENCY) for i, j in pairs} if links else {}
         self.runtime = Runtime(model, self.grouping, cluster, devices=devices, transports=transports)
 
-    def executor(self, requests: int = 1) -> Executor:
-        executor = self.runtime.executor(self.plan, requests=requests)
+    def executor(self, in_flight: int = 1) -> Executor:
+        executor = self.runtime.executor(self.plan, in_flight=in_flight)
         assert isinstance(executor, Executor)
         return executor
 
@@ -195,7 +195,7 @@ def test_executors_on_different_devices_run_natively_side_by_side(
 
 def test_many_requests_run_with_few_in_flight(bench: Callable[..., Bench]) -> None:
     made = bench(3, 15, seconds=1e-5)
-    with made.executor(requests=4) as executor:
+    with made.executor(in_flight=4) as executor:
         alone = sum(device.calls for device in made.timed)
         executor.times(50)
         computing = sum(not segment.passthrough for segment in made.plan.segments)
@@ -247,7 +247,7 @@ def test_a_run_needs_no_interpreter_from_its_begin_to_its_end(bench: Callable[..
 @pytest.mark.parametrize("device", [0, 1])
 def test_an_entry_that_fails_is_an_execution_error_and_the_next_run_works(bench: Callable[..., Bench], device: int) -> None:
     made = bench(2, 20)
-    with made.executor(requests=2) as executor:
+    with made.executor(in_flight=2) as executor:
         for turn in range(6):
             failing = made.timed[device].instances[turn]
             failing.work[-1] = 7
@@ -261,7 +261,7 @@ def test_an_entry_that_fails_is_an_execution_error_and_the_next_run_works(bench:
 
 def test_lanes_run_segments_that_need_python_beside_others(bench: Callable[..., Bench]) -> None:
     made = bench(8, 20, seconds=1e-5, links=True, mixed=True)
-    with made.executor(requests=2) as executor:
+    with made.executor(in_flight=2) as executor:
         assert executor._native is not None
         assert executor._native.needs_python
         assert not executor.native
@@ -291,7 +291,7 @@ def test_whatever_a_segment_raises_in_python_is_the_failure_of_that_segment(benc
         return instance
 
     made.timed[1].instance = troubled  # type: ignore[method-assign]
-    with made.executor(requests=2) as executor:
+    with made.executor(in_flight=2) as executor:
         for error in (ValueError("no"), SystemExit("no"), KeyboardInterrupt("no"), MemoryError("no")):
             raised.append(error)
             with pytest.raises(ExecutionError, match=r"failed on b: .*no"):
@@ -320,7 +320,7 @@ def test_a_run_that_takes_too_long_says_what_runs_and_the_next_one_waits_for_it(
 def test_lanes_stop_at_the_deadline_of_a_run_without_the_interpreter(bench: Callable[..., Bench]) -> None:
     made = bench(2, 8, seconds=1e-3, links=True)
     keep_gil, interval = ctypes.PyDLL(None).usleep, sys.getswitchinterval()
-    with made.executor(requests=2) as executor:
+    with made.executor(in_flight=2) as executor:
         assert executor._native is not None
         executor.time()
         before = executor._run
@@ -346,7 +346,7 @@ def test_a_run_is_late_though_its_lanes_have_left_before_anybody_looks(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, wait = bench(2, 8, seconds=1e-3), Gate.wait
-    with made.executor(requests=2) as executor:
+    with made.executor(in_flight=2) as executor:
         with monkeypatch.context() as patch:
             patch.setattr(Gate, "wait", lambda gate, _timeout=-1: wait(gate, 60))  # whoever waits sees the end alone
             with pytest.raises(ExecutionError, match="The time-out is over, and the run is not: still running: the segment"):
@@ -368,7 +368,7 @@ def test_threads_with_executors_of_their_own_all_finish(bench: Callable[..., Ben
             failures.append(error)
 
     with contextlib.ExitStack() as stack:
-        executors = [stack.enter_context(made.executor(requests=1 + i % 2)) for i in range(4)]
+        executors = [stack.enter_context(made.executor(in_flight=1 + i % 2)) for i in range(4)]
         threads = [threading.Thread(target=work, args=(executors[i % 4],)) for i in range(6)]
         for thread in threads:
             thread.start()
@@ -389,7 +389,7 @@ def test_runs_survive_interrupts_at_random_moments(bench: Callable[..., Bench]) 
         raise KeyboardInterrupt
 
     interrupted = 0
-    with made.executor(requests=2) as executor, alarm(interrupt):
+    with made.executor(in_flight=2) as executor, alarm(interrupt):
         for _ in range(150):
             try:
                 signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 8e-3))
@@ -477,7 +477,7 @@ def test_lanes_are_free_after_serving_has_ended_by_an_exception(
     bench: Callable[..., Bench], native: bool, trouble: BaseException
 ) -> None:
     made = bench(2, 12, seconds=1e-4, links=True, native=native)
-    with made.executor(requests=3) as executor, made.executor() as other:
+    with made.executor(in_flight=3) as executor, made.executor() as other:
         for _ in range(3):
             feed = Troubled(made, 5, trouble)
             with pytest.raises(type(trouble)):
@@ -491,7 +491,7 @@ def test_lanes_are_free_after_serving_has_ended_by_an_exception(
 
 def test_a_bell_that_is_closed_while_a_lane_runs_is_nobody_elses_file(bench: Callable[..., Bench], tmp_path: Path) -> None:
     made = bench(0, 1, seconds=1e-4)
-    with made.executor(requests=2) as executor:
+    with made.executor(in_flight=2) as executor:
         made.timed[0].instances[1].work[0] = 500_000_000
         made.timed[1].instances[-1].work[0] = 500_000_000
         feed = Troubled(made, 2, MemoryError())
@@ -510,7 +510,7 @@ def test_a_server_that_is_closed_while_a_lane_runs_writes_into_nobody_elses_file
     bench: Callable[..., Bench], tmp_path: Path
 ) -> None:
     made = bench(0, 1, seconds=1e-4)
-    server = Server([made.executor(requests=1)])
+    server = Server([made.executor(in_flight=1)])
     for device in made.timed:
         for instance in device.instances:
             instance.work[0] = 500_000_000
@@ -547,7 +547,7 @@ def test_a_lack_of_memory_between_segments_is_an_error_of_the_run_alone(
 
 def machine(requests: int = 2) -> _core.Machine:
     problem = Problem.from_arrays(np.ones((3, 2)), [[0, 1], [1, 2]], [1, 1], np.ones((2, 2)), np.zeros((2, 2)))
-    return Scheduler(problem, [0, 1, 0], requests=requests).machine
+    return Scheduler(problem, [0, 1, 0], in_flight=requests).machine
 
 
 def lanes_of(requests: int = 2) -> _core.Lanes:

@@ -1,13 +1,11 @@
-"""Single requests, measured: what :meth:`placeit.session.Session.run` does."""
+"""Single requests, measured: what :meth:`placeit.workbench.Workbench.run` does."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import checked_inputs
+from placeit.backends.base import Arrays, checked_inputs
 from placeit.core.placement import Placement
 from placeit.devices.meters import Sampler
 from placeit.devices.nvml import gpu_use
@@ -18,9 +16,15 @@ from placeit.runtime.measure import Race, check_length
 from placeit.runtime.run_log import RunLog
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.spans import Done, Span
-from placeit.session.opened import OpenSession
+from placeit.workbench.opened import OpenSession
 
-__all__ = ["run"]
+__all__ = ["given_to", "run"]
+
+
+def given_to(session: OpenSession, inputs: Arrays | None) -> Arrays:
+    """Return inputs as the model of a session takes them; the session's own if there are none. Raises UsageError."""
+    wanted = {spec.name: spec for spec in session.model.inputs}
+    return session.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
 
 
 def run(
@@ -30,15 +34,14 @@ def run(
     runs: int,
     duration: float | None,
     warmup: int,
-    inputs: Mapping[str, NDArray[np.generic]] | None,
+    inputs: Arrays | None,
 ) -> RunReport:
-    """Do what :meth:`placeit.session.Session.run` says."""
+    """Do what :meth:`placeit.workbench.Workbench.run` says."""
     check_length(runs, duration, warmup)
     home = session.home_of(placement)
     if home is not session:
         return run(home, placement, runs=runs, duration=duration, warmup=warmup, inputs=inputs)
-    wanted = {spec.name: spec for spec in session.model.inputs}
-    given = session.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
+    given = given_to(session, inputs)
     plan = session.plan_of(placement)
     interrupted = False
     with session.executor(plan) as executor:

@@ -31,7 +31,7 @@ from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.load import RateReport
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.spans import Done, Event
-from placeit.session.opened import OpenSession
+from placeit.workbench.opened import OpenSession
 
 __all__ = ["of_model", "of_plan", "of_run"]
 

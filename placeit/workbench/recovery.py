@@ -39,14 +39,14 @@ class Recovery:
     Args:
         runtime: of the model.
         costs: of its groups on all devices.
-        requests: in flight at once; None for as many as a plan needs.
+        in_flight: how many requests may be in flight at once; None for as many as a plan needs.
 
     Attributes:
         slow: as of :class:`placeit.runtime.adapting.Planning`.
     """
 
-    def __init__(self, runtime: Runtime, costs: Costs, requests: int | None) -> None:
-        self._runtime, self._costs, self._requests = runtime, costs, requests
+    def __init__(self, runtime: Runtime, costs: Costs, in_flight: int | None) -> None:
+        self._runtime, self._costs, self._in_flight = runtime, costs, in_flight
         self.slow: Mapping[str, float] = {}
         self._deciding = threading.Lock()
         self._plan(set(), hurry=False)  # what it loads and compiles to decide is there when it is needed
@@ -85,7 +85,7 @@ class Recovery:
             return executor, Replacement(str(why), _devices(plan), silent, decided - begin, perf_counter() - decided)
 
     def _executor(self, plan: Plan) -> PlanExecutor:
-        return to_serve(self._runtime.executor, plan, self._requests)
+        return to_serve(self._runtime.executor, plan, self._in_flight)
 
     def _plan(self, without: set[str], *, here: NDArray[np.int32] | None = None, hurry: bool = True) -> Plan:
         """Place the model on the other devices. Raises InfeasibleError if they cannot run it.
@@ -146,9 +146,9 @@ class Recovery:
         executor, inputs = self._executor(plan), self._runtime.model.sample_inputs()
         with contextlib.ExitStack() as stack:
             stack.callback(executor.close)
-            for request in range(executor.requests):
+            for request in range(executor.in_flight):
                 executor.set_inputs(inputs, request=request)
-            executor.times(_TRIES * executor.requests, timeout=_TRIES_S)
+            executor.times(_TRIES * executor.in_flight, timeout=_TRIES_S)
             stack.pop_all()
         return executor
 

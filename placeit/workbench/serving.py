@@ -1,4 +1,4 @@
-"""Requests as they come to a session: what :meth:`placeit.session.Session.serve` and ``run_at`` do."""
+"""Requests as they come to a session: what :meth:`placeit.workbench.Workbench.serve` and ``run`` do."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.meters import Sampler
@@ -23,9 +24,10 @@ from placeit.runtime.load import RateReport, keep_busy, offer
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.refining import Limits, Refiner
 from placeit.runtime.serving import Server
-from placeit.session.opened import OpenSession
-from placeit.session.recovery import Recovery
-from placeit.simulator.load import arrival_times, check_rate
+from placeit.workbench.opened import OpenSession
+from placeit.workbench.options import Traffic
+from placeit.workbench.recovery import Recovery
+from placeit.workbench.running import given_to
 
 __all__ = ["Proposals", "run_at", "serve"]
 
@@ -34,12 +36,12 @@ _STEPS = 50  # of a search
 
 
 def serve(
-    session: OpenSession, placement: Placement, *, requests: int | None, queue: int, refine: bool | Limits, on_loss: str
+    session: OpenSession, placement: Placement, *, in_flight: int | None, queue: int, refine: bool | Limits, on_loss: str
 ) -> Server:
-    """Do what :meth:`placeit.session.Session.serve` says."""
+    """Do what :meth:`placeit.workbench.Workbench.serve` says."""
     if not refine:
-        recovery = Recovery(session.runtime, session.costs, requests) if on_loss == "replace" else None
-        server = Server(_executors(session, placement, requests), queue=queue, replace=recovery)
+        recovery = Recovery(session.runtime, session.costs, in_flight) if on_loss == "replace" else None
+        server = Server(_executors(session, placement, in_flight), queue=queue, replace=recovery)
         if recovery is not None:
             server.adapt(Adapter(server, recovery))
         return server
@@ -48,21 +50,21 @@ def serve(
     if placement.replicas:
         raise UsageError("A placement with replicas is not refined: one replica would have to be compared with all of them.")
     limits = refine if isinstance(refine, Limits) else Limits()
-    proposals = Proposals(session, requests)
+    proposals = Proposals(session, in_flight)
     session.output_check()  # which runs the reference
-    server = Server(_executors(session, placement, requests), queue=queue)
+    server = Server(_executors(session, placement, in_flight), queue=queue)
     server.refine(Refiner(server, proposals, limits))
     return server
 
 
-def _executors(session: OpenSession, placement: Placement, requests: int | None = None) -> list[PlanExecutor]:
+def _executors(session: OpenSession, placement: Placement, in_flight: int | None = None) -> list[PlanExecutor]:
     """Compile what serves a placement and its replicas."""
     executors: list[PlanExecutor] = []
     with contextlib.ExitStack() as stack:
         for one in placement.every:
             home = session.home_of(one)
             plan = home.plan_of(one)
-            best = home.best_in_flight(plan, 0) or None if requests is None else requests
+            best = home.best_in_flight(plan, 0) or None if in_flight is None else in_flight
             executors.append(to_serve(home.executor, plan, best))
             stack.callback(executors[-1].close)
         stack.pop_all()
@@ -74,14 +76,14 @@ class Proposals:
 
     Args:
         session: profiled.
-        requests: how many may be in flight at once; None for as many as a plan needs.
+        in_flight: how many may be in flight at once; None for as many as a plan needs.
 
     Raises:
         UsageError: costs are not known.
     """
 
-    def __init__(self, session: OpenSession, requests: int | None) -> None:
-        self._session, self._requests, self._costs = session, requests, session.costs
+    def __init__(self, session: OpenSession, in_flight: int | None) -> None:
+        self._session, self._in_flight, self._costs = session, in_flight, session.costs
         self._seed, self._plain_s = 0, 0.0
         self._placements: list[NDArray[np.int32]] = []
 
@@ -133,7 +135,7 @@ class Proposals:
 
     def open(self, plan: Plan) -> PlanExecutor:
         """Compile a plan."""
-        return to_serve(self._session.executor, plan, self._requests)
+        return to_serve(self._session.executor, plan, self._in_flight)
 
     def check(self, executor: PlanExecutor) -> None:
         """Run it twice, on the devices that serve. Raises ExecutionError if its outputs are wrong."""
@@ -142,57 +144,38 @@ class Proposals:
             raise ExecutionError(wrong)
 
 
-def run_at(
-    session: OpenSession,
-    placement: Placement,
-    rate: float | None,
-    requests: int | None,
-    seconds: float,
-    *,
-    arrivals: str,
-    seed: int,
-    queue: int,
-    warmup: int,
-) -> RateReport:
-    """Do what :meth:`placeit.session.Session.run_at` says."""
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"Requests have to arrive for some time; got {seconds} seconds.")
-    if requests is not None and requests < 1:
-        raise UsageError(f"'requests' is {requests}; it must be at least 1.")
-    due = None
-    if rate is not None:
-        check_rate(rate)
-        due = arrival_times(arrivals, rate, max(1, math.ceil(rate * seconds)) if requests is None else requests, seed=seed)
-    check, inputs = session.output_check(), session.model.sample_inputs()
+def run_at(session: OpenSession, placement: Placement, traffic: Traffic, *, warmup: int, inputs: Arrays | None) -> RateReport:
+    """Do what :meth:`placeit.workbench.Workbench.run` says of traffic."""
+    due, given = traffic.times(), given_to(session, inputs)
+    check = session.output_check(None if inputs is None else given)
     with contextlib.ExitStack() as stack:
         executors = [stack.enter_context(executor) for executor in _executors(session, placement)]
         error = functools.reduce(OutputDifference.worse, [check(executor) for executor in executors])
-        server = stack.enter_context(Server(executors, queue=queue))
-        at_once = sum(executor.requests for executor in executors)
+        server = stack.enter_context(Server(executors, queue=traffic.queue))
+        at_once = sum(executor.in_flight for executor in executors)
         for _ in range(warmup * len(executors)):
-            server.submit(inputs).result()
+            server.submit(given).result()
         begin = perf_counter()
         with Sampler() as sampler:
             if due is not None:
-                served = offer(server, inputs, due)
+                served = offer(server, given, due)
             else:
-                until = seconds if requests is None else math.inf
-                served = keep_busy(server, inputs, at_once, requests=requests, seconds=until)
+                served = keep_busy(server, given, at_once, requests=traffic.requests, seconds=traffic.until)
         trace, labels = server.history.trace(), [executor.labels for executor in executors]
         ended = [one for one in server.history.requests() if one.arrived >= begin and math.isfinite(one.ended)]
         done = [replace(one, replica=next(k for k, of in enumerate(labels) if of is one.labels)) for one in ended]
         if served.load is None and served.error is not None:
             raise served.error
         if not served.interrupted:
-            error = error.worse(OutputDifference.between(server.submit(inputs).result(), check.expected))
+            error = error.worse(OutputDifference.between(server.submit(given).result(), check.expected))
     return RateReport(
         model=str(session.model.path),
         placement=placement,
-        rate=rate,
-        arrivals=arrivals,
-        seed=seed,
+        rate=traffic.rate,
+        arrivals=traffic.arrivals,
+        seed=traffic.seed,
         in_flight=at_once,
-        queue=queue,
+        queue=traffic.queue,
         served=served,
         output_error=error,
         failed=error.wrong(session.tolerance),

@@ -1,7 +1,7 @@
 """A model on a cluster, with everything open that is needed to measure and run placements.
 
 May import ``profiler`` and all below it; the modules here know a session as
-:class:`~placeit.session.opened.OpenSession`. Read :class:`Session` first.
+:class:`~placeit.workbench.opened.OpenSession`. Read :class:`Session` first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +28,7 @@ from placeit.core.interrupts import come_through
 from placeit.core.placement import Conditions, Placement
 from placeit.core.threads import apart, within
 from placeit.devices.caps import capped
-from placeit.devices.clusterfile import find_cluster
+from placeit.devices.clusterfile import discover
 from placeit.devices.expected import with_expected
 from placeit.devices.nodes.connection import compression
 from placeit.devices.plain import plain_devices, whole_devices
@@ -47,7 +47,6 @@ from placeit.runtime.check import (
     Checkable,
     OutputCheck,
     OutputDifference,
-    check_tolerance,
     other_inputs,
     tolerance_of,
     tolerance_of_rounding,
@@ -61,55 +60,25 @@ from placeit.runtime.refining import Limits
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import QUEUE, Server
-from placeit.session import recording, running, serving
+from placeit.workbench import recording, running, serving
+from placeit.workbench.options import Constraints, Inputs, Traffic
 
-__all__ = ["Session"]
+__all__ = ["Workbench"]
 
+_RUNS = 30  # timed, where nothing is said
 _HURRY_S = 0.3  # for threads to end after an interrupt
 _HALF = {"f16": "float16"}  # precisions in which numbers overflow early, by the type of their tensors
 _AGAIN = 4  # profiling may take its budget's share of one in so many, when a device refused some op meanwhile
 _log = logging.getLogger("placeit")
 
 
-class Session:
-    """A model, its groups, a cluster, and threads and compiled segments to run it. A context manager.
-
-    Placements with segments of their own, as :func:`placeit.optimize` saves them, run at once (:meth:`run`). To plan others, it
-    has to be known what groups cost: call :meth:`profile`.
-
-    Args:
-        model: a model, or the path of one.
-        devices: device names, the path of a cluster file, a cluster, or None to discover.
-        input_shapes: sizes by input name, where the model leaves them open.
-        batch: first size of every input that leaves it open. Sizes that neither gives are those of ``inputs``.
-        max_groups: most groups that placers decide about.
-        precision: inference precision of every device.
-        tolerance: largest ``OutputDifference.max_rel`` of outputs that are right; None for 0.001 in float32, 0.02 in float16
-            and 0.1 in bfloat16, by the coarsest type of the precision, of the model's tensors, and of what is sent between
-            nodes (0.1 for int8), and for quantised models :func:`placeit.runtime.check.tolerance_of_rounding` more.
-        inputs: what the model is measured and checked on, by name, if its time or validity depends on values; None for random
-            inputs. Costs are kept for each of them apart.
-        cache: where measured costs are kept; None to measure afresh and keep nothing.
-        pins: device names by op names or globs of them (``{"conv1*": "CPU@0"}``), which hold for every placement. An op takes
-            along those of its group; a group whose ops are pinned to several devices is split.
-        memory: most memory by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
-        expected: devices of nodes that need not be there yet, each with the device on another node that it is taken to be like
-            (``{"edge2/CPU": "edge1/CPU"}``). They count as lost until their node is there, and are used by servers that place
-            anew (:meth:`serve`).
-        graph: hash of the task graph of the placements that are to be run; empty for none in particular. It matters where
-            ONNX Runtime can have the file's own graph or OpenVINO's.
+class Workbench:
+    """What a :class:`placeit.Session` measures and runs with; its arguments are described there.
 
     Attributes:
         placing: the model's ops in groups, and placements of them.
         compiling: counts the programs that were compiled, here and in sessions that were opened by :meth:`alone`; its
             ``progress`` is told what is being compiled.
-
-    Raises:
-        ModelError, FileError, DeviceError, ClusterError: the model or the devices are not what they should be.
-        UsageError: an input is missing, unknown, or has another shape or type than the model wants; the tolerance is
-            negative or not a number; a limit is no size or names no device; a pin names no device, matches no op, or
-            contradicts another one; what is expected is not on a node, or like nothing that is there.
-        PlacementError: ops that need one device are pinned to several.
     """
 
     def __init__(
@@ -117,37 +86,32 @@ class Session:
         model: str | Path | Model,
         devices: str | Sequence[str] | Path | Cluster | None = None,
         *,
-        input_shapes: Mapping[str, Sequence[int]] | None = None,
-        batch: int | None = None,
-        max_groups: int = 96,
         precision: str = "f32",
-        tolerance: float | None = None,
-        inputs: Arrays | None = None,
+        inputs: Inputs | Arrays | None = None,
+        constraints: Constraints = Constraints(),
         cache: Cache | Literal["default"] | None = "default",
-        pins: Mapping[str, str] | None = None,
-        memory: Mapping[str, float | str] | None = None,
         expected: Mapping[str, str] | None = None,
         graph: str = "",
     ) -> None:
-        check_tolerance(tolerance)
+        given, pins, memory = Inputs.of(inputs), constraints.pins, constraints.memory
         self._expected = dict(expected or {})
-        cluster = capped(with_expected(find_cluster(devices, precision=precision), self._expected), memory)
-        self.memory = {device.name: device.memory_bytes for device in cluster.devices if device.name in (memory or {})}
+        cluster = capped(with_expected(discover(devices, precision=precision), self._expected), memory)
+        self.memory = {device.name: device.memory_bytes for device in cluster.devices if device.name in memory}
         if isinstance(model, Model):
             loaded = model
         else:
-            samples = {name: value.shape for name, value in (inputs or {}).items() if isinstance(value, np.ndarray)}
-            loaded = backends.load(model, input_shapes=input_shapes, batch=batch, sample_shapes=samples)
-        if inputs is not None:
-            loaded = loaded.with_inputs(inputs)
+            samples = {name: value.shape for name, value in (given.arrays or {}).items() if isinstance(value, np.ndarray)}
+            loaded = backends.load(model, input_shapes=given.shapes, batch=given.batch, sample_shapes=samples)
+        if given.arrays is not None:
+            loaded = loaded.with_inputs(given.arrays)
         self.cluster = drive(cluster, loaded)
         self.model = loaded.prepared(self.cluster, graph)
-        self.pins = dict(pins or {})
+        self.pins = dict(pins)
         self.placing = Placing.of(
             self.model.graph,
             self.cluster.names,
             pins=self.pins,
-            max_groups=max_groups,
+            max_groups=constraints.max_groups,
             together=self.model.together,
             pairs=self.model.pairs,
             memory=[device.memory_bytes for device in self.cluster.devices],
@@ -159,7 +123,7 @@ class Session:
         if any(device.address is not None and device.address.node for device in self.cluster.devices):
             types.append(compression())
         rounded = tolerance_of_rounding(self.model.graph, self.model.rounding)
-        self.tolerance = tolerance_of(types) + rounded if tolerance is None else tolerance
+        self.tolerance = tolerance_of(types) + rounded if constraints.tolerance is None else constraints.tolerance
         self._cache = Cache() if cache == "default" else cache
         self.compiling = Compiling()
         self._runtime: Runtime | None = None
@@ -168,7 +132,7 @@ class Session:
         self._hurried = False
         self._reference: Callable[[Arrays], dict[str, NDArray[np.generic]]] | None = None
         self._check: OutputCheck | None = None
-        self._others: dict[tuple[Device, str], Session] = {}
+        self._others: dict[tuple[Device, str], Self] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -195,7 +159,7 @@ class Session:
         self._hurried = True
         come_through()
 
-    def alone(self, device: Device, *, precision: str | None = None) -> Session:
+    def alone(self, device: Device, *, precision: str | None = None) -> Self:
         """Open the same model, in the same groups, on one other device; closed with this session.
 
         Args:
@@ -216,14 +180,14 @@ class Session:
         self._others[device, precision] = other
         return other
 
-    def again(self) -> Session:
+    def again(self) -> Self:
         """Open the same model, in the same groups, on the same devices, with the costs that are known, once this is closed."""
         other = copy.copy(self)
         other._runtime = other._reference = other._check = None
         other._hurried, other._others = False, {}
         return other
 
-    def home_of(self, placement: Placement) -> Session:
+    def home_of(self, placement: Placement) -> Self:
         """The session that runs a placement: this one, or one of the plain device that the placement is on.
 
         A plain device (:func:`placeit.devices.plain.plain_devices`), or the throughput mode, is not in the cluster,
@@ -332,7 +296,7 @@ class Session:
         while True:
             left = max(budget_s / _AGAIN, budget_s - (clock.now() - begin))
             measured = functools.partial(
-                profile, self.model, self.grouping, budget=left, cache=self._cache, check=check, progress=progress
+                profile, self.model, self.grouping, budget_s=left, cache=self._cache, check=check, progress=progress
             )
             try:
                 if not self.executable:
@@ -461,7 +425,7 @@ class Session:
         groups = segmenter.problem().check(groups)
         return segmenter.plan(groups) if of is None else segmenter.merged(of, groups)
 
-    def executor(self, plan: Plan, *, requests: int = 1) -> PlanExecutor:
+    def executor(self, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
         """Compile a plan and put inputs in place; see :meth:`placeit.runtime.runtime.Runtime.executor`.
 
         Close it when it is not needed any more. A plan on a plain device of the cluster runs there, in :meth:`alone`.
@@ -469,10 +433,10 @@ class Session:
         if plan.problem.device_names != self.cluster.names:
             for device in self.whole_devices:
                 if plan.problem.device_names == (device.name,):
-                    return self.alone(device).executor(plan, requests=requests)
-        executor = self.runtime.executor(plan, requests=requests)
+                    return self.alone(device).executor(plan, in_flight=in_flight)
+        executor = self.runtime.executor(plan, in_flight=in_flight)
         inputs = self.model.sample_inputs()
-        for request in range(requests):
+        for request in range(in_flight):
             executor.set_inputs(inputs, request=request)
         return executor
 
@@ -537,39 +501,64 @@ class Session:
             self._check = OutputCheck(inputs, others, self.reference, self.tolerance, self._alike)
         return self._check
 
+    @overload
     def run(
         self,
-        placement: Placement,
+        placement: Placement | str | Path,
         *,
-        runs: int = 30,
+        runs: int | None = None,
         duration: float | None = None,
         warmup: int = WARMUP,
-        inputs: Mapping[str, NDArray[np.generic]] | None = None,
-    ) -> RunReport:
-        """Run a placement and measure single requests; of replicas (:meth:`run_at`), those of the first.
+        inputs: Arrays | None = None,
+        traffic: None = None,
+    ) -> RunReport: ...
+
+    @overload
+    def run(
+        self, placement: Placement | str | Path, *, warmup: int = WARMUP, inputs: Arrays | None = None, traffic: Traffic
+    ) -> RateReport: ...
+
+    def run(
+        self,
+        placement: Placement | str | Path,
+        *,
+        runs: int | None = None,
+        duration: float | None = None,
+        warmup: int = WARMUP,
+        inputs: Arrays | None = None,
+        traffic: Traffic | None = None,
+    ) -> RunReport | RateReport:
+        """Run a placement and measure it: single requests, or several in flight.
 
         Args:
-            placement: of the model's ops.
-            runs: timed runs, at least one.
+            placement: of the model's ops, or a file of one. Single requests are those of the first replica.
+            runs: timed runs, at least one; None for 30.
             duration: seconds of timed runs, in place of their number: as many as fit, and one in any case.
-            warmup: runs before them that do not count.
+            warmup: runs before them that do not count; with ``traffic``, for each replica.
             inputs: by name; None for the session's.
+            traffic: how requests arrive at the placement and its replicas; None for single ones.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
-            UsageError: an input is missing or has the wrong shape, there are no runs, or costs are not known and the placement
-                has no segments of its own (:meth:`plan_of`).
+            UsageError: an input is missing or has the wrong shape, there are no runs, traffic and their number are given, or
+                costs are not known and the placement has no segments of its own (:meth:`plan_of`).
             DeviceError: a device exists in simulation only, or has no room.
-            ExecutionError: a device failed.
+            ExecutionError: a device failed, or requests did.
             KeyboardInterrupt: Ctrl-C before the first timed run had ended; afterwards it ends the runs.
         """
-        return running.run(self, placement, runs=runs, duration=duration, warmup=warmup, inputs=inputs)
+        placement = placement if isinstance(placement, Placement) else Placement.load(placement)
+        if traffic is None:
+            length = _RUNS if runs is None else runs
+            return running.run(self, placement, runs=length, duration=duration, warmup=warmup, inputs=inputs)
+        if runs is not None or duration is not None:
+            raise UsageError("Traffic says how many requests there are: leave out 'runs' and 'duration'.")
+        return serving.run_at(self, placement, traffic, warmup=warmup, inputs=inputs)
 
     def serve(
         self,
         placement: Placement,
         *,
-        requests: int | None = None,
+        in_flight: int | None = None,
         queue: int = QUEUE,
         refine: bool | Limits = False,
         on_loss: Literal["fail", "replace"] = "fail",
@@ -580,7 +569,7 @@ class Session:
 
         Args:
             placement: of the model's ops; of replicas, the one with the fewest requests in flight takes the next one.
-            requests: how many may be in flight at once on each; None for as many as it needs to serve all that it can
+            in_flight: how many may be in flight at once on each; None for as many as it needs to serve all that it can
                 (:func:`placeit.planning.in_flight.in_service`), or there is room for.
             queue: how many may wait.
             refine: whether to look for a better placement while it serves, by a small share of the requests, and within which
@@ -595,43 +584,10 @@ class Session:
                 are not known; both are asked for; or it is to be refined and has replicas.
             DeviceError: a device exists in simulation only, or has no room.
         """
-        return serving.serve(self, placement, requests=requests, queue=queue, refine=refine, on_loss=on_loss)
-
-    def run_at(
-        self,
-        placement: Placement,
-        rate: float | None = None,
-        *,
-        requests: int | None = None,
-        seconds: float = 10.0,
-        arrivals: str = "constant",
-        seed: int = 0,
-        queue: int = QUEUE,
-        warmup: int = WARMUP,
-    ) -> RateReport:
-        """Run a placement and its replicas with several requests in flight, and measure what they serve.
-
-        Args:
-            placement: as for :meth:`serve`.
-            rate: requests per second that arrive, whether or not those before them have ended; None to have as many under way
-                as can be in flight, each submitted as soon as another one has ended.
-            requests: how many arrive; None for as many as come within ``seconds``.
-            seconds: for which requests arrive, if ``requests`` is None.
-            arrivals: at a rate, ``constant``, at regular intervals, or ``poisson``, independently of each other.
-            seed: of the latter.
-            queue: how many may wait; those that arrive at a rate and find it full are dropped.
-            warmup: requests before them that do not count, one after the other, for each replica.
-
-        Raises:
-            As :meth:`serve` does, and UsageError for a rate, a number or a time that is not positive.
-            ExecutionError: requests failed.
-        """
-        return serving.run_at(
-            self, placement, rate, requests, seconds, arrivals=arrivals, seed=seed, queue=queue, warmup=warmup
-        )
+        return serving.serve(self, placement, in_flight=in_flight, queue=queue, refine=refine, on_loss=on_loss)
 
     def recording(self, report: RunReport | RateReport | None = None, *, ops: bool = True) -> Recording:
-        """Return what a run of :meth:`run` or :meth:`run_at` did: when, where, and what for; to be kept as a file.
+        """Return what a run of :meth:`run` did: when, where, and what for; to be kept as a file.
 
         Args:
             report: of the run; None for a recording of the model and the devices alone.

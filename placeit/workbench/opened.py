@@ -60,7 +60,7 @@ class OpenSession(Protocol):
         """Plan a placement."""
         ...
 
-    def executor(self, plan: Plan, *, requests: int = 1) -> PlanExecutor:
+    def executor(self, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
         """Make a plan ready to run."""
         ...
 

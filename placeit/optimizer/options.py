@@ -1,0 +1,108 @@
+"""Options of searches, in groups, and what a search is asked for by them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from placeit.core import clock
+from placeit.core.cluster import Cluster
+from placeit.core.errors import UsageError
+from placeit.optimizer.portfolio import DEFAULT_PLACERS
+from placeit.optimizer.starts import Start, read_starts
+from placeit.placers.asking import check_able
+from placeit.placers.registry import parse_placer
+from placeit.simulator.load import check_rate
+from placeit.simulator.objectives import Throughput, check_objective, get_objective
+
+__all__ = ["Budget", "Candidates", "Goal"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a search may spend, and what others have spent for it.
+
+    Attributes:
+        seconds: profiling and compiling count. All of it takes at most 1.2 times that, beside half a second, loading, and, for
+            each device, compiling the whole model and one run of it. Where that is too short to compare placements over several
+            devices, a warning says how long it takes about, and the single devices are timed as well as there is time for. If
+            no time is left in the end to decide between a single device and a placement, the single device is the answer. The
+            search ends earlier when it finds nothing new.
+        resume: a file with what an earlier search has measured, if it is there; what this one measures is added to it as it
+            goes. What is known is not measured again before the races that decide, which are always run.
+
+    Raises:
+        UsageError: the seconds are not positive and finite.
+    """
+
+    seconds: float = 60.0
+    resume: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise UsageError(f"The budget is {self.seconds:g} seconds; it must be positive and finite.")
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a search compares.
+
+    Attributes:
+        placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``), or ``doppler, measured`` to
+            learn from runs; None for :data:`placeit.optimizer.portfolio.DEFAULT_PLACERS`.
+        start: placements of the model on the devices, or files of them, that are candidates and that the search begins with.
+        plain: whether what one would do without placeit, the whole CPU where devices are parts of it, is a candidate
+            (:func:`placeit.devices.plain.plain_devices`). False where core sets stand for devices that share nothing.
+        compare_precisions: whether to measure single devices in another precision as well: bfloat16 or float16 where the device
+            has it, float32 if that is not the one asked for. They cannot be chosen.
+    """
+
+    placers: Sequence[str] | str | None = None
+    start: Start | Sequence[Start] | None = None
+    plain: bool = True
+    compare_precisions: bool = False
+
+
+class Goal:
+    """What a search is asked for, checked before any work.
+
+    Args:
+        cluster: the devices.
+        objective, budget, candidates, seed, rate: as of :func:`placeit.optimize`.
+
+    Attributes:
+        begin: when it was asked for, by :func:`placeit.core.clock.now`; the budget counts from then on.
+        names: of the placers, as they were given.
+        placers: by these names.
+        named: whether they were named, and are not the default ones.
+        starts: placements to begin with, by their names as candidates.
+
+    Raises:
+        As :func:`placeit.optimize` does.
+    """
+
+    def __init__(
+        self, cluster: Cluster, objective: str, budget: float | Budget, candidates: Candidates, seed: int, rate: float | None
+    ) -> None:
+        check_objective(objective)
+        if rate is not None:
+            check_rate(rate)
+            if objective != Throughput.name:
+                raise UsageError(
+                    f"A rate says which requests arrive, which the objective '{objective}' has no use for: leave it out."
+                )
+        self.budget = budget if isinstance(budget, Budget) else Budget(budget)
+        if seed < 0:
+            raise UsageError(f"The seed is {seed}; it must not be negative.")
+        self.begin = clock.now()
+        self.candidates, self.seed, self.rate = candidates, seed, rate
+        self.named = candidates.placers is not None
+        placers = candidates.placers if self.named else DEFAULT_PLACERS
+        self.names = [placers] if isinstance(placers, str) else list(placers or ())
+        self.placers = {name: parse_placer(name) for name in self.names}
+        self.starts = read_starts(candidates.start)
+        self.objective = get_objective(objective, cluster)
+        for name, placer in self.placers.items() if self.named else ():  # default ones need nothing that may be missing
+            check_able(name, placer, len(cluster))

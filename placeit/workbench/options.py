@@ -1,0 +1,111 @@
+"""Options of sessions, in groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Arrays
+from placeit.core.errors import UsageError
+from placeit.runtime.check import check_tolerance
+from placeit.runtime.serving import QUEUE
+from placeit.simulator.load import arrival_times, check_rate
+
+__all__ = ["Constraints", "Inputs", "Traffic"]
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What a model is given: values, or only sizes where the model leaves them open.
+
+    Attributes:
+        arrays: by name, what the model is measured and checked on, if its time or validity depends on values; None for random
+            inputs. Costs are kept for each of them apart.
+        shapes: sizes by input name.
+        batch: first size of every input that leaves it open. Sizes that neither gives are those of ``arrays``.
+    """
+
+    arrays: Arrays | None = None
+    shapes: Mapping[str, Sequence[int]] | None = None
+    batch: int | None = None
+
+    @classmethod
+    def of(cls, given: Inputs | Arrays | None) -> Inputs:
+        """Return inputs, or arrays by name, as inputs."""
+        return given if isinstance(given, Inputs) else cls(given)
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What every placement has to keep to.
+
+    Attributes:
+        pins: device names by op names or globs of them (``{"conv1*": "CPU@0"}``). An op takes along those of its group; a group
+            whose ops are pinned to several devices is split.
+        memory: most memory by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
+        max_groups: most groups that placers decide about.
+        tolerance: largest ``OutputDifference.max_rel`` of outputs that are right; None for 0.001 in float32, 0.02 in float16
+            and 0.1 in bfloat16, by the coarsest type of the precision, of the model's tensors, and of what is sent between
+            nodes (0.1 for int8), and for quantised models :func:`placeit.runtime.check.tolerance_of_rounding` more.
+
+    Raises:
+        UsageError: the tolerance is negative or not a number.
+    """
+
+    pins: Mapping[str, str] = field(default_factory=dict)
+    memory: Mapping[str, float | str] = field(default_factory=dict)
+    max_groups: int = 96
+    tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        check_tolerance(self.tolerance)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests of which several are in flight, and how they arrive.
+
+    Attributes:
+        rate: requests per second that arrive, whether or not those before them have ended; None to have as many under way as
+            can be in flight, each submitted as soon as another one has ended.
+        requests: how many arrive; None for as many as come within ``seconds``.
+        seconds: for which requests arrive, if ``requests`` is None.
+        arrivals: at a rate, ``constant``, at regular intervals, or ``poisson``, independently of each other.
+        seed: of the latter.
+        queue: how many may wait; those that arrive at a rate and find it full are dropped.
+
+    Raises:
+        UsageError: a rate, a number or a time is not positive, or there are no such arrivals.
+    """
+
+    rate: float | None = None
+    requests: int | None = None
+    seconds: float = 10.0
+    arrivals: str = "constant"
+    seed: int = 0
+    queue: int = QUEUE
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise UsageError(f"Requests have to arrive for some time; got {self.seconds} seconds.")
+        if self.requests is not None and self.requests < 1:
+            raise UsageError(f"'requests' is {self.requests}; it must be at least 1.")
+        if self.rate is not None:
+            check_rate(self.rate)
+            arrival_times(self.arrivals, self.rate, 1, seed=self.seed)
+
+    @property
+    def until(self) -> float:
+        """Seconds after which no more requests arrive at no rate; infinite if their number is given."""
+        return self.seconds if self.requests is None else math.inf
+
+    def times(self) -> NDArray[np.float64] | None:
+        """Seconds from the first arrival to each, ``float64[R]``; None if requests come at no rate."""
+        if self.rate is None:
+            return None
+        requests = max(1, math.ceil(self.rate * self.seconds)) if self.requests is None else self.requests
+        return arrival_times(self.arrivals, self.rate, requests, seed=self.seed)
