@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from placeit.runtime.accelerators.module_program import ModuleProgram
-from placeit.runtime.accelerators.recorder import Recorder
+from placeit.runtime.accelerators.recorder import CudaGraphs, Recorder
 
 
 class Recorded:
@@ -82,6 +84,80 @@ def test_records_end_with_their_program() -> None:
     del program
     gc.collect()
     assert kept[0]() is None
+
+
+class Cuda:
+    """What of ``torch.cuda`` records a graph, which notes who waits for whom and what is launched where."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.streams = self.pools = 0
+        self.here = self.Stream(None)
+        self.current, self.broken = self.here, False
+
+    def Stream(self, device: Any) -> Any:  # noqa: N802
+        name = "compute" if self.streams == 0 else f"recording {self.streams}"
+        self.streams += 1
+        return SimpleNamespace(name=name, wait_stream=lambda other: self.told.append(f"{name} waits for {other.name}"))
+
+    def graph_pool_handle(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    def current_stream(self, device: Any) -> Any:
+        return self.current
+
+    @contextlib.contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def CUDAGraph(self) -> Any:  # noqa: N802
+        def begin(*, pool: int, capture_error_mode: str) -> None:
+            assert capture_error_mode == "thread_local"
+            self.told.append(f"record on {self.current.name} from pool {pool}")
+
+        def end() -> None:
+            if self.broken:
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+        return SimpleNamespace(capture_begin=begin, capture_end=end)
+
+
+def test_a_graph_is_recorded_behind_a_launch_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda()
+    for name in ("Stream", "graph_pool_handle", "current_stream", "stream", "CUDAGraph"):
+        assert hasattr(torch.cuda, name)
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    launched = SimpleNamespace(launch=lambda inputs, outputs: cuda.told.append(f"launch on {cuda.current.name}"))
+    graphs = CudaGraphs(torch.device("cuda", 0))
+    around = ["recording 1 waits for compute", "launch on recording 1", "compute waits for recording 1"]
+    record = ["record on recording 1 from pool 1", "launch on recording 1"]
+    assert graphs.record(launched, [], []) is not None
+    assert cuda.told == around + record
+    cuda.broken = True
+    assert graphs.record(launched, [], []) is None
+    cuda.told.clear()
+    cuda.broken = False
+    assert graphs.record(launched, [], []) is not None  # on another stream, from another pool
+    assert cuda.told == [line.replace("recording 1", "recording 2").replace("pool 1", "pool 2") for line in around + record]
+    assert cuda.current is cuda.here
+
+
+def test_a_launch_that_fails_is_no_failure_to_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda()
+    for name in ("Stream", "graph_pool_handle", "current_stream", "stream", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+
+    def launch(inputs: Any, outputs: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaGraphs(torch.device("cuda", 0)).record(SimpleNamespace(launch=launch), [], [])  # type: ignore[arg-type]
+    assert cuda.told == ["recording 1 waits for compute", "compute waits for recording 1"]
 
 
 class Sum(torch.nn.Module):
