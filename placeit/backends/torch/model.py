@@ -288,7 +288,7 @@ def _read(path: Path, *, trust: bool) -> ExportedProgram:
             if isinstance(error, pickle.UnpicklingError) and not trust:
                 raise _untrusted(path, "something besides tensors is pickled in it") from error
             reason = first_paragraph(error)
-            if "CUDA" in reason:
+            if "CUDA" in reason or (not torch.cuda.is_available() and _names_cuda(path)):
                 raise ValueError(
                     "it was exported on a GPU, and this PyTorch has none. Which device works is what a placement decides: "
                     f"export the module again on the CPU (module.cpu()). PyTorch says: {reason}"
@@ -307,6 +307,20 @@ def _read(path: Path, *, trust: bool) -> ExportedProgram:
                 f"{torch.__version__}): write it with torch.export.save(torch.export.export(module, inputs), '{path.name}'). "
                 f"PyTorch says: {reason}"
             ) from error
+
+
+_MOST_JSON = 1 << 26  # bytes of a description that are looked at
+
+
+def _names_cuda(path: Path) -> bool:
+    """Return whether something in an archive is on a GPU: a PyTorch with CUDA does not say so where there is no GPU."""
+    with contextlib.suppress(*FAILURES, zipfile.BadZipFile, EOFError), zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if member.filename.endswith(".json"):
+                with archive.open(member) as stream:
+                    if b'"type": "cuda"' in stream.read(_MOST_JSON):
+                        return True
+    return False
 
 
 def _screen(path: Path) -> None:
