@@ -1,0 +1,496 @@
+"""Why an op is where it is, and how two placements differ, by the costs that a session knows."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import PlacementError, UsageError
+from placeit.core.jsonable import jsonable_dict
+from placeit.core.placement import Placement
+from placeit.core.problem import Problem
+from placeit.core.strictyaml import nearest
+from placeit.optimizer.candidates import interval
+from placeit.optimizer.compare import Comparison
+from placeit.planning.segments import Plan, Profiled, Segmenter
+from placeit.runtime.measure import Ratio, faster_in_any_opening
+from placeit.simulator.slack import slack
+from placeit.workbench import Workbench
+
+__all__ = ["Crossing", "Decision", "Difference", "Explained", "Explanation", "Move", "Moved", "diff", "explain"]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A tensor that crosses the border of a group.
+
+    Attributes:
+        tensor: the op that makes it.
+        way: ``in`` if the group reads it, ``out`` if it makes it.
+        bytes: its size.
+        seconds: what that takes: of a transfer on the link, of a cut on the group's device.
+        src: of a transfer, the device that sends it; None of a cut.
+        dst: of a transfer, the device that gets it; None of a cut.
+        readers: of a transfer, the groups that read it there; moving one of several saves no transfer.
+    """
+
+    tensor: str
+    way: str
+    bytes: float
+    seconds: float
+    src: str | None = None
+    dst: str | None = None
+    readers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Move:
+    """What moving something to another device would change, by simulation.
+
+    Attributes:
+        what: ``group`` or ``segment``.
+        device: the other device.
+        simulated_s: of a request then; None if it cannot be moved there.
+        change_s: that less the simulated time without the move, both planned anew.
+        refused: why it cannot be moved there; None if it can.
+    """
+
+    what: str
+    device: str
+    simulated_s: float | None
+    change_s: float | None
+    refused: str | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What put a group where it is, as far as the placement says.
+
+    Attributes:
+        by: ``pin``, ``group`` (another of its ops is pinned), ``device`` (no other can run it), ``memory`` (no other has room),
+            ``placer``, or ``unknown``.
+        why: in words.
+    """
+
+    by: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Why an op is where it is.
+
+    Attributes:
+        op: its name.
+        kind: such as ``Convolution``.
+        device: where it is.
+        group: names of the ops of its group, itself among them.
+        segment: number of its segment in the plan, from 0.
+        segment_ops: names of the ops of its segment.
+        start_s: when its segment starts in the simulated request.
+        finish_s: when that ends.
+        slack_s: by how much its segment could start later with the request ending no later.
+        core_s: by device, seconds of its group inside an uncut model; infinite where it cannot run.
+        cut_s: the same, what cutting it off from all neighbours adds.
+        load_s: the same, what it takes more while all other devices work.
+        transfers: tensors of its group that go between devices.
+        cuts: tensors of its group that cross the border of its segment.
+        moves: of its group and of its segment to each other device.
+        decided: what put it there.
+    """
+
+    op: str
+    kind: str
+    device: str
+    group: tuple[str, ...]
+    segment: int
+    segment_ops: tuple[str, ...]
+    start_s: float
+    finish_s: float
+    slack_s: float
+    core_s: Mapping[str, float]
+    cut_s: Mapping[str, float]
+    load_s: Mapping[str, float]
+    transfers: tuple[Crossing, ...]
+    cuts: tuple[Crossing, ...]
+    moves: tuple[Move, ...]
+    decided: tuple[Decision, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return jsonable_dict(
+            {name: value for name, value in vars(self).items() if name not in ("transfers", "cuts", "moves", "decided")}
+            | {"transfers": [asdict(one) for one in self.transfers]}
+            | {"cuts": [{name: getattr(one, name) for name in ("tensor", "way", "bytes", "seconds")} for one in self.cuts]}
+            | {"moves": [asdict(one) for one in self.moves], "decided": [asdict(one) for one in self.decided]}
+        )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Result of :func:`explain`.
+
+    Attributes:
+        model: path of the model.
+        devices: that the ops could be on.
+        replicas: that serve whole requests; the first is explained.
+        segments: of the plan that compute something.
+        simulated_s: of a request by the plan.
+        replanned_s: the same with the segments planned anew, which moves are compared with.
+        ops: those that were asked for.
+        profiled: when costs were measured; None if they are estimates.
+    """
+
+    model: str
+    devices: tuple[str, ...]
+    replicas: int
+    segments: int
+    simulated_s: float
+    replanned_s: float
+    ops: tuple[Explained, ...]
+    profiled: Profiled | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it, which is what ``placeit explain --json`` prints."""
+        return jsonable_dict(
+            vars(self)
+            | {
+                "ops": [one.to_dict() for one in self.ops],
+                "profiled": None if self.profiled is None else self.profiled.to_dict(),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A group that two placements have on different devices.
+
+    Attributes:
+        ops: names of its ops.
+        src: its device in the first placement.
+        dst: that in the second.
+        simulated_s: of a request if nothing else of the first were changed; None if it cannot be moved alone.
+        change_s: that less the simulated time of the first, both planned anew.
+        refused: why it cannot be moved alone; None if it can.
+    """
+
+    ops: tuple[str, ...]
+    src: str
+    dst: str
+    simulated_s: float | None
+    change_s: float | None
+    refused: str | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Result of :func:`diff`.
+
+    Attributes:
+        model: path of the model.
+        names: of the two placements.
+        simulated_s: of a request, of both.
+        replanned_s: the same with the segments planned anew.
+        same_segments: whether they run as the same segments.
+        moved: groups that are on different devices, those that alone would save most first.
+        measured: both raced; None if they were not.
+        profiled: when costs were measured; None if they are estimates.
+    """
+
+    model: str
+    names: tuple[str, str]
+    simulated_s: tuple[float, float]
+    replanned_s: tuple[float, float]
+    same_segments: bool
+    moved: tuple[Moved, ...]
+    measured: Comparison | None
+    profiled: Profiled | None
+
+    @property
+    def change_s(self) -> float:
+        """Seconds that all moves together add to a simulated request, planned anew before and after."""
+        return self.replanned_s[1] - self.replanned_s[0]
+
+    @property
+    def failed(self) -> dict[str, str | None]:
+        """Why a placement is out of the race, by name; None where it is not."""
+        rows = () if self.measured is None else self.measured.candidates
+        return {one.name: one.failed for one in rows if one.name in self.names}
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """Measured time of the first over that of the second; None if not both were measured."""
+        if self.measured is None:
+            return None
+        first, second = (next(one.measured for one in self.measured.candidates if one.name == name) for name in self.names)
+        return None if first is None or second is None else faster_in_any_opening(first, second)
+
+    def raced(self, measured: Comparison) -> Difference:
+        """Return it with what a race of both showed."""
+        return replace(self, measured=measured)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it, which is what ``placeit diff --json`` prints; names are files there."""
+        measured, ratio = None, self.speedup
+        if self.measured is not None:
+            rows = {one.name: one for one in self.measured.candidates}
+            measured = {
+                "rounds": self.measured.rounds,
+                "placements": [
+                    {
+                        "name": name,
+                        "measured_s": None if (found := rows[name].measured) is None else found.median,
+                        "ci_s": interval(found),
+                        "failed": rows[name].failed,
+                    }
+                    for name in self.names
+                ],
+                "speedup": None if ratio is None else {"ratio": ratio.ratio, "ci": interval(ratio)},
+                "interrupted": self.measured.interrupted,
+            }
+        return jsonable_dict(
+            {
+                "model": self.model,
+                "placements": [
+                    {"name": name, "simulated_s": simulated, "replanned_s": replanned}
+                    for name, simulated, replanned in zip(self.names, self.simulated_s, self.replanned_s, strict=True)
+                ],
+                "same_segments": self.same_segments,
+                "moved": [asdict(one) for one in self.moved],
+                "change_s": self.change_s,
+                "measured": measured,
+                "profiled": None if self.profiled is None else self.profiled.to_dict(),
+            }
+        )
+
+
+def explain(session: Workbench, placement: Placement, ops: Sequence[str] = (), *, worst: int = 10) -> Explanation:
+    """Say why ops are where they are, and what moving them would change.
+
+    Args:
+        session: the model on the devices, profiled (:meth:`placeit.Session.profile`).
+        placement: of its ops; groups that it divides have to be split (:meth:`placeit.Session.divide`). Of replicas the first
+            is explained.
+        ops: by name; none for one op of each of the worst groups.
+        worst: how many groups then, of those that compute something: first that of which the best move would save most, or cost
+            least.
+
+    Raises:
+        UsageError: an op is not there, or the session was not profiled.
+        PlacementError: the placement does not fit the model, the devices or their memory.
+    """
+    home = session.home_of(placement)
+    trials = _Trials(home, placement)
+    graph = home.grouping.graph
+    unknown = [name for name in ops if name not in graph.index]
+    if unknown:
+        raise UsageError(
+            f"The model has no op '{unknown[0]}'{nearest(unknown[0], graph.names)}; `placeit inspect MODEL --groups` lists all."
+        )
+    chosen = dict.fromkeys(graph.index[name] for name in ops) if ops else [trials.heaviest(g) for g in trials.worst(worst)]
+    late = slack(trials.plan.problem, trials.plan.schedule)
+    return Explanation(
+        model=str(home.model.path),
+        devices=home.cluster.names,
+        replicas=len(placement.every),
+        segments=len(trials.plan.programs),
+        simulated_s=trials.plan.schedule.makespan,
+        replanned_s=trials.replanned_s,
+        ops=tuple(_explained(trials, placement, op, late) for op in chosen),
+        profiled=home.costs.profiled,
+    )
+
+
+def diff(session: Workbench, first: Placement, second: Placement, *, names: tuple[str, str]) -> Difference:
+    """Say how two placements differ, and what each move from the first to the second would change.
+
+    Args:
+        session: the model on the devices, profiled (:meth:`placeit.Session.profile`).
+        first: of its ops; groups that the placements divide have to be split (:meth:`placeit.Session.divide`).
+        second: the other one.
+        names: of both.
+
+    Raises:
+        UsageError: one has replicas or runs on a device beside those of the session, or the session was not profiled.
+        PlacementError: one does not fit the model, the devices or their memory.
+    """
+    for name, placement in zip(names, (first, second), strict=True):
+        if placement.replicas:
+            raise UsageError(f"{name} has replicas, which are not told apart here: race it with `placeit compare`.")
+        if session.home_of(placement) is not session:
+            raise UsageError(
+                f"{name} is on {', '.join(set(placement.as_dict().values()))}, which is none of the devices "
+                f"{', '.join(session.cluster.names)}: race it with `placeit compare`."
+            )
+    before, after = (_Trials(session, one) for one in (first, second))
+    grouping, devices = session.grouping, session.cluster.names
+    changed = np.flatnonzero(before.groups != after.groups).tolist()
+    moved = []
+    for g in changed:
+        to = int(after.groups[g])
+        alone = before.move("group", [g], to)
+        ends = devices[before.groups[g]], devices[to]
+        moved.append(Moved(grouping.members(g), *ends, alone.simulated_s, alone.change_s, alone.refused))
+    segments = before.plan.segment_of, after.plan.segment_of
+    return Difference(
+        model=str(session.model.path),
+        names=names,
+        simulated_s=(before.plan.schedule.makespan, after.plan.schedule.makespan),
+        replanned_s=(before.replanned_s, after.replanned_s),
+        same_segments=bool(np.array_equal(*segments)),
+        moved=tuple(sorted(moved, key=lambda one: np.inf if one.change_s is None else one.change_s)),
+        measured=None,
+        profiled=session.costs.profiled,
+    )
+
+
+class _Trials:
+    """A placement, and placements that differ from it by a move.
+
+    Attributes:
+        session: the model on the devices.
+        segmenter: by its costs.
+        problem: over groups.
+        groups: ``int32[G]``, the device of each group.
+        plan: of the placement.
+        replanned_s: simulated time of a request with the segments planned anew.
+    """
+
+    def __init__(self, session: Workbench, placement: Placement) -> None:
+        self.session, self.segmenter = session, session.segmenter
+        self.problem: Problem = self.segmenter.problem()
+        self.plan: Plan = session.plan_of(placement, self.segmenter)
+        self.groups: NDArray[np.int32] = self.plan.placement[self.plan.segment_of]
+        self.replanned_s = float(self.segmenter.seconds(self.groups)[0])
+
+    def move(self, what: str, groups: Sequence[int], device: int) -> Move:
+        """Simulate some groups on another device."""
+        moved, name = self.groups.copy(), self.session.cluster.names[device]
+        moved[list(groups)] = device
+        try:
+            self.problem.check(moved)
+        except PlacementError as error:
+            return Move(what, name, None, None, str(error))
+        seconds = float(self.segmenter.seconds(moved)[0])
+        return Move(what, name, seconds, seconds - self.replanned_s, None)
+
+    def moves(self, what: str, groups: Sequence[int]) -> list[Move]:
+        """Simulate some groups of one device on each other device."""
+        here = self.groups[groups[0]]
+        return [self.move(what, groups, d) for d in range(len(self.session.cluster)) if d != here]
+
+    def worst(self, count: int) -> list[int]:
+        """Return the groups whose best move would save most, or cost least; of equal ones first what takes most time."""
+        best = []
+        for g in np.flatnonzero(self.segmenter.computes).tolist():
+            changes = [one.change_s for one in self.moves("group", [g]) if one.change_s is not None]
+            best.append((min(changes, default=np.inf), -self.session.costs.core[g, self.groups[g]], g))
+        return [g for _, _, g in sorted(best)[:count]]
+
+    def heaviest(self, group: int) -> int:
+        """Return the op of a group with the most floating-point operations, of equal ones the first."""
+        graph = self.session.grouping.graph
+        return max((graph.index[name] for name in self.session.grouping.members(group)), key=lambda v: graph.flops[v])
+
+
+def _explained(trials: _Trials, placement: Placement, op: int, late: NDArray[np.float64]) -> Explained:
+    session, plan = trials.session, trials.plan
+    grouping, costs = session.grouping, session.costs
+    graph, names = grouping.graph, session.cluster.names
+    group = int(grouping.group_of[op])
+    number = int(plan.segment_of[group])
+    segment = plan.segments[number]
+    moves = trials.moves("group", [group])
+    return Explained(
+        op=graph.names[op],
+        kind=graph.kinds[op],
+        device=names[segment.device],
+        group=grouping.members(group),
+        segment=number,
+        segment_ops=tuple(name for g in segment.groups for name in grouping.members(g)),
+        start_s=float(plan.schedule.start[number]),
+        finish_s=float(plan.schedule.finish[number]),
+        slack_s=float(late[number]),
+        core_s=dict(zip(names, costs.core[group].tolist(), strict=True)),
+        cut_s=dict(zip(names, costs.cut[group].tolist(), strict=True)),
+        load_s=dict(zip(names, np.broadcast_to(costs.load, costs.core.shape)[group].tolist(), strict=True)),
+        transfers=_transfers(trials, group),
+        cuts=_cuts(trials.segmenter, plan, group),
+        moves=(*moves, *trials.moves("segment", segment.groups)),
+        decided=_decided(trials, placement, op, moves),
+    )
+
+
+def _transfers(trials: _Trials, group: int) -> tuple[Crossing, ...]:
+    """Return transfers of tensors that a group makes, or reads where it is."""
+    grouping, names, plan = trials.session.grouping, trials.session.cluster.names, trials.plan
+    graph, moves, here = grouping.groups, plan.schedule.transfers, int(trials.groups[group])
+    found = []
+    for i in range(len(moves)):
+        tensor, src, dst = plan.tensors[int(moves.tensor[i])], int(moves.src[i]), int(moves.dst[i])
+        readers = [v for v in graph.edges[graph.edge_tensor == tensor, 1].tolist() if trials.groups[v] == dst]
+        way = "out" if graph.tensor_op[tensor] == group else "in" if dst == here and group in readers else None
+        if way is not None:
+            seconds = float(moves.finish[i] - moves.start[i])
+            at = names[src], names[dst], tuple(graph.names[v] for v in readers)
+            found.append(Crossing(_maker(trials.segmenter, tensor), way, float(graph.tensor_bytes[tensor]), seconds, *at))
+    return tuple(found)
+
+
+def _cuts(segmenter: Segmenter, plan: Plan, group: int) -> tuple[Crossing, ...]:
+    """Return what of a group crosses the border of its segment, also to another segment on the same device."""
+    graph, of = segmenter.graph, plan.segment_of
+    per_byte = float(segmenter.cut_per_byte[group, plan.placement[of[group]]])
+    crossing = of[graph.edges[:, 0]] != of[graph.edges[:, 1]]
+    ends = (("in", 1), ("out", 0))
+    found = [
+        (way, t) for way, end in ends for t in np.unique(graph.edge_tensor[crossing & (graph.edges[:, end] == group)]).tolist()
+    ]
+    return tuple(
+        Crossing(_maker(segmenter, t), way, float(graph.tensor_bytes[t]), per_byte * float(graph.tensor_bytes[t]))
+        for way, t in found
+    )
+
+
+def _maker(segmenter: Segmenter, tensor: int) -> str:
+    """Return the op that makes a tensor of the group graph."""
+    graph = segmenter.grouping.graph
+    return graph.names[int(graph.tensor_op[segmenter.grouping.op_tensor[tensor]])]
+
+
+def _decided(trials: _Trials, placement: Placement, op: int, moves: Sequence[Move]) -> tuple[Decision, ...]:
+    """Say what put a group where it is: what forced it there, or else who chose."""
+    session, found = trials.session, []
+    grouping, name = session.grouping, session.grouping.graph.names[op]
+    group = int(grouping.group_of[op])
+    members, here = grouping.members(group), session.cluster.names[trials.groups[group]]
+    result = placement.result or {}
+    pins = result.get("pins")
+    for pattern, device in pins.items() if isinstance(pins, dict) else ():
+        held = [one for one in members if device == here and (one == pattern or fnmatch.fnmatchcase(one, pattern))]
+        if name in held:
+            found.append(Decision("pin", f"the search was told --pin {pattern}={device}"))
+        elif held:
+            found.append(Decision("group", f"'{held[0]}' of its group was pinned by --pin {pattern}={device}"))
+    able = np.isfinite(session.costs.core[group])
+    if able.sum() == 1:
+        found.append(Decision("device", f"no other device than {here} can run its group"))
+    elif moves and all(one.refused is not None for one in moves):
+        found.append(Decision("memory", "no other device that can run its group has room for it"))
+    if found:
+        return tuple(found)
+    chosen = result.get("chosen")
+    chosen = chosen if isinstance(chosen, dict) else {}
+    if not isinstance(chosen.get("placer"), str):
+        return (Decision("unknown", "the placement file does not say how it was found"),)
+    used = {device: ops for device, ops in placement.counts().items() if ops}
+    then = chosen.get("devices")
+    if isinstance(then, dict) and {device: ops for device, ops in then.items() if ops} != used:
+        return (Decision("unknown", f"the placement was changed after {chosen['placer']} had found it"),)
+    together = f", with the other {len(members) - 1} ops of its group" if len(members) > 1 else ""
+    return (Decision("placer", f"{chosen['placer']} put it there{together}"),)
