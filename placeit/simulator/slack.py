@@ -14,6 +14,8 @@ from placeit.simulator.simulate import Schedule
 
 __all__ = ["slack"]
 
+_ROUNDING = 1e-12  # of sums of times, as a share of the makespan
+
 
 @dataclass(frozen=True, order=True)
 class _Event:
@@ -73,4 +75,5 @@ def slack(problem: Problem, schedule: Schedule) -> NDArray[np.float64]:
         for follower in after[event.number]:
             lasts = events[follower].finish - events[follower].start
             late[event.number] = min(late[event.number], late[follower] - lasts)
-    return np.maximum(0.0, late[:ops] - schedule.finish)
+    spare = late[:ops] - schedule.finish
+    return np.where(spare > _ROUNDING * schedule.makespan, spare, 0.0)

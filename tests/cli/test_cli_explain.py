@@ -17,9 +17,8 @@ def described(tmp_path: Path) -> Path:
     """A file of two devices that exist in simulation only."""
     path = tmp_path / "cluster.yaml"
     device = "{flops: 1 GFLOP/s, memory_bandwidth: 1 GB/s}"
-    path.write_text(
-        f"devices: {{a: {device}, b: {device}}}\nlinks: {{default: {{bandwidth: 1 GB/s, latency: 10 us}}}}\n", encoding="utf-8"
-    )
+    links = ", ".join(f"{{from: {a}, to: {b}, bandwidth: 1 GB/s, latency: 10 us}}" for a, b in (NAMES, NAMES[::-1]))
+    path.write_text(f"devices: {{a: {device}, b: {device}}}\nlinks: [{links}]\n", encoding="utf-8")
     return path
 
 
