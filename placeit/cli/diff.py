@@ -43,6 +43,7 @@ def diff(
     single device; if one fails, the exit code is 1.
     """
     from placeit.optimizer.compare import compare
+    from placeit.optimizer.explain import check_differing
     from placeit.optimizer.explain import diff as difference
 
     runs, names = length.rounds(), (str(first), str(second))
@@ -52,14 +53,16 @@ def diff(
     if measure and first.resolve() == second.resolve():
         raise UsageError(f"{first} is given twice: there is nothing to race.")
     with terminal.progress() as progress, open_session(options, [first, second]) as (session, placements):
+        named = dict(zip(names, placements, strict=True))
         if measure and not session.executable:
             raise UsageError("--measure runs placements, and some of the devices exist in simulation only.")
+        check_differing(session, named)
         session.profile(progress=progress)
         found = difference(session, *placements, names=names)
         if measure:
             raced = compare(
                 session,
-                dict(zip(names, placements, strict=True)),
+                named,
                 runs=runs,
                 duration=length.duration,
                 warmup=length.warmup,

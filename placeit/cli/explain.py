@@ -45,11 +45,13 @@ def explain(
     as the placement says. Costs are measured first, or taken from the cache; nothing else runs. Effects of moves are simulated,
     for single requests.
     """
+    from placeit.optimizer.explain import check_ops
     from placeit.optimizer.explain import explain as explained_by
 
     if op and was_given("worst"):
         raise UsageError("Give either --op or --worst: both say which ops to explain.")
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
+        check_ops(session.grouping.graph, op or ())
         session.home_of(chosen).profile(progress=progress)
         with naming(placement):
             found = explained_by(session, chosen, op or (), worst=worst)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import PlacementError, UsageError
+from placeit.core.graph import OpGraph
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
@@ -22,7 +23,27 @@ from placeit.runtime.measure import Ratio, faster_in_any_opening
 from placeit.simulator.slack import slack
 from placeit.workbench import Workbench
 
-__all__ = ["Crossing", "Decision", "Difference", "Explained", "Explanation", "Move", "Moved", "diff", "explain"]
+__all__ = [
+    "Crossing",
+    "Decision",
+    "Difference",
+    "Explained",
+    "Explanation",
+    "Move",
+    "Moved",
+    "check_differing",
+    "check_ops",
+    "diff",
+    "explain",
+]
+
+_PROPOSED = {
+    "single": "a single device was best",
+    "given": "the search was given it to start from",
+    "search": "the search among plans found it",
+    "replicas": "the search for replicas found it",
+}
+"""What proposed a placement, if no placer did, by what a result names in place of one."""
 
 
 @dataclass(frozen=True)
@@ -285,13 +306,9 @@ def explain(session: Workbench, placement: Placement, ops: Sequence[str] = (), *
         PlacementError: the placement does not fit the model, the devices or their memory.
     """
     home = session.home_of(placement)
-    trials = _Trials(home, placement)
     graph = home.grouping.graph
-    unknown = [name for name in ops if name not in graph.index]
-    if unknown:
-        raise UsageError(
-            f"The model has no op '{unknown[0]}'{nearest(unknown[0], graph.names)}; `placeit inspect MODEL --groups` lists all."
-        )
+    check_ops(graph, ops)
+    trials = _Trials(home, placement)
     chosen = dict.fromkeys(graph.index[name] for name in ops) if ops else [trials.heaviest(g) for g in trials.worst(worst)]
     late = slack(trials.plan.problem, trials.plan.schedule)
     return Explanation(
@@ -317,17 +334,10 @@ def diff(session: Workbench, first: Placement, second: Placement, *, names: tupl
 
     Raises:
         UsageError: one has replicas or runs on a device beside those of the session, or the session was not profiled.
-        PlacementError: one does not fit the model, the devices or their memory.
+        PlacementError: one does not fit the model, the devices or their memory; names it.
     """
-    for name, placement in zip(names, (first, second), strict=True):
-        if placement.replicas:
-            raise UsageError(f"{name} has replicas, which are not told apart here: race it with `placeit compare`.")
-        if session.home_of(placement) is not session:
-            raise UsageError(
-                f"{name} is on {', '.join(set(placement.as_dict().values()))}, which is none of the devices "
-                f"{', '.join(session.cluster.names)}: race it with `placeit compare`."
-            )
-    before, after = (_Trials(session, one) for one in (first, second))
+    check_differing(session, dict(zip(names, (first, second), strict=True)))
+    before, after = (_named(session, *one) for one in zip(names, (first, second), strict=True))
     grouping, devices = session.grouping, session.cluster.names
     changed = np.flatnonzero(before.groups != after.groups).tolist()
     moved = []
@@ -347,6 +357,27 @@ def diff(session: Workbench, first: Placement, second: Placement, *, names: tupl
         measured=None,
         profiled=session.costs.profiled,
     )
+
+
+def check_ops(graph: OpGraph, ops: Sequence[str]) -> None:
+    """Raise UsageError unless all of some ops are in a model's graph."""
+    unknown = [name for name in ops if name not in graph.index]
+    if unknown:
+        raise UsageError(
+            f"The model has no op '{unknown[0]}'{nearest(unknown[0], graph.names)}; `placeit inspect MODEL --groups` lists all."
+        )
+
+
+def check_differing(session: Workbench, placements: Mapping[str, Placement]) -> None:
+    """Raise UsageError unless placements, by name, can be told apart group by group."""
+    for name, placement in placements.items():
+        if placement.replicas:
+            raise UsageError(f"{name} has replicas, which are not told apart here: race it with `placeit compare`.")
+        if session.home_of(placement) is not session:
+            raise UsageError(
+                f"{name} is on {', '.join(set(placement.as_dict().values()))}, which is none of the devices "
+                f"{', '.join(session.cluster.names)}: race it with `placeit compare`."
+            )
 
 
 class _Trials:
@@ -396,6 +427,14 @@ class _Trials:
         """Return the op of a group with the most floating-point operations, of equal ones the first."""
         graph = self.session.grouping.graph
         return max((graph.index[name] for name in self.session.grouping.members(group)), key=lambda v: graph.flops[v])
+
+
+def _named(session: Workbench, name: str, placement: Placement) -> _Trials:
+    """Return a placement's trials; errors name it."""
+    try:
+        return _Trials(session, placement)
+    except PlacementError as error:
+        raise PlacementError(f"{name}: {error}") from error
 
 
 def _explained(trials: _Trials, placement: Placement, op: int, late: NDArray[np.float64]) -> Explained:
@@ -465,32 +504,52 @@ def _maker(segmenter: Segmenter, tensor: int) -> str:
 
 def _decided(trials: _Trials, placement: Placement, op: int, moves: Sequence[Move]) -> tuple[Decision, ...]:
     """Say what put a group where it is: what forced it there, or else who chose."""
-    session, found = trials.session, []
-    grouping, name = session.grouping, session.grouping.graph.names[op]
-    group = int(grouping.group_of[op])
-    members, here = grouping.members(group), session.cluster.names[trials.groups[group]]
+    names, group = trials.session.cluster.names, int(trials.session.grouping.group_of[op])
     result = placement.result or {}
-    pins = result.get("pins")
-    for pattern, device in pins.items() if isinstance(pins, dict) else ():
-        held = [one for one in members if device == here and (one == pattern or fnmatch.fnmatchcase(one, pattern))]
-        if name in held:
-            found.append(Decision("pin", f"the search was told --pin {pattern}={device}"))
-        elif held:
-            found.append(Decision("group", f"'{held[0]}' of its group was pinned by --pin {pattern}={device}"))
-    able = np.isfinite(session.costs.core[group])
-    if able.sum() == 1:
-        found.append(Decision("device", f"no other device than {here} can run its group"))
-    elif moves and all(one.refused is not None for one in moves):
-        found.append(Decision("memory", "no other device that can run its group has room for it"))
-    if found:
-        return tuple(found)
+    if pinned := _pinned(trials, result, op):
+        return pinned
+    able = {name for name, seconds in zip(names, trials.session.costs.core[group], strict=True) if np.isfinite(seconds)}
+    if len(able) == 1:
+        what = "there is no other device" if len(names) == 1 else "no other device can run its group"
+        return (Decision("device", what),)
+    full = {move.device for move in moves if move.refused is not None} | _full(trials, result, group)
+    if len(able - full) <= 1:
+        return (Decision("memory", "no other device that can run its group has room for it"),)
     chosen = result.get("chosen")
-    chosen = chosen if isinstance(chosen, dict) else {}
-    if not isinstance(chosen.get("placer"), str):
+    placer = chosen.get("placer") if isinstance(chosen, dict) else None
+    if not isinstance(chosen, dict) or not isinstance(placer, str):
         return (Decision("unknown", "the placement file does not say how it was found"),)
-    used = {device: ops for device, ops in placement.counts().items() if ops}
-    then = chosen.get("devices")
-    if isinstance(then, dict) and {device: ops for device, ops in then.items() if ops} != used:
-        return (Decision("unknown", f"the placement was changed after {chosen['placer']} had found it"),)
-    together = f", with the other {len(members) - 1} ops of its group" if len(members) > 1 else ""
-    return (Decision("placer", f"{chosen['placer']} put it there{together}"),)
+    then, now = chosen.get("devices"), {device: ops for device, ops in placement.counts().items() if ops}
+    if isinstance(then, dict) and {device: ops for device, ops in then.items() if ops} != now:
+        return (Decision("unknown", f"the placement was changed after '{placer}' had found it"),)
+    others = len(trials.session.grouping.members(group)) - 1
+    together = f", with its group of {others + 1} ops" if others else ""
+    return (Decision("placer", f"{_PROPOSED.get(placer, f'the placer {placer} proposed it')}{together}"),)
+
+
+def _pinned(trials: _Trials, result: Mapping[str, Any], op: int) -> tuple[Decision, ...]:
+    """Return pins of the search, or of the session, that an op or another one of its group obeys."""
+    session, grouping = trials.session, trials.session.grouping
+    group, name = int(grouping.group_of[op]), grouping.graph.names[op]
+    pins, found = result.get("pins"), []
+    for pattern, device in {**(pins if isinstance(pins, dict) else {}), **session.pins}.items():
+        if device != session.cluster.names[trials.groups[group]]:
+            continue
+        held = [one for one in grouping.members(group) if one == pattern or fnmatch.fnmatchcase(one, pattern)]
+        if name in held:
+            found.append(Decision("pin", f"it is pinned: {pattern}={device}"))
+        elif held:
+            found.append(Decision("group", f"'{held[0]}' of its group is pinned: {pattern}={device}"))
+    return tuple(found)
+
+
+def _full(trials: _Trials, result: Mapping[str, Any], group: int) -> set[str]:
+    """Return devices that have no room for a group by the memory limits of the search."""
+    limits, weights = result.get("memory_limits"), trials.problem.param_bytes
+    full = set()
+    for d, name in enumerate(trials.session.cluster.names):
+        limit = limits.get(name) if isinstance(limits, dict) else None
+        fits = not isinstance(limit, int | float) or weights[trials.groups == d].sum() + weights[group] <= limit
+        if d != trials.groups[group] and not fits:
+            full.add(name)
+    return full

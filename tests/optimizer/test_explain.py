@@ -140,7 +140,9 @@ def test_the_worst_groups_are_those_whose_move_costs_least(session: Session) -> 
         ({"chosen": {"placer": "heft", "devices": {"a": 1}}}, "unknown"),
         ({"chosen": {"placer": "heft"}, "pins": {"le*": "b"}}, "pin"),
         ({"chosen": {"placer": "heft"}, "pins": {"le*": "a", "right": "a"}}, "placer"),
-        ({"chosen": "heft", "pins": ["left"]}, "unknown"),
+        ({"chosen": {"placer": "heft"}, "memory_limits": {"a": 100.0}}, "memory"),
+        ({"chosen": {"placer": "heft"}, "memory_limits": {"a": 1e6, "b": 10}}, "placer"),
+        ({"chosen": "heft", "pins": ["left"], "memory_limits": ["a"]}, "unknown"),
     ],
 )
 def test_who_decided_is_what_the_placement_says(session: Session, result: Any, decided: str) -> None:
@@ -152,6 +154,15 @@ def test_an_op_that_is_held_by_a_pinned_one_of_its_group_says_so(session: Sessio
     other = next(op for op in group if op != "join")
     (decision,) = of(session, "join", result={"pins": {other: "a"}}).decided
     assert (decision.by, other in decision.why) == ("group", True)
+
+
+@pytest.mark.parametrize("known", [{"seconds": SECONDS, "cut": {"left": (1.0, 0.0)}}])
+def test_the_segments_of_a_placement_count_and_moves_are_compared_with_it_planned_anew(session: Session) -> None:
+    apart = session.grouping.group_of.astype(np.int32)
+    found = explain(session, placed(session, [], segments=apart), ["left"])
+    assert (found.simulated_s, found.replanned_s) == (15, 14)
+    assert found.ops[0].segment_ops == ("left",)
+    assert changes(found.ops[0]) == {"group": -4.0, "segment": -4.0}
 
 
 @pytest.mark.parametrize("known", [{"seconds": SECONDS | {"left": (np.inf, 3.0)}, "cut": {}}])
@@ -193,11 +204,17 @@ def test_equal_placements_do_not_differ(session: Session) -> None:
     assert (found.moved, found.change_s, found.same_segments) == ((), 0, True)
 
 
+def test_of_replicas_the_first_is_explained(session: Session) -> None:
+    one = placed(session, [])
+    found = explain(session, replace(one, replicas=(placed(session, list(SECONDS)),)), ["left"])
+    assert (found.replicas, found.ops[0].device) == (2, "a")
+
+
 def test_placements_that_cannot_be_told_apart_are_refused(session: Session) -> None:
     one = placed(session, ["left"])
     with pytest.raises(UsageError, match="y has replicas"):
         diff(session, one, replace(one, replicas=(one,)), names=("x", "y"))
-    with pytest.raises(PlacementError, match="another model"):
+    with pytest.raises(PlacementError, match="y: The placement belongs to another model"):
         diff(session, one, replace(one, graph_hash="another"), names=("x", "y"))
 
 
