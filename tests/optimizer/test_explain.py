@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
+from rich.console import Console
 
 from placeit import workbench
 from placeit.backends.openvino.model import describe
@@ -22,6 +23,7 @@ from placeit.core.placement import Placement
 from placeit.core.problem import Problem
 from placeit.optimizer.explain import Explained, diff, explain
 from placeit.planning.segments import Costs
+from placeit.report.explained import explanation
 from placeit.session import Session
 from placeit.simulator.scheduler import Rules
 from placeit.simulator.simulate import schedule
@@ -38,13 +40,14 @@ def _costs(
     seconds: dict[str, tuple[float, ...]],
     cut: dict[str, tuple[float, ...]],
     room: tuple[float, float] = (np.inf, np.inf),
+    load: float = 0.0,
 ) -> Costs:
     links = {(x, y): Link(BYTES, 1.0, "described") for x in NAMES for y in NAMES if x != y}
     members = [session.grouping.members(g) for g in range(len(session.grouping.groups))]
     rows = [[sum(known.get(op, (0.0, 0.0))[d] for op in ops) for d in range(2)] for known in (seconds, cut) for ops in members]
     core, cuts = np.split(np.array(rows), 2)
     devices = [replace(device, memory_bytes=size) for device, size in zip(session.cluster.devices, room, strict=True)]
-    return Costs(core, cuts, np.zeros(2), Cluster(tuple(devices), links))
+    return Costs(core, cuts, np.zeros(2), Cluster(tuple(devices), links), np.full((1, 1), load))
 
 
 @pytest.fixture
@@ -110,6 +113,14 @@ def test_cuts_cost_what_the_plan_charges_for_them(session: Session) -> None:
     one = of(session, "left")
     assert [(cut.tensor, cut.way, cut.seconds) for cut in one.cuts] == [("stem", "in", 0.5), ("left", "out", 0.5)]
     assert one.finish_s - one.start_s == SECONDS["left"][1] + 1.0
+
+
+@pytest.mark.parametrize("known", [{"seconds": SECONDS, "cut": {}, "load": -0.25}])
+def test_a_load_that_is_negative_by_noise_is_shown(session: Session) -> None:
+    console = Console(width=200, markup=False, highlight=False)
+    with console.capture() as shown:
+        explanation(console, explain(session, placed(session, ["left"]), ["left"]))
+    assert shown.get().count("-250 ms") == 2
 
 
 @pytest.mark.parametrize(("op", "change"), [("stem", 4.0), ("left", 4.0), ("right", 4.0), ("join", 1.0)])
