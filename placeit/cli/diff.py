@@ -43,8 +43,8 @@ def diff(
     single device; if one fails, the exit code is 1.
     """
     from placeit.optimizer.compare import compare
-    from placeit.optimizer.explain import check_differing
-    from placeit.optimizer.explain import diff as difference
+    from placeit.optimizer.diff import check_differing
+    from placeit.optimizer.diff import diff as difference
 
     runs, names = length.rounds(), (str(first), str(second))
     for option in () if measure else ("runs", "duration", "warmup", "seed", "tolerance"):

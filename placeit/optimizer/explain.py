@@ -1,41 +1,26 @@
-"""Why an op is where it is, and how two placements differ, by the costs that a session knows."""
+"""Why ops are where a placement has them, by the costs that a session knows."""
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import PlacementError, UsageError
+from placeit.core.errors import UsageError
 from placeit.core.graph import OpGraph
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
-from placeit.core.problem import Problem
 from placeit.core.strictyaml import nearest
-from placeit.optimizer.candidates import interval
-from placeit.optimizer.compare import Comparison
+from placeit.optimizer.trials import Move, Trials
 from placeit.planning.segments import Plan, Profiled, Segmenter
-from placeit.runtime.measure import Ratio, faster_in_any_opening
 from placeit.simulator.slack import slack
 from placeit.workbench import Workbench
 
-__all__ = [
-    "Crossing",
-    "Decision",
-    "Difference",
-    "Explained",
-    "Explanation",
-    "Move",
-    "Moved",
-    "check_differing",
-    "check_ops",
-    "diff",
-    "explain",
-]
+__all__ = ["Crossing", "Decision", "Explained", "Explanation", "check_ops", "explain"]
 
 _PROPOSED = {
     "single": "a single device was best",
@@ -67,25 +52,6 @@ class Crossing:
     src: str | None = None
     dst: str | None = None
     readers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Move:
-    """What moving something to another device would change, by simulation.
-
-    Attributes:
-        what: ``group`` or ``segment``.
-        device: the other device.
-        simulated_s: of a request then; None if it cannot be moved there.
-        change_s: that less the simulated time without the move, both planned anew.
-        refused: why it cannot be moved there; None if it can.
-    """
-
-    what: str
-    device: str
-    simulated_s: float | None
-    change_s: float | None
-    refused: str | None
 
 
 @dataclass(frozen=True)
@@ -187,109 +153,6 @@ class Explanation:
         )
 
 
-@dataclass(frozen=True)
-class Moved:
-    """A group that two placements have on different devices.
-
-    Attributes:
-        ops: names of its ops.
-        src: its device in the first placement.
-        dst: that in the second.
-        simulated_s: of a request if nothing else of the first were changed; None if it cannot be moved alone.
-        change_s: that less the simulated time of the first, both planned anew.
-        refused: why it cannot be moved alone; None if it can.
-    """
-
-    ops: tuple[str, ...]
-    src: str
-    dst: str
-    simulated_s: float | None
-    change_s: float | None
-    refused: str | None
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Result of :func:`diff`.
-
-    Attributes:
-        model: path of the model.
-        names: of the two placements.
-        simulated_s: of a request, of both.
-        replanned_s: the same with the segments planned anew.
-        same_segments: whether they run as the same segments.
-        moved: groups that are on different devices, those that alone would save most first.
-        measured: both raced; None if they were not.
-        profiled: when costs were measured; None if they are estimates.
-    """
-
-    model: str
-    names: tuple[str, str]
-    simulated_s: tuple[float, float]
-    replanned_s: tuple[float, float]
-    same_segments: bool
-    moved: tuple[Moved, ...]
-    measured: Comparison | None
-    profiled: Profiled | None
-
-    @property
-    def change_s(self) -> float:
-        """Seconds that all moves together add to a simulated request, planned anew before and after."""
-        return self.replanned_s[1] - self.replanned_s[0]
-
-    @property
-    def failed(self) -> dict[str, str | None]:
-        """Why a placement is out of the race, by name; None where it is not."""
-        rows = () if self.measured is None else self.measured.candidates
-        return {one.name: one.failed for one in rows if one.name in self.names}
-
-    @property
-    def speedup(self) -> Ratio | None:
-        """Measured time of the first over that of the second; None if not both were measured."""
-        if self.measured is None:
-            return None
-        first, second = (next(one.measured for one in self.measured.candidates if one.name == name) for name in self.names)
-        return None if first is None or second is None else faster_in_any_opening(first, second)
-
-    def raced(self, measured: Comparison) -> Difference:
-        """Return it with what a race of both showed."""
-        return replace(self, measured=measured)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it, which is what ``placeit diff --json`` prints; names are files there."""
-        measured, ratio = None, self.speedup
-        if self.measured is not None:
-            rows = {one.name: one for one in self.measured.candidates}
-            measured = {
-                "rounds": self.measured.rounds,
-                "placements": [
-                    {
-                        "name": name,
-                        "measured_s": None if (found := rows[name].measured) is None else found.median,
-                        "ci_s": interval(found),
-                        "failed": rows[name].failed,
-                    }
-                    for name in self.names
-                ],
-                "speedup": None if ratio is None else {"ratio": ratio.ratio, "ci": interval(ratio)},
-                "interrupted": self.measured.interrupted,
-            }
-        return jsonable_dict(
-            {
-                "model": self.model,
-                "placements": [
-                    {"name": name, "simulated_s": simulated, "replanned_s": replanned}
-                    for name, simulated, replanned in zip(self.names, self.simulated_s, self.replanned_s, strict=True)
-                ],
-                "same_segments": self.same_segments,
-                "moved": [asdict(one) for one in self.moved],
-                "change_s": self.change_s,
-                "measured": measured,
-                "profiled": None if self.profiled is None else self.profiled.to_dict(),
-            }
-        )
-
-
 def explain(session: Workbench, placement: Placement, ops: Sequence[str] = (), *, worst: int = 10) -> Explanation:
     """Say why ops are where they are, and what moving them would change.
 
@@ -308,7 +171,7 @@ def explain(session: Workbench, placement: Placement, ops: Sequence[str] = (), *
     home = session.home_of(placement)
     graph = home.grouping.graph
     check_ops(graph, ops)
-    trials = _Trials(home, placement)
+    trials = Trials(home, placement)
     chosen = dict.fromkeys(graph.index[name] for name in ops) if ops else [trials.heaviest(g) for g in trials.worst(worst)]
     late = slack(trials.plan.problem, trials.plan.schedule)
     return Explanation(
@@ -323,42 +186,6 @@ def explain(session: Workbench, placement: Placement, ops: Sequence[str] = (), *
     )
 
 
-def diff(session: Workbench, first: Placement, second: Placement, *, names: tuple[str, str]) -> Difference:
-    """Say how two placements differ, and what each move from the first to the second would change.
-
-    Args:
-        session: the model on the devices, profiled (:meth:`placeit.Session.profile`).
-        first: of its ops; groups that the placements divide have to be split (:meth:`placeit.Session.divide`).
-        second: the other one.
-        names: of both.
-
-    Raises:
-        UsageError: one has replicas or runs on a device beside those of the session, or the session was not profiled.
-        PlacementError: one does not fit the model, the devices or their memory; names it.
-    """
-    check_differing(session, dict(zip(names, (first, second), strict=True)))
-    before, after = (_named(session, *one) for one in zip(names, (first, second), strict=True))
-    grouping, devices = session.grouping, session.cluster.names
-    changed = np.flatnonzero(before.groups != after.groups).tolist()
-    moved = []
-    for g in changed:
-        to = int(after.groups[g])
-        alone = before.move("group", [g], to)
-        ends = devices[before.groups[g]], devices[to]
-        moved.append(Moved(grouping.members(g), *ends, alone.simulated_s, alone.change_s, alone.refused))
-    segments = before.plan.segment_of, after.plan.segment_of
-    return Difference(
-        model=str(session.model.path),
-        names=names,
-        simulated_s=(before.plan.schedule.makespan, after.plan.schedule.makespan),
-        replanned_s=(before.replanned_s, after.replanned_s),
-        same_segments=bool(np.array_equal(*segments)),
-        moved=tuple(sorted(moved, key=lambda one: np.inf if one.change_s is None else one.change_s)),
-        measured=None,
-        profiled=session.costs.profiled,
-    )
-
-
 def check_ops(graph: OpGraph, ops: Sequence[str]) -> None:
     """Raise UsageError unless all of some ops are in a model's graph."""
     unknown = [name for name in ops if name not in graph.index]
@@ -368,76 +195,7 @@ def check_ops(graph: OpGraph, ops: Sequence[str]) -> None:
         )
 
 
-def check_differing(session: Workbench, placements: Mapping[str, Placement]) -> None:
-    """Raise UsageError unless placements, by name, can be told apart group by group."""
-    for name, placement in placements.items():
-        if placement.replicas:
-            raise UsageError(f"{name} has replicas, which are not told apart here: race it with `placeit compare`.")
-        if session.home_of(placement) is not session:
-            raise UsageError(
-                f"{name} is on {', '.join(set(placement.as_dict().values()))}, which is none of the devices "
-                f"{', '.join(session.cluster.names)}: race it with `placeit compare`."
-            )
-
-
-class _Trials:
-    """A placement, and placements that differ from it by a move.
-
-    Attributes:
-        session: the model on the devices.
-        segmenter: by its costs.
-        problem: over groups.
-        groups: ``int32[G]``, the device of each group.
-        plan: of the placement.
-        replanned_s: simulated time of a request with the segments planned anew.
-    """
-
-    def __init__(self, session: Workbench, placement: Placement) -> None:
-        self.session, self.segmenter = session, session.segmenter
-        self.problem: Problem = self.segmenter.problem()
-        self.plan: Plan = session.plan_of(placement, self.segmenter)
-        self.groups: NDArray[np.int32] = self.plan.placement[self.plan.segment_of]
-        self.replanned_s = float(self.segmenter.seconds(self.groups)[0])
-
-    def move(self, what: str, groups: Sequence[int], device: int) -> Move:
-        """Simulate some groups on another device."""
-        moved, name = self.groups.copy(), self.session.cluster.names[device]
-        moved[list(groups)] = device
-        try:
-            self.problem.check(moved)
-        except PlacementError as error:
-            return Move(what, name, None, None, str(error))
-        seconds = float(self.segmenter.seconds(moved)[0])
-        return Move(what, name, seconds, seconds - self.replanned_s, None)
-
-    def moves(self, what: str, groups: Sequence[int]) -> list[Move]:
-        """Simulate some groups of one device on each other device."""
-        here = self.groups[groups[0]]
-        return [self.move(what, groups, d) for d in range(len(self.session.cluster)) if d != here]
-
-    def worst(self, count: int) -> list[int]:
-        """Return the groups whose best move would save most, or cost least; of equal ones first what takes most time."""
-        best = []
-        for g in np.flatnonzero(self.segmenter.computes).tolist():
-            changes = [one.change_s for one in self.moves("group", [g]) if one.change_s is not None]
-            best.append((min(changes, default=np.inf), -self.session.costs.core[g, self.groups[g]], g))
-        return [g for _, _, g in sorted(best)[:count]]
-
-    def heaviest(self, group: int) -> int:
-        """Return the op of a group with the most floating-point operations, of equal ones the first."""
-        graph = self.session.grouping.graph
-        return max((graph.index[name] for name in self.session.grouping.members(group)), key=lambda v: graph.flops[v])
-
-
-def _named(session: Workbench, name: str, placement: Placement) -> _Trials:
-    """Return a placement's trials; errors name it."""
-    try:
-        return _Trials(session, placement)
-    except PlacementError as error:
-        raise PlacementError(f"{name}: {error}") from error
-
-
-def _explained(trials: _Trials, placement: Placement, op: int, late: NDArray[np.float64]) -> Explained:
+def _explained(trials: Trials, placement: Placement, op: int, late: NDArray[np.float64]) -> Explained:
     session, plan = trials.session, trials.plan
     grouping, costs = session.grouping, session.costs
     graph, names = grouping.graph, session.cluster.names
@@ -465,7 +223,7 @@ def _explained(trials: _Trials, placement: Placement, op: int, late: NDArray[np.
     )
 
 
-def _transfers(trials: _Trials, group: int) -> tuple[Crossing, ...]:
+def _transfers(trials: Trials, group: int) -> tuple[Crossing, ...]:
     """Return transfers of tensors that a group makes, or reads where it is."""
     grouping, names, plan = trials.session.grouping, trials.session.cluster.names, trials.plan
     graph, moves, here = grouping.groups, plan.schedule.transfers, int(trials.groups[group])
@@ -502,7 +260,7 @@ def _maker(segmenter: Segmenter, tensor: int) -> str:
     return graph.names[int(graph.tensor_op[segmenter.grouping.op_tensor[tensor]])]
 
 
-def _decided(trials: _Trials, placement: Placement, op: int, moves: Sequence[Move]) -> tuple[Decision, ...]:
+def _decided(trials: Trials, placement: Placement, op: int, moves: Sequence[Move]) -> tuple[Decision, ...]:
     """Say what put a group where it is: what forced it there, or else who chose."""
     names, group = trials.session.cluster.names, int(trials.session.grouping.group_of[op])
     result = placement.result or {}
@@ -527,7 +285,7 @@ def _decided(trials: _Trials, placement: Placement, op: int, moves: Sequence[Mov
     return (Decision("placer", f"{_PROPOSED.get(placer, f'the placer {placer} proposed it')}{together}"),)
 
 
-def _pinned(trials: _Trials, result: Mapping[str, Any], op: int) -> tuple[Decision, ...]:
+def _pinned(trials: Trials, result: Mapping[str, Any], op: int) -> tuple[Decision, ...]:
     """Return pins of the search, or of the session, that an op or another one of its group obeys."""
     session, grouping = trials.session, trials.session.grouping
     group, name = int(grouping.group_of[op]), grouping.graph.names[op]
@@ -543,7 +301,7 @@ def _pinned(trials: _Trials, result: Mapping[str, Any], op: int) -> tuple[Decisi
     return tuple(found)
 
 
-def _full(trials: _Trials, result: Mapping[str, Any], group: int) -> set[str]:
+def _full(trials: Trials, result: Mapping[str, Any], group: int) -> set[str]:
     """Return devices that have no room for a group by the memory limits of the search."""
     limits, weights = result.get("memory_limits"), trials.problem.param_bytes
     full = set()

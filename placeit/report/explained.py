@@ -10,7 +10,8 @@ from placeit.report import as_text, text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.optimizer.explain import Crossing, Difference, Explained, Explanation
+    from placeit.optimizer.diff import Difference
+    from placeit.optimizer.explain import Crossing, Explained, Explanation
     from placeit.planning.segments import Profiled
 
 __all__ = ["difference", "explanation"]
