@@ -166,10 +166,8 @@ def check_differing(session: Workbench, placements: Mapping[str, Placement]) -> 
         if placement.replicas:
             raise UsageError(f"{name} has replicas, which are not told apart here: race it with `placeit compare`.")
         if session.home_of(placement) is not session:
-            raise UsageError(
-                f"{name} is on {', '.join(set(placement.as_dict().values()))}, which is none of the devices "
-                f"{', '.join(session.cluster.names)}: race it with `placeit compare`."
-            )
+            where = ", ".join(set(placement.as_dict().values()))
+            raise UsageError(f"{name} has the whole model on {where}, without groups: race it with `placeit compare`.")
 
 
 def _named(session: Workbench, name: str, placement: Placement) -> Trials:
