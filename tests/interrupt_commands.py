@@ -95,6 +95,8 @@ def commands(model: Path, placement: Path, devices: Sequence[str], *, nodes: boo
         Command(["profile", model, *on, "--no-cache", "-o", "costs.json"]),
         Command(["run", model, "-p", placement, *on, "--runs", 200, "--trace", "trace.json"]),
         Command(["compare", model, "-p", placement, *on, "--runs", 50]),
+        Command(["explain", model, "-p", placement, *on, "--no-cache"]),
+        Command(["diff", model, placement, placement, *on, "--no-cache"]),
         Command(
             [
                 "export",

@@ -41,6 +41,8 @@ _BUILTIN = {
     "optimize": Command("Find the fastest placement by measuring.", "placeit.cli.optimize:optimize"),
     "run": Command("Run a placement and measure it.", "placeit.cli.run:run"),
     "compare": Command("Race placements against each single-device placement.", "placeit.cli.compare:compare"),
+    "explain": Command("Show why ops are where a placement has them.", "placeit.cli.explain:explain"),
+    "diff": Command("Show how two placements differ, and what each move changes.", "placeit.cli.diff:diff"),
     "report": Command("Show a recorded run as a page for a browser.", "placeit.cli.report:report"),
     "export": Command("Write a placement, or a model, for use without placeit.", "placeit.cli.export:export"),
     "generate": Command("Generate placement problems of task graphs on device networks.", "placeit.cli.generate:generate"),

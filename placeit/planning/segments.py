@@ -202,6 +202,9 @@ class Segmenter:
             then for how long one request keeps it busy, and not the makespan: the seconds per request.
         outside: ``float64[D]``, for which share of the time something that no plan says keeps a device busy meanwhile, such as
             a replica; None for none. For ``steady`` only.
+
+    Attributes:
+        cut_per_byte: ``float64[G, D]``, seconds for each byte of a group's tensors that cross the border of its segment.
     """
 
     def __init__(
@@ -217,13 +220,13 @@ class Segmenter:
         border = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
         np.add.at(border, graph.edges[:, 1], graph.tensor_bytes[graph.edge_tensor])
         by_producer = np.argsort(graph.edges[:, 0], kind="stable")
-        self._cut_per_byte = np.divide(costs.cut, border[:, None], out=np.zeros_like(costs.cut), where=border[:, None] > 0)
+        self.cut_per_byte = np.divide(costs.cut, border[:, None], out=np.zeros_like(costs.cut), where=border[:, None] > 0)
         self._passthrough = np.array([kind <= _FREE_KINDS for kind in kinds])
         self._groups = _core.Groups(
             edges=np.column_stack([graph.edges, graph.edge_tensor])[by_producer].astype(np.int32, "C"),
             tensor_bytes=_doubles(graph.tensor_bytes),
             core=_doubles(costs.core),
-            cut_per_byte=_doubles(self._cut_per_byte),
+            cut_per_byte=_doubles(self.cut_per_byte),
             dispatch=_doubles(costs.dispatch),
             load=_doubles(np.broadcast_to(costs.load, costs.core.shape)),
             beside=shares_beside(costs.conflicts),
@@ -251,7 +254,7 @@ class Segmenter:
         """
         graph, costs = self.graph, self.costs
         moved = graph.tensor_bytes[graph.edge_tensor]
-        ends = self._cut_per_byte[graph.edges]
+        ends = self.cut_per_byte[graph.edges]
         return Problem.from_arrays(
             costs.core,
             graph.edges,

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from placeit.cli import app
 
-COMMANDS = ("inspect", "profile", "optimize", "run", "compare", "export")
+COMMANDS = ("inspect", "profile", "optimize", "run", "compare", "explain", "diff", "export")
 
 
 def paragraph(result: Any, *words: object) -> None:
@@ -31,7 +31,8 @@ def paragraph(result: Any, *words: object) -> None:
 
 def arguments(command: str, model: Path, placement: Path) -> list[str]:
     """Return a valid command line."""
-    more = ["-p", str(placement)] if command in ("run", "compare", "export") else []
+    more = ["-p", str(placement)] if command in ("run", "compare", "explain", "export") else []
+    more += [str(placement), str(placement)] if command == "diff" else []
     return [command, str(model), *more, *(["-o", "placed.xml", "--map", "CPU@0=CPU"] if command == "export" else [])]
 
 
@@ -71,14 +72,14 @@ def test_a_folder_in_place_of_a_model(cli: Any, tmp_path: Path) -> None:
     paragraph(cli("inspect", tmp_path / "model.onnx"), "model.onnx")
 
 
-@pytest.mark.parametrize("command", ["profile", "optimize", "run", "compare"])
+@pytest.mark.parametrize("command", ["profile", "optimize", "run", "compare", "explain", "diff"])
 @pytest.mark.parametrize("device", ["GPU.7", "CPU@4095", "no such thing"])
 def test_a_device_that_is_not_there(cli: Any, tiny: Path, placement: Path, command: str, device: str) -> None:
     paragraph(cli(*arguments(command, tiny, placement), "--devices", device), device)
     assert list(Path().iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "export"])
+@pytest.mark.parametrize("command", ["run", "compare", "explain", "diff", "export"])
 def test_a_placement_of_another_model(cli: Any, tiny: Path, placement: Path, tmp_path: Path, command: str) -> None:
     other = onnx.load(str(tiny))
     other.graph.node[1].op_type = "Conv"
@@ -96,7 +97,7 @@ def test_a_name_of_thousands_of_characters_does_not_drown_the_error(cli: Any, ti
     assert len(result.stderr) < 1500
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "export"])
+@pytest.mark.parametrize("command", ["run", "compare", "explain", "diff", "export"])
 def test_a_placement_that_is_not_there(cli: Any, tiny: Path, command: str) -> None:
     paragraph(cli(*arguments(command, tiny, Path("missing.json"))), "missing.json")
 

@@ -16,6 +16,8 @@ COMMANDS = (
     "optimize",
     "run",
     "compare",
+    "explain",
+    "diff",
     "report",
     "export",
     "generate",

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ def commands(tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path) 
     recording = tmp_path / "run.json"
     write_recording(recording, a_recording(10))
     devices = ("-d", ",".join(cores))
+    other = shutil.copy(placement, tmp_path / "other.json")
     return {
         "devices": (),
         "inspect": (tiny, "--groups"),
@@ -56,6 +58,8 @@ def commands(tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path) 
         "optimize": (tiny, *devices, "--budget", 2, "--placer", "heft", "--compare-precisions", "-o", "p.json"),
         "run": (tiny, "-p", placement, "--runs", 2),
         "compare": (tiny, "-p", placement, "--runs", 6, *devices),
+        "explain": (tiny, "-p", placement, *devices),
+        "diff": (tiny, placement, other, "--measure", "--runs", 6, *devices),
         "report": (recording, "-o", "report.html"),
         "export": (tiny, "-p", placement, "-o", "hetero.xml", *(f"--map={core}=CPU" for core in cores)),
     }

@@ -1,0 +1,59 @@
+"""``placeit explain``: why ops are where a placement has them, and what moving them would change."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from placeit.cli.command import was_given
+from placeit.cli.options import SessionOptions
+from placeit.cli.placements import PlacementOption, naming, open_session
+from placeit.cli.terminal import Output, Terminal
+from placeit.core.errors import UsageError
+from placeit.report import explained
+
+__all__ = ["EXAMPLES", "explain"]
+
+EXAMPLES = """\b
+Examples:
+  placeit explain model.onnx -p placement.json --op conv1
+  placeit explain model.onnx -p placement.json --worst 5
+  placeit explain model.onnx -p placement.json --op conv1 --json | jq .ops[0].moves
+  placeit explain model.onnx -p placement.json -d cluster.yaml
+"""
+
+
+def explain(
+    *,
+    placement: PlacementOption,
+    op: Annotated[
+        list[str] | None, typer.Option("--op", metavar="NAME", help="Op to explain; repeatable.", show_default=False)
+    ] = None,
+    worst: Annotated[
+        int,
+        typer.Option("--worst", metavar="N", min=1, help="Without --op: how many groups, those most worth moving first."),
+    ] = 10,
+    options: SessionOptions,
+    terminal: Terminal,
+) -> Output:
+    """Show why ops are where a placement has them.
+
+    For each op: its group and segment, what the group costs on every device, the transfers and cuts that it causes, by how much
+    its segment could be late, what moving its group or its segment to each other device would change, and what decided, as far
+    as the placement says. Costs are measured first, or taken from the cache; nothing else runs. Effects of moves are simulated,
+    for single requests.
+    """
+    from placeit.optimizer.explain import check_ops
+    from placeit.optimizer.explain import explain as explained_by
+
+    if op and was_given("worst"):
+        raise UsageError("Give either --op or --worst: both say which ops to explain.")
+    with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
+        check_ops(session.grouping.graph, op or ())
+        session.home_of(chosen).profile(progress=progress)
+        with naming(placement):
+            found = explained_by(session, chosen, op or (), worst=worst)
+    data = found.to_dict() | {"placement_file": str(placement)}
+    return Output(data, partial(explained.explanation, found=found))

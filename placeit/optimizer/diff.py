@@ -1,0 +1,178 @@
+"""How two placements differ, and what each move from one to the other would change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from placeit.core.errors import PlacementError, UsageError
+from placeit.core.jsonable import jsonable_dict
+from placeit.core.placement import Placement
+from placeit.optimizer.candidates import interval
+from placeit.optimizer.compare import Comparison
+from placeit.optimizer.trials import Trials
+from placeit.planning.segments import Profiled
+from placeit.runtime.measure import Ratio, faster_in_any_opening
+from placeit.workbench import Workbench
+
+__all__ = ["Difference", "Moved", "check_differing", "diff"]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A group that two placements have on different devices.
+
+    Attributes:
+        ops: names of its ops.
+        src: its device in the first placement.
+        dst: that in the second.
+        simulated_s: of a request if nothing else of the first were changed; None if it cannot be moved alone.
+        change_s: that less the simulated time of the first, both planned anew.
+        refused: why it cannot be moved alone; None if it can.
+    """
+
+    ops: tuple[str, ...]
+    src: str
+    dst: str
+    simulated_s: float | None
+    change_s: float | None
+    refused: str | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Result of :func:`diff`.
+
+    Attributes:
+        model: path of the model.
+        names: of the two placements.
+        simulated_s: of a request, of both.
+        replanned_s: the same with the segments planned anew.
+        same_segments: whether they run as the same segments.
+        moved: groups that are on different devices, those that alone would save most first.
+        measured: both raced; None if they were not.
+        profiled: when costs were measured; None if they are estimates.
+    """
+
+    model: str
+    names: tuple[str, str]
+    simulated_s: tuple[float, float]
+    replanned_s: tuple[float, float]
+    same_segments: bool
+    moved: tuple[Moved, ...]
+    measured: Comparison | None
+    profiled: Profiled | None
+
+    @property
+    def change_s(self) -> float:
+        """Seconds that all moves together add to a simulated request, planned anew before and after."""
+        return self.replanned_s[1] - self.replanned_s[0]
+
+    @property
+    def failed(self) -> dict[str, str | None]:
+        """Why a placement is out of the race, by name; None where it is not."""
+        rows = () if self.measured is None else self.measured.candidates
+        return {one.name: one.failed for one in rows if one.name in self.names}
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """Measured time of the first over that of the second; None if not both were measured."""
+        if self.measured is None:
+            return None
+        first, second = (next(one.measured for one in self.measured.candidates if one.name == name) for name in self.names)
+        return None if first is None or second is None else faster_in_any_opening(first, second)
+
+    def raced(self, measured: Comparison) -> Difference:
+        """Return it with what a race of both showed."""
+        return replace(self, measured=measured)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it, which is what ``placeit diff --json`` prints; names are files there."""
+        measured, ratio = None, self.speedup
+        if self.measured is not None:
+            rows = {one.name: one for one in self.measured.candidates}
+            measured = {
+                "rounds": self.measured.rounds,
+                "placements": [
+                    {
+                        "name": name,
+                        "measured_s": None if (found := rows[name].measured) is None else found.median,
+                        "ci_s": interval(found),
+                        "failed": rows[name].failed,
+                    }
+                    for name in self.names
+                ],
+                "speedup": None if ratio is None else {"ratio": ratio.ratio, "ci": interval(ratio)},
+                "interrupted": self.measured.interrupted,
+            }
+        return jsonable_dict(
+            {
+                "model": self.model,
+                "placements": [
+                    {"name": name, "simulated_s": simulated, "replanned_s": replanned}
+                    for name, simulated, replanned in zip(self.names, self.simulated_s, self.replanned_s, strict=True)
+                ],
+                "same_segments": self.same_segments,
+                "moved": [asdict(one) for one in self.moved],
+                "change_s": self.change_s,
+                "measured": measured,
+                "profiled": None if self.profiled is None else self.profiled.to_dict(),
+            }
+        )
+
+
+def diff(session: Workbench, first: Placement, second: Placement, *, names: tuple[str, str]) -> Difference:
+    """Say how two placements differ, and what each move from the first to the second would change.
+
+    Args:
+        session: the model on the devices, profiled (:meth:`placeit.Session.profile`).
+        first: of its ops; groups that the placements divide have to be split (:meth:`placeit.Session.divide`).
+        second: the other one.
+        names: of both.
+
+    Raises:
+        UsageError: one has replicas or runs on a device beside those of the session, or the session was not profiled.
+        PlacementError: one does not fit the model, the devices or their memory; names it.
+    """
+    check_differing(session, dict(zip(names, (first, second), strict=True)))
+    before, after = (_named(session, *one) for one in zip(names, (first, second), strict=True))
+    grouping, devices = session.grouping, session.cluster.names
+    changed = np.flatnonzero(before.groups != after.groups).tolist()
+    moved = []
+    for g in changed:
+        to = int(after.groups[g])
+        alone = before.move("group", [g], to)
+        ends = devices[before.groups[g]], devices[to]
+        moved.append(Moved(grouping.members(g), *ends, alone.simulated_s, alone.change_s, alone.refused))
+    segments = before.plan.segment_of, after.plan.segment_of
+    return Difference(
+        model=str(session.model.path),
+        names=names,
+        simulated_s=(before.plan.schedule.makespan, after.plan.schedule.makespan),
+        replanned_s=(before.replanned_s, after.replanned_s),
+        same_segments=bool(np.array_equal(*segments)),
+        moved=tuple(sorted(moved, key=lambda one: np.inf if one.change_s is None else one.change_s)),
+        measured=None,
+        profiled=session.costs.profiled,
+    )
+
+
+def check_differing(session: Workbench, placements: Mapping[str, Placement]) -> None:
+    """Raise UsageError unless placements, by name, can be told apart group by group."""
+    for name, placement in placements.items():
+        if placement.replicas:
+            raise UsageError(f"{name} has replicas, which are not told apart here: race it with `placeit compare`.")
+        if session.home_of(placement) is not session:
+            where = ", ".join(set(placement.as_dict().values()))
+            raise UsageError(f"{name} has the whole model on {where}, without groups: race it with `placeit compare`.")
+
+
+def _named(session: Workbench, name: str, placement: Placement) -> Trials:
+    """Return a placement's trials; errors name it."""
+    try:
+        return Trials(session, placement)
+    except PlacementError as error:
+        raise PlacementError(f"{name}: {error}") from error

@@ -1,0 +1,313 @@
+"""Why ops are where a placement has them, by the costs that a session knows."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import UsageError
+from placeit.core.graph import OpGraph
+from placeit.core.jsonable import jsonable_dict
+from placeit.core.placement import Placement
+from placeit.core.strictyaml import nearest
+from placeit.optimizer.trials import Move, Trials
+from placeit.planning.segments import Plan, Profiled, Segmenter
+from placeit.simulator.slack import slack
+from placeit.workbench import Workbench
+
+__all__ = ["Crossing", "Decision", "Explained", "Explanation", "check_ops", "explain"]
+
+_PROPOSED = {
+    "single": "a single device was best",
+    "given": "the search was given it to start from",
+    "search": "the search among plans found it",
+    "replicas": "the search for replicas found it",
+}
+"""What proposed a placement, if no placer did, by what a result names in place of one."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A tensor that crosses the border of a group.
+
+    Attributes:
+        tensor: the op that makes it.
+        way: ``in`` if the group reads it, ``out`` if it makes it.
+        bytes: its size.
+        seconds: what that takes: of a transfer on the link, of a cut on the group's device.
+        src: of a transfer, the device that sends it; None of a cut.
+        dst: of a transfer, the device that gets it; None of a cut.
+        readers: of a transfer, the groups that read it there; moving one of several saves no transfer.
+    """
+
+    tensor: str
+    way: str
+    bytes: float
+    seconds: float
+    src: str | None = None
+    dst: str | None = None
+    readers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What put a group where it is, as far as the placement says.
+
+    Attributes:
+        by: ``pin``, ``group`` (another of its ops is pinned), ``device`` (no other can run it), ``memory`` (no other has room),
+            ``placer``, or ``unknown``.
+        why: in words.
+    """
+
+    by: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Why an op is where it is.
+
+    Attributes:
+        op: its name.
+        kind: such as ``Convolution``.
+        device: where it is.
+        group: names of the ops of its group, itself among them.
+        segment: number of its segment in the plan, from 0.
+        segment_ops: names of the ops of its segment.
+        start_s: when its segment starts in the simulated request.
+        finish_s: when that ends.
+        slack_s: by how much its segment could start later with the request ending no later.
+        core_s: by device, seconds of its group inside an uncut model; infinite where it cannot run.
+        cut_s: the same, what cutting it off from all neighbours adds.
+        load_s: the same, what it takes more while all other devices work.
+        transfers: tensors of its group that go between devices.
+        cuts: tensors of its group that cross the border of its segment.
+        moves: of its group and of its segment to each other device.
+        decided: what put it there.
+    """
+
+    op: str
+    kind: str
+    device: str
+    group: tuple[str, ...]
+    segment: int
+    segment_ops: tuple[str, ...]
+    start_s: float
+    finish_s: float
+    slack_s: float
+    core_s: Mapping[str, float]
+    cut_s: Mapping[str, float]
+    load_s: Mapping[str, float]
+    transfers: tuple[Crossing, ...]
+    cuts: tuple[Crossing, ...]
+    moves: tuple[Move, ...]
+    decided: tuple[Decision, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return jsonable_dict(
+            {name: value for name, value in vars(self).items() if name not in ("transfers", "cuts", "moves", "decided")}
+            | {"transfers": [asdict(one) for one in self.transfers]}
+            | {"cuts": [{name: getattr(one, name) for name in ("tensor", "way", "bytes", "seconds")} for one in self.cuts]}
+            | {"moves": [asdict(one) for one in self.moves], "decided": [asdict(one) for one in self.decided]}
+        )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Result of :func:`explain`.
+
+    Attributes:
+        model: path of the model.
+        devices: that the ops could be on.
+        replicas: that serve whole requests; the first is explained.
+        segments: of the plan that compute something.
+        simulated_s: of a request by the plan.
+        replanned_s: the same with the segments planned anew, which moves are compared with.
+        ops: those that were asked for.
+        profiled: when costs were measured; None if they are estimates.
+    """
+
+    model: str
+    devices: tuple[str, ...]
+    replicas: int
+    segments: int
+    simulated_s: float
+    replanned_s: float
+    ops: tuple[Explained, ...]
+    profiled: Profiled | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it, which is what ``placeit explain --json`` prints."""
+        return jsonable_dict(
+            vars(self)
+            | {
+                "ops": [one.to_dict() for one in self.ops],
+                "profiled": None if self.profiled is None else self.profiled.to_dict(),
+            }
+        )
+
+
+def explain(session: Workbench, placement: Placement, ops: Sequence[str] = (), *, worst: int = 10) -> Explanation:
+    """Say why ops are where they are, and what moving them would change.
+
+    Args:
+        session: the model on the devices, profiled (:meth:`placeit.Session.profile`).
+        placement: of its ops; groups that it divides have to be split (:meth:`placeit.Session.divide`). Of replicas the first
+            is explained.
+        ops: by name; none for one op of each of the worst groups.
+        worst: how many groups then, of those that compute something: first that of which the best move would save most, or cost
+            least.
+
+    Raises:
+        UsageError: an op is not there, or the session was not profiled.
+        PlacementError: the placement does not fit the model, the devices or their memory.
+    """
+    home = session.home_of(placement)
+    graph = home.grouping.graph
+    check_ops(graph, ops)
+    trials = Trials(home, placement)
+    chosen = dict.fromkeys(graph.index[name] for name in ops) if ops else [trials.heaviest(g) for g in trials.worst(worst)]
+    late = slack(trials.plan.problem, trials.plan.schedule)
+    return Explanation(
+        model=str(home.model.path),
+        devices=home.cluster.names,
+        replicas=len(placement.every),
+        segments=len(trials.plan.programs),
+        simulated_s=trials.plan.schedule.makespan,
+        replanned_s=trials.replanned_s,
+        ops=tuple(_explained(trials, placement, op, late) for op in chosen),
+        profiled=home.costs.profiled,
+    )
+
+
+def check_ops(graph: OpGraph, ops: Sequence[str]) -> None:
+    """Raise UsageError unless all of some ops are in a model's graph."""
+    unknown = [name for name in ops if name not in graph.index]
+    if unknown:
+        raise UsageError(
+            f"The model has no op '{unknown[0]}'{nearest(unknown[0], graph.names)}; `placeit inspect MODEL --groups` lists all."
+        )
+
+
+def _explained(trials: Trials, placement: Placement, op: int, late: NDArray[np.float64]) -> Explained:
+    session, plan = trials.session, trials.plan
+    grouping, costs = session.grouping, session.costs
+    graph, names = grouping.graph, session.cluster.names
+    group = int(grouping.group_of[op])
+    number = int(plan.segment_of[group])
+    segment = plan.segments[number]
+    moves = trials.moves("group", [group])
+    return Explained(
+        op=graph.names[op],
+        kind=graph.kinds[op],
+        device=names[segment.device],
+        group=grouping.members(group),
+        segment=number,
+        segment_ops=tuple(name for g in segment.groups for name in grouping.members(g)),
+        start_s=float(plan.schedule.start[number]),
+        finish_s=float(plan.schedule.finish[number]),
+        slack_s=float(late[number]),
+        core_s=dict(zip(names, costs.core[group].tolist(), strict=True)),
+        cut_s=dict(zip(names, costs.cut[group].tolist(), strict=True)),
+        load_s=dict(zip(names, np.broadcast_to(costs.load, costs.core.shape)[group].tolist(), strict=True)),
+        transfers=_transfers(trials, group),
+        cuts=_cuts(trials.segmenter, plan, group),
+        moves=(*moves, *trials.moves("segment", segment.groups)),
+        decided=_decided(trials, placement, op, moves),
+    )
+
+
+def _transfers(trials: Trials, group: int) -> tuple[Crossing, ...]:
+    """Return transfers of tensors that a group makes, or reads where it is."""
+    grouping, names, plan = trials.session.grouping, trials.session.cluster.names, trials.plan
+    graph, moves, here = grouping.groups, plan.schedule.transfers, int(trials.groups[group])
+    found = []
+    for i in range(len(moves)):
+        tensor, src, dst = plan.tensors[int(moves.tensor[i])], int(moves.src[i]), int(moves.dst[i])
+        readers = [v for v in graph.edges[graph.edge_tensor == tensor, 1].tolist() if trials.groups[v] == dst]
+        way = "out" if graph.tensor_op[tensor] == group else "in" if dst == here and group in readers else None
+        if way is not None:
+            seconds = float(moves.finish[i] - moves.start[i])
+            at = names[src], names[dst], tuple(graph.names[v] for v in readers)
+            found.append(Crossing(_maker(trials.segmenter, tensor), way, float(graph.tensor_bytes[tensor]), seconds, *at))
+    return tuple(found)
+
+
+def _cuts(segmenter: Segmenter, plan: Plan, group: int) -> tuple[Crossing, ...]:
+    """Return what of a group crosses the border of its segment, also to another segment on the same device."""
+    graph, of = segmenter.graph, plan.segment_of
+    per_byte = float(segmenter.cut_per_byte[group, plan.placement[of[group]]])
+    crossing = of[graph.edges[:, 0]] != of[graph.edges[:, 1]]
+    ends = (("in", 1), ("out", 0))
+    found = [
+        (way, t) for way, end in ends for t in np.unique(graph.edge_tensor[crossing & (graph.edges[:, end] == group)]).tolist()
+    ]
+    return tuple(
+        Crossing(_maker(segmenter, t), way, float(graph.tensor_bytes[t]), per_byte * float(graph.tensor_bytes[t]))
+        for way, t in found
+    )
+
+
+def _maker(segmenter: Segmenter, tensor: int) -> str:
+    """Return the op that makes a tensor of the group graph."""
+    graph = segmenter.grouping.graph
+    return graph.names[int(graph.tensor_op[segmenter.grouping.op_tensor[tensor]])]
+
+
+def _decided(trials: Trials, placement: Placement, op: int, moves: Sequence[Move]) -> tuple[Decision, ...]:
+    """Say what put a group where it is: what forced it there, or else who chose."""
+    names, group = trials.session.cluster.names, int(trials.session.grouping.group_of[op])
+    result = placement.result or {}
+    if pinned := _pinned(trials, result, op):
+        return pinned
+    able = {name for name, seconds in zip(names, trials.session.costs.core[group], strict=True) if np.isfinite(seconds)}
+    if len(able) == 1:
+        what = "there is no other device" if len(names) == 1 else "no other device can run its group"
+        return (Decision("device", what),)
+    full = {move.device for move in moves if move.refused is not None} | _full(trials, result, group)
+    if len(able - full) <= 1:
+        return (Decision("memory", "no other device that can run its group has room for it"),)
+    chosen = result.get("chosen")
+    placer = chosen.get("placer") if isinstance(chosen, dict) else None
+    if not isinstance(chosen, dict) or not isinstance(placer, str):
+        return (Decision("unknown", "the placement file does not say how it was found"),)
+    then, now = chosen.get("devices"), {device: ops for device, ops in placement.counts().items() if ops}
+    if isinstance(then, dict) and {device: ops for device, ops in then.items() if ops} != now:
+        return (Decision("unknown", f"the placement was changed after '{placer}' had found it"),)
+    others = len(trials.session.grouping.members(group)) - 1
+    together = f", with its group of {others + 1} ops" if others else ""
+    return (Decision("placer", f"{_PROPOSED.get(placer, f'the placer {placer} proposed it')}{together}"),)
+
+
+def _pinned(trials: Trials, result: Mapping[str, Any], op: int) -> tuple[Decision, ...]:
+    """Return pins of the search, or of the session, that an op or another one of its group obeys."""
+    session, grouping = trials.session, trials.session.grouping
+    group, name = int(grouping.group_of[op]), grouping.graph.names[op]
+    pins, found = result.get("pins"), []
+    for pattern, device in {**(pins if isinstance(pins, dict) else {}), **session.pins}.items():
+        if device != session.cluster.names[trials.groups[group]]:
+            continue
+        held = [one for one in grouping.members(group) if one == pattern or fnmatch.fnmatchcase(one, pattern)]
+        if name in held:
+            found.append(Decision("pin", f"it is pinned: {pattern}={device}"))
+        elif held:
+            found.append(Decision("group", f"'{held[0]}' of its group is pinned: {pattern}={device}"))
+    return tuple(found)
+
+
+def _full(trials: Trials, result: Mapping[str, Any], group: int) -> set[str]:
+    """Return devices that have no room for a group by the memory limits of the search."""
+    limits, weights = result.get("memory_limits"), trials.problem.param_bytes
+    full = set()
+    for d, name in enumerate(trials.session.cluster.names):
+        limit = limits.get(name) if isinstance(limits, dict) else None
+        fits = not isinstance(limit, int | float) or weights[trials.groups == d].sum() + weights[group] <= limit
+        if d != trials.groups[group] and not fits:
+            full.add(name)
+    return full

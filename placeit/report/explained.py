@@ -1,0 +1,119 @@
+"""Why ops are where they are, and how placements differ, as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from placeit.report import as_text, text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from placeit.optimizer.diff import Difference
+    from placeit.optimizer.explain import Crossing, Explained, Explanation
+    from placeit.planning.segments import Profiled
+
+__all__ = ["difference", "explanation"]
+
+_LISTED = 5  # ops of a group or a segment
+
+
+def explanation(console: Console, found: Explanation) -> None:
+    """Print why ops are where they are."""
+    figures = {
+        "simulated": text.seconds(found.simulated_s),
+        "planned anew": f"{text.seconds(found.replanned_s)} (what moves are compared with)",
+        "segments": str(found.segments),
+        "costs": _costs(found.profiled),
+        **({} if found.replicas == 1 else {"replicas": f"{found.replicas}; this is about the first"}),
+    }
+    text.facts(console, figures)
+    for one in found.ops:
+        console.print()
+        _explained(console, one, found.devices)
+
+
+def _explained(console: Console, one: Explained, devices: Sequence[str]) -> None:
+    text.paragraph(console, f"{one.op} ({one.kind}) on {one.device}", style="bold")
+    text.facts(
+        console,
+        {
+            "decided": "; ".join(f"{decision.by}: {decision.why}" for decision in one.decided),
+            "group": _ops(one.group),
+            "segment": f"number {one.segment}: {_ops(one.segment_ops)}",
+            "runs": f"{text.seconds(one.start_s)} .. {text.seconds(one.finish_s)}",
+            "slack": text.seconds(one.slack_s) if one.slack_s else "none: on the critical path",
+            **{f"transfer {i}": _transfer(crossing) for i, crossing in enumerate(one.transfers, 1)},
+            **{f"cut {i}": _cut(crossing) for i, crossing in enumerate(one.cuts, 1)},
+        },
+    )
+    effect = {(move.what, move.device): change(move.change_s) for move in one.moves}
+    rows = [
+        (
+            f"{name} (here)" if name == one.device else name,
+            text.seconds(one.core_s[name]),
+            text.seconds(one.cut_s[name]),
+            _load(one.load_s[name]),
+            effect.get(("group", name), text.NOTHING),
+            effect.get(("segment", name), text.NOTHING),
+        )
+        for name in devices
+    ]
+    heads = ("device", "group", "cut off", "load", "moving the group", "moving the segment")
+    text.table(console, heads, rows, spare=("load", "cut off"))
+    text.show_failures(console, {f"{move.what} to {move.device}": move.refused for move in one.moves}, title="cannot be moved")
+
+
+def difference(console: Console, found: Difference) -> None:
+    """Print how two placements differ."""
+    rows = [
+        (name, text.seconds(simulated), text.seconds(replanned))
+        for name, simulated, replanned in zip(found.names, found.simulated_s, found.replanned_s, strict=True)
+    ]
+    text.table(console, ("placement", "simulated", "planned anew"), rows)
+    console.print()
+    if not found.moved:
+        same = "and the same segments" if found.same_segments else "and differ in their segments"
+        text.paragraph(console, f"Both have all ops on the same devices, {same}.")
+    else:
+        rows_of_moves = [(_ops(one.ops), one.src, one.dst, change(one.change_s)) for one in found.moved]
+        rows_of_moves.append(("all together", "", "", change(found.change_s)))
+        text.table(console, ("ops moved", "from", "to", "alone changes"), rows_of_moves, left=3)
+        refused = {f"{_ops(one.ops)} to {one.dst}": one.refused for one in found.moved}
+        text.show_failures(console, refused, title="cannot be moved alone")
+    text.paragraph(console, f"Changes are simulated, for single requests, by costs that are {_costs(found.profiled)}.")
+    if found.measured is not None:
+        console.print()
+        as_text.comparison(console, found.measured)
+        text.paragraph(console, f"Measured, {found.names[1]} is {text.ratio(found.speedup)} times as fast as {found.names[0]}.")
+
+
+def change(value: float | None) -> str:
+    """Write by how much a time changes: ``+1.23 ms``, ``-45.6 us``, ``none``."""
+    if value is None:
+        return text.NOTHING
+    return "none" if abs(value) < 1e-12 else f"{'+' if value > 0 else '-'}{text.seconds(abs(value))}"
+
+
+def _load(seconds: float) -> str:
+    """Write what a group takes more beside busy devices: a difference of measured times, which noise can make negative."""
+    return f"-{text.seconds(-seconds)}" if seconds < 0 else text.seconds(seconds)
+
+
+def _ops(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _transfer(one: Crossing) -> str:
+    size = text.amount(one.bytes, "B")
+    return f"{one.tensor}, {one.src} -> {one.dst}, {size}, {text.seconds(one.seconds)}, read by {_ops(one.readers)}"
+
+
+def _cut(one: Crossing) -> str:
+    return f"{one.tensor}, {one.way}, {text.amount(one.bytes, 'B')}, {text.seconds(one.seconds)}"
+
+
+def _costs(profiled: Profiled | None) -> str:
+    return "estimates by figures of the devices" if profiled is None else "from the cache" if profiled.cached else "measured"

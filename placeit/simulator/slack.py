@@ -1,0 +1,79 @@
+"""By how much the ops of a schedule could be late without the request ending later."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.problem import Problem
+from placeit.simulator.simulate import Schedule
+
+__all__ = ["slack"]
+
+_ROUNDING = 1e-12  # of sums of times, as a share of the makespan
+
+
+@dataclass(frozen=True, order=True)
+class _Event:
+    """An op or a transfer. In this order every event comes after all that it waits for, even if some take no time."""
+
+    start: float
+    finish: float
+    rank: float
+    number: int
+
+
+def slack(problem: Problem, schedule: Schedule) -> NDArray[np.float64]:
+    """Return ``float64[V]``: the seconds by which each op could start later with the makespan as it is.
+
+    Each device and each link keeps the order that it has in the schedule, and so do devices that conflict. An op with none is
+    on the critical path.
+
+    Args:
+        problem: what was simulated.
+        schedule: of one request, by rules under which a link moves one tensor at a time.
+    """
+    ops, moves, place = len(problem), schedule.transfers, schedule.device
+    rank = np.empty(ops)
+    rank[problem.order] = np.arange(ops)
+    producer = dict(zip(problem.edge_tensor.tolist(), problem.edges[:, 0].tolist(), strict=True))
+    events = [_Event(float(schedule.start[v]), float(schedule.finish[v]), float(rank[v]), v) for v in range(ops)]
+    carried: dict[tuple[int, int], int] = {}
+    on: dict[tuple[int, ...], list[_Event]] = {}
+    for i, (t, src, dst) in enumerate(zip(moves.tensor.tolist(), moves.src.tolist(), moves.dst.tolist(), strict=True)):
+        event = _Event(float(moves.start[i]), float(moves.finish[i]), float(rank[producer[t]]) + 0.5, ops + i)
+        events.append(event)
+        carried[t, dst] = event.number
+        on.setdefault((src, dst), []).append(event)
+    for v in range(ops):
+        on.setdefault((int(place[v]),), []).append(events[v])
+    after: list[set[int]] = [set() for _ in events]
+    for (u, v), t in zip(problem.edges.tolist(), problem.edge_tensor.tolist(), strict=True):
+        way = carried.get((t, int(place[v])))
+        if way is None:
+            after[u].add(v)
+        else:
+            after[u].add(way)
+            after[way].add(v)
+    for where, some in on.items():
+        some.sort()
+        for first, second in pairwise(some):
+            after[first.number].add(second.number)
+        if len(where) > 1:
+            continue
+        for other in np.flatnonzero(problem.conflicts[where[0]]).tolist():
+            beside = sorted(on.get((other,), ()))
+            for event in some:
+                at = bisect_left(beside, event)
+                after[event.number].update(one.number for one in beside[at : at + 1])
+    late = np.full(len(events), schedule.makespan)  # when each has to have ended
+    for event in sorted(events, reverse=True):
+        for follower in after[event.number]:
+            lasts = events[follower].finish - events[follower].start
+            late[event.number] = min(late[event.number], late[follower] - lasts)
+    spare = late[:ops] - schedule.finish
+    return np.where(spare > _ROUNDING * schedule.makespan, spare, 0.0)
