@@ -35,7 +35,7 @@ Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 """Values of inputs or outputs, by name."""
 
 Format: TypeAlias = Literal["openvino", "onnx", "torch"]
-"""What a segment is given to a runtime as: an ``openvino.Model``, an ``onnx.ModelProto`` or a ``torch.nn.Module``."""
+"""Forms in which a runtime takes a segment: an ``openvino.Model``, an ``onnx.ModelProto`` or a ``torch.nn.Module``."""
 
 _KINDS_OF_NUMBER = "biuf"
 

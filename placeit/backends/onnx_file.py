@@ -60,7 +60,7 @@ ROUNDING_OPS = (
 _NO_TENSORS = {4: "a sequence", 5: "a map", 8: "a sparse tensor", 9: "optional"}
 """Types of values that are no tensors, by their numbers in the format."""
 _LOCATION = b"\n\x08location\x12"
-"""How an entry of external data begins that names the file."""
+"""The beginning of an entry of external data that names the file."""
 _LATEST = 1000
 """No version of ONNX's operators comes near it; there were 26 in 2026."""
 

@@ -33,7 +33,7 @@ _DAMAGED = (
     *(ValueError, TypeError, LookupError, EOFError, RuntimeError, SyntaxError, MemoryError),
     *(zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, zipfile.BadZipFile),
 )
-"""What reading an archive raises; NumPy parses the heads of arrays as Python."""
+"""Errors of reading an archive; NumPy parses the heads of arrays as Python."""
 
 
 @dataclass(frozen=True)

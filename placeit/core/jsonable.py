@@ -1,4 +1,4 @@
-"""What JSON can hold."""
+"""Conversion to what JSON can hold."""
 
 from __future__ import annotations
 

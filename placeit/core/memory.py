@@ -13,7 +13,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 _KEEPING = ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_MAX, 0), (_M_TOP_PAD, 2**26), (_M_ARENA_MAX, 1))
 """Never trim, never map a tensor by itself, never drop an empty heap, start no further ones."""
 _AS_USUAL = ((_M_TRIM_THRESHOLD, 2**17), (_M_MMAP_MAX, 2**16), (_M_TOP_PAD, 2**17))
-"""What glibc does by itself."""
+"""The settings that glibc has by itself."""
 _kept: list[bool] = []
 
 

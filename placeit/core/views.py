@@ -1,4 +1,4 @@
-"""What all results have in common: they show themselves in a notebook, as a table, as figures and as a page.
+"""Base classes of results, which show themselves in a notebook, as a table, as figures and as a page.
 
 What draws them is in a layer above them all, :mod:`placeit.report.views`. As commands and placers are, it is found by name when
 it is asked for, so that no result imports it.

@@ -28,7 +28,7 @@ _log = logging.getLogger("placeit")
 __all__ = ["automatic", "available", "named", "other_names", "resolve", "tried"]
 
 _PACKAGES = {"ort": "onnxruntime", "torch": "torch"}
-"""What has to be installed for each runtime that is asked for by name."""
+"""Packages that each runtime needs that is asked for by name."""
 
 
 def named(spec: str | Sequence[str] | None = None, *, precision: str = "f32") -> Cluster:

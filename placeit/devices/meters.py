@@ -26,7 +26,7 @@ _Read: TypeAlias = Callable[[], float]
 
 @dataclass(frozen=True)
 class Readings:
-    """What a meter showed over time.
+    """Values of a meter over time.
 
     Attributes:
         name: such as ``process CPU``.
@@ -110,12 +110,12 @@ class Sampler:
 
     @property
     def gpu_samples(self) -> tuple[GpuSample, ...]:
-        """What the driver of NVIDIA's GPUs said, in order of time."""
+        """Samples by the driver of NVIDIA's GPUs, in order of time."""
         return self._gpus.samples
 
     @property
     def readings(self) -> list[Readings]:
-        """What has been read; meters of which nothing has are not listed."""
+        """Readings so far; meters without one are not listed."""
         found = [_readings(meter, points) for meter, points in zip(self._meters, self._found, strict=True)]
         samples = self._gpus.samples
         for gpu in dict.fromkeys(sample.gpu for sample in samples):

@@ -1,4 +1,4 @@
-"""What models are compiled with for OpenVINO's devices, and in which precision these compute."""
+"""Compile properties for OpenVINO's devices, and the precisions in which these compute."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PROPERTIES: Mapping[str, Mapping[str, Any]] = {
     "NPU": {"PERFORMANCE_HINT": "LATENCY"},
     _OTHERS: {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"},
 }
-"""What models are compiled with for each kind of device, beside the precision, as far as the plugin says that it can be set.
+"""Compile properties for each kind of device, beside the precision, as far as the plugin says that they can be set.
 
 A function is called with the cores of the device. No property here changes results, so one that a plugin lacks is left out; the
 precision does, and where it cannot be set, the device must compute in no other (:func:`check_precision`).

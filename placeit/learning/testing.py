@@ -79,7 +79,7 @@ class AgentConformance:
         assert not all(map(np.array_equal, one.visited, other.visited))
 
     def test_an_episode_calls_no_cost_function(self) -> None:
-        """What it visited is valued by whoever asked for it, in training and in evaluation."""
+        """Placements that it visited are valued by its caller, in training and in evaluation."""
 
         def asked(_placements: NDArray[np.int32]) -> NDArray[np.float64]:
             raise AssertionError

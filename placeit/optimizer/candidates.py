@@ -171,7 +171,7 @@ class Candidate:
 
 
 class Facts(TypedDict, total=False):
-    """What a search learns of a candidate, by the attribute of :class:`Candidate`."""
+    """Facts that a search learns of a candidate, by the attribute of :class:`Candidate`."""
 
     plan: Plan
     replicas: tuple[Plan, ...]

@@ -1,4 +1,4 @@
-"""How two placements differ, and what each move from one to the other would change."""
+"""Compare two placements, and simulate each move from one to the other."""
 
 from __future__ import annotations
 

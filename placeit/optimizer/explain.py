@@ -28,7 +28,7 @@ _PROPOSED = {
     "search": "the search among plans found it",
     "replicas": "the search for replicas found it",
 }
-"""What proposed a placement, if no placer did, by what a result names in place of one."""
+"""Sources of placements that are no placers, by what a result names in place of one."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Decision:
-    """What put a group where it is, as far as the placement says.
+    """The reason for a group's device, as far as the placement says.
 
     Attributes:
         by: ``pin``, ``group`` (another of its ops is pinned), ``device`` (no other can run it), ``memory`` (no other has room),

@@ -22,7 +22,7 @@ __all__ = ["Budget", "Candidates", "Goal"]
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may spend, and what others have spent for it.
+    """Time that a search may take, and earlier searches that it goes on from.
 
     Attributes:
         seconds: profiling and compiling count. All of it takes at most 1.2 times that, beside half a second, loading, and, for
@@ -47,7 +47,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a search compares.
+    """Candidates that a search compares.
 
     Attributes:
         placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``), or ``doppler, measured`` to
@@ -66,7 +66,7 @@ class Candidates:
 
 
 class Goal:
-    """What a search is asked for, checked before any work.
+    """The question that a search answers, checked before any work.
 
     Args:
         cluster: the devices.

@@ -21,7 +21,7 @@ from placeit.runtime.measure import Ratio, faster_in_any_opening
 __all__ = ["REFERENCE", "Reference", "enter_references", "references_beside"]
 
 REFERENCE = "reference"
-"""Who proposes what OpenVINO does by itself."""
+"""Name of the placer for what OpenVINO does by itself."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,7 +45,7 @@ __all__ = ["SEARCH", "WORTH_MEASURING", "GoesOn", "Proposal", "Search"]
 _LOG = logging.getLogger(__name__)
 
 SEARCH = "search"
-"""Who proposes what a search among plans finds."""
+"""Name of the placer for candidates that a search among plans finds."""
 
 _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again

@@ -14,7 +14,7 @@ from placeit.workbench import Workbench
 __all__ = ["MODE", "throughput_mode"]
 
 MODE = "throughput mode"
-"""Who proposes it."""
+"""Name of its placer."""
 
 
 def throughput_mode(session: Workbench, problem: Problem) -> tuple[Candidate, Alone] | None:

@@ -19,7 +19,7 @@ __all__ = ["Move", "Trials"]
 
 @dataclass(frozen=True)
 class Move:
-    """What moving something to another device would change, by simulation.
+    """The simulated effect of moving something to another device.
 
     Attributes:
         what: ``group`` or ``segment``.

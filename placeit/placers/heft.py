@@ -15,7 +15,7 @@ from placeit.placers.list_scheduling import ListSchedule, list_schedule, priorit
 __all__ = ["Heft", "HeftPlan"]
 
 _EXCESS = (1.9, 1.6, 1.35, 1.15, 1.0)
-"""How many times the least time of cores an op may take, where devices conflict."""
+"""Limit of an op's time where devices conflict, as a multiple of the least time of cores."""
 
 HeftPlan: TypeAlias = ListSchedule
 

@@ -299,7 +299,7 @@ class Step:
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """What the latency of the recorded requests consists of, in seconds, as means over all of them.
+    """The parts of the recorded requests' latency, in seconds, as means over all of them.
 
     ``computing_s + cuts_s + transfers_s + waiting_s = latency_s``.
 
@@ -369,7 +369,7 @@ class GroupTime:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the simulator says of one request on the same plan, of the first replica."""
+    """The simulator's prediction for one request on the same plan, of the first replica."""
 
     makespan_s: float
     spans: tuple[RecordedSpan, ...]

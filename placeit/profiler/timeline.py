@@ -1,4 +1,4 @@
-"""What recorded spans say: what waited for what, what devices and links did, and what latency consists of."""
+"""Analyse recorded spans: waits, states of devices, use of links, and the parts of latency."""
 
 from __future__ import annotations
 

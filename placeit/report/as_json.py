@@ -1,4 +1,4 @@
-"""What is more in JSON than results say of themselves by ``to_dict``: a search in a recording, and a recording in figures."""
+"""Describe in JSON what no result's ``to_dict`` does: a search in a recording, and a recording in figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pictures show of a recording, by whatever library they are drawn."""
+"""Contents of the pictures of a recording, for whichever library draws them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What ran when.
+    """Segments and transfers along a time axis.
 
     Attributes:
         title: what it shows.

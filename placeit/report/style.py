@@ -18,7 +18,7 @@ _LONGEST = 200  # characters of a name that are shown
 
 @dataclass(frozen=True)
 class Look:
-    """How a device or a state is drawn.
+    """Colour and pattern of a device or a state.
 
     Attributes:
         color: of its area.

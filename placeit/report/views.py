@@ -1,4 +1,4 @@
-"""How results show themselves (:mod:`placeit.core.views`): as a page, as figures, as tables."""
+"""Show results as a page, as figures and as tables, for :mod:`placeit.core.views`."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ class Executor(PlanExecutor):
         return Labels(self.pool.cluster.names, segments, tensors)
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
-        """What each request of the last call ran and moved, by its number among those in flight."""
+        """Segments and transfers of each request of the last call, by its number among those in flight."""
         return [(slot.number, tuple(slot.ran), tuple(slot.moved)) for slot in self._slots]
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:

@@ -33,5 +33,5 @@ class History:
         return list(self._requests.copy())
 
     def trace(self) -> list[Span | Event]:
-        """What requests ran and moved, and the events, for :func:`placeit.profiler.trace.write_chrome_trace`."""
+        """Segments and transfers of requests, and the events, for :func:`placeit.profiler.trace.write_chrome_trace`."""
         return [*(span for done in self._requests.copy() for span in done.spans()), *self._events.copy()]

@@ -50,7 +50,7 @@ Leave: TypeAlias = Callable[[str, ExecutionError | None], object]
 """Told of a candidate that leaves a race before its end: with the error if a run of it failed, None if it lost."""
 
 FAILURES = (PlaceitError, RuntimeError, OSError, MemoryError, ArithmeticError, ValueError)
-"""What a candidate fails with, of its own or of the libraries that run it; anything else is a bug, and is not kept quiet."""
+"""Errors of a candidate, its own or of the libraries that run it; anything else is a bug, and is not kept quiet."""
 
 MEDIAN_TAIL, RATIO_TAIL = 0.025, 0.0175
 """Most often that the truth lies on one given side of a 95 % interval. Ratios, which decisions are made by, have some room."""

@@ -154,7 +154,7 @@ class PlanExecutor(ABC):
 
     @abstractmethod
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
-        """What each request of the last call ran and moved, by its number among those in flight.
+        """Segments and transfers of each request of the last call, by its number among those in flight.
 
         Of a call of more requests than can be in flight at once, the last ones.
         """

@@ -1,4 +1,4 @@
-"""What the segments of a model are called, and what they read and write."""
+"""Names of a model's segments, and the tensors that they read and write."""
 
 from __future__ import annotations
 

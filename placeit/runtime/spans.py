@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, TypeAlias
 __all__ = ["HOST", "Done", "Event", "Labels", "Moved", "Ran", "Span", "SpanKind"]
 
 SpanKind: TypeAlias = Literal["compute", "copy"]
-"""What took a while: a segment on a device, or a tensor on its way from one memory to another."""
+"""Spans of time: a segment on a device, or a tensor on its way from one memory to another."""
 
 Ran: TypeAlias = tuple[int, float, float]
 """A segment that ran, by its number in the plan, and when it began and ended."""

@@ -17,7 +17,7 @@ from placeit.core.errors import UsageError
 __all__ = ["ARRIVALS", "LoadReport", "arrival_times", "check_rate", "constant_arrivals", "poisson_arrivals"]
 
 ARRIVALS = ("constant", "poisson")
-"""How requests can arrive."""
+"""Ways in which requests can arrive."""
 
 
 @dataclass(frozen=True, eq=False)

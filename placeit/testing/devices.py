@@ -169,7 +169,7 @@ class ComputingDeviceConformance(DeviceConformance):
             _check(instance, _values(i))
 
     def test_inputs_are_read_when_an_instance_runs(self, device: RuntimeDevice) -> None:
-        """What is written into a bound buffer counts for the next run, and goes to the same output buffers."""
+        """A value written into a bound buffer counts for the next run, which fills the same output buffers."""
         (instance,) = self._instances(device, 1)
         buffers = _buffers(0)
         for k, buffer in enumerate(buffers):

@@ -73,7 +73,7 @@ _log = logging.getLogger("placeit")
 
 
 class Workbench:
-    """What a :class:`placeit.Session` measures and runs with; its arguments are described there.
+    """All of a :class:`placeit.Session` but the search; its arguments are described there.
 
     Attributes:
         placing: the model's ops in groups, and placements of them.

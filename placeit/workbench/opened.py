@@ -65,7 +65,7 @@ class OpenSession(Protocol):
         ...
 
     def best_in_flight(self, plan: Plan, otherwise: int) -> int:
-        """How many requests in flight suit a plan in throughput mode best; ``otherwise`` for any other plan."""
+        """Number of requests in flight that suits a plan in throughput mode best; ``otherwise`` for any other plan."""
         ...
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:

@@ -20,7 +20,7 @@ __all__ = ["Constraints", "Inputs", "Traffic"]
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What a model is given: values, or only sizes where the model leaves them open.
+    """Inputs of a model: values, or only sizes where the model leaves them open.
 
     Attributes:
         arrays: by name, what the model is measured and checked on, if its time or validity depends on values; None for random
@@ -41,7 +41,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What every placement has to keep to.
+    """Rules that every placement has to keep to.
 
     Attributes:
         pins: device names by op names or globs of them (``{"conv1*": "CPU@0"}``). An op takes along those of its group; a group

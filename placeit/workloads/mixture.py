@@ -69,4 +69,4 @@ def _cases(split: Split | None, seed: int) -> Iterator[Case]:  # noqa: ARG001
 
 
 ANY = Dataset(cases=_cases, parts=False, draw=draw_any_problem, mixed=True)
-"""What the policies that ship with placeit learn from."""
+"""Problems from which the policies that ship with placeit learn."""

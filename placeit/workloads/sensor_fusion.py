@@ -37,9 +37,9 @@ _KINDS = ("camera detection", "LIDAR detection", "vehicle fusion", "road-side fu
 MEAN_MS = np.array([[53.0, 36.0, 9.0], [14.0, 7.0, 3.0], [35.0, 35.0, 11.0], [250.0, 250.0, 28.0]])
 """Mean running times of the four tasks on device types A, B and C, in milliseconds (GiPH, Table 1)."""
 MIGRATION_BYTES = np.array([11494.0, 560.0, 11796.0, 20907.0])
-"""What moves with each of the four tasks when it is relocated (GiPH, Table 2)."""
+"""Data that moves with each of the four tasks when it is relocated (GiPH, Table 2)."""
 STATIC_BYTES = np.array([72173.525, 24.576, 38.110, 38.950]) * 1e3
-"""What each of the four tasks is initialised with (GiPH, Table 2, kilobytes)."""
+"""Initial data of each of the four tasks (GiPH, Table 2, kilobytes)."""
 _STARTUP_MS = {"A": np.array([4273.73, 60.98, 0.39, 2.83]), "C": np.array([794.66, 9.26, 0.11, 1.00])}
 
 _IMAGE, _SCAN, _DETECTIONS, _FUSED = 60_000.0, 5_760.0, 1_000.0, 2_000.0

@@ -144,7 +144,7 @@ def llama_layer(
 TENSOR_GRAPHS: Mapping[str, Callable[..., BlockProgram]] = MappingProxyType(
     {"chain-mm": chain_mm, "ffnn": ffnn, "llama-block": llama_block, "llama-layer": llama_layer}
 )
-"""What builds each of the programs, by name."""
+"""Functions that build the programs, by name."""
 
 _LLAMA_7B = {"tokens": 4096, "width": 4096, "heads": 32, "hidden": 11008}
 PAPER_SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(

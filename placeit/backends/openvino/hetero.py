@@ -19,7 +19,7 @@ __all__ = ["HOW_TO_RUN", "export_hetero"]
 openvino = import_openvino()
 
 _KEY = "user_dataaffinity"
-"""What OpenVINO writes to a file and reads back as ``<user_data name="affinity">``; it keeps no plain "affinity"."""
+"""The key that OpenVINO writes to a file as ``<user_data name="affinity">`` and reads back; it keeps no plain "affinity"."""
 
 HOW_TO_RUN = f"""\
 core = openvino.Core()

@@ -49,9 +49,9 @@ FAILURES = (
     openvino.frontend.OpValidationFailure,
     openvino.tools.ovc.error.Error,
 )
-"""What OpenVINO raises when it reads or converts a model."""
+"""Errors that OpenVINO raises when it reads or converts a model."""
 UNKNOWN_OPS = "OpenVINO does not know the ops "
-"""How an error begins that names the ops which keep OpenVINO from reading a model."""
+"""The beginning of an error that names the ops which keep OpenVINO from reading a model."""
 
 
 def load(

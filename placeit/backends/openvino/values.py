@@ -91,7 +91,7 @@ _READERS: dict[tuple[str, int], Callable[[Any], ValueRange | None]] = {
     ("StridedSlice", 2): _everything,
     ("StridedSlice", 3): lambda _: ValueRange(1, 2),
 }
-"""What inputs of OpenVINO's ops may be, by kind of op and input number.
+"""Ranges of the inputs of OpenVINO's ops, by kind of op and input number.
 
 Inputs that say how large an output is are missing where that makes the output's size unbounded: no such model is placed."""
 

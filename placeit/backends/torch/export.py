@@ -206,11 +206,11 @@ _FOR_ONNX: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.select_scatter.default: _select_scatter,
     torch.ops.aten.slice_scatter.default: _slice_scatter,
 }
-"""What to call in place of ops that lowering makes and the ONNX exporter does not know."""
+"""Functions in place of ops that lowering makes and the ONNX exporter does not know."""
 
 
 _TELLING = ("not supported", "Unsupported", "unrecognized", "No conversion rule", "Conversion is failed")
-"""What stands in the line of a converter's message that names the op."""
+"""Text in the line of a converter's message that names the op."""
 
 
 @contextlib.contextmanager

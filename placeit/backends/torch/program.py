@@ -57,7 +57,7 @@ FAILURES = (
     TypeError,
     ValueError,
 )
-"""What tracing raises: errors of PyTorch, and whatever the code of a module may raise on the way."""
+"""Errors of tracing: those of PyTorch, and whatever the code of a module may raise on the way."""
 
 _NOT_THE_USERS = (*torch.__path__, str(Path(__file__).parents[2]), contextlib.__file__)
 """Where code lies that is not that of the module being traced."""
@@ -70,7 +70,7 @@ _INSTEAD = {
     "scan": "write out the steps in a Python loop",
     "flex_attention": "use torch.nn.functional.scaled_dot_product_attention with a mask",
 }
-"""What to write in place of an op that calls other programs."""
+"""Advice in place of an op that calls other programs."""
 _FACTS = {torch.ops.aten._assert_tensor_metadata.default}  # assertions about what is fixed here
 
 

@@ -14,7 +14,7 @@ from placeit.backends.torch.program import Value, indexed_value, made
 __all__ = ["extract"]
 
 _VIEWS = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
-"""What fails if a tensor that has come from another segment lies in another order than where the program was traced."""
+"""Ops that fail if a tensor from another segment lies in another order than where the program was traced."""
 
 
 def extract(

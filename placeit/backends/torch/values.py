@@ -70,7 +70,7 @@ _READERS: dict[tuple[str, int], Callable[[Node], ValueRange | None]] = {
     ("scatter_reduce", 2): _places_apart,
     ("take", 1): lambda node: ValueRange(0, _made(node.args[0]).numel()),
 }
-"""What arguments of ATen ops may be, by name of the op and argument number."""
+"""Ranges of the arguments of ATen ops, by name of the op and argument number."""
 
 _INDEXING = frozenset(("index", "index_put", "_unsafe_index", "_unsafe_index_put", "_unsafe_masked_index"))
 _PASSED_ON = frozenset(

@@ -45,7 +45,7 @@ _LOG = logging.getLogger("placeit")
 LABEL = "placeit-node"
 """The Ray label that names a node."""
 Compression: TypeAlias = Literal["none", "fp16", "int8"]
-"""What float32 tensors are sent as, numbered as in :class:`placeit.runtime.nodes.coding.Coding`."""
+"""Types in which float32 tensors are sent, numbered as in :class:`placeit.runtime.nodes.coding.Coding`."""
 _CONNECTS_S, _STARTS_S, _ANSWERS_S = 30.0, 60.0, 10.0
 _LOOK_S = 0.5
 _LEAST_PATIENCE_S = 1.0

@@ -1,4 +1,4 @@
-"""What all pictures of a page have in common."""
+"""Common parts of the pictures of a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What placers that learn from runs have measured."""
+"""Measurements of placers that learn from runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page consists of."""
+"""Sections of a page."""
 
 from __future__ import annotations
 

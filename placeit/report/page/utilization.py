@@ -1,4 +1,4 @@
-"""How devices spent the time, and what the process and meters showed meanwhile."""
+"""The time that devices spent in each state, and what the process and meters showed meanwhile."""
 
 from __future__ import annotations
 

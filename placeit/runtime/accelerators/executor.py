@@ -272,7 +272,7 @@ class StreamExecutor(PlanExecutor):
         return f"memory of {name} was still written after everything had been reported to have ended"
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
-        """What each request of the last call ran and moved, by its number among those in flight.
+        """Segments and transfers of each request of the last call, by its number among those in flight.
 
         Copies between the host and a device, which a simulation knows nothing of, are on links of their own.
         """

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 FAILURES = (RuntimeError, ValueError, TypeError, LookupError, MemoryError)
-"""What PyTorch raises when it runs ops."""
+"""Errors that PyTorch raises when it runs ops."""
 
 _default_threads = threading.Lock()
 

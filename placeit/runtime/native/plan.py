@@ -32,7 +32,7 @@ __all__ = ["NativePlan", "NativeRan", "native_plan"]
 _EXIT_PATIENCE_S = 2.0  # for segments that run when the interpreter exits
 
 Entry: TypeAlias = tuple[int, int] | Callable[[], object]
-"""What runs a segment: the addresses of a C function and its argument, or a Python function that raises what goes wrong."""
+"""A call that runs a segment: the addresses of a C function and its argument, or a Python function, which raises."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from placeit.learning.agents.doppler.features import DEVICE_FEATURES, HOPS, Arra
 __all__ = ["DEVICE_INPUTS", "EARLIEST_START", "Manner", "Policy", "Record", "play", "see"]
 
 DEVICE_INPUTS = len(DEVICE_FEATURES) + 1 + HOPS
-"""What PLC sees of a device: the features of D.2, the op's compute there, and its affinity to the ops on it."""
+"""PLC's view of a device: the features of D.2, the op's compute there, and its affinity to the ops on it."""
 EARLIEST_START = 4
 
 

@@ -43,7 +43,7 @@ NODE_FEATURES = ("compute", "incoming communication", "outgoing communication", 
 DEVICE_FEATURES = ("load", "load of predecessors", "first start of inputs", "last end of inputs", "earliest start")
 """Columns of the dynamic features (D.2), seconds."""
 HOPS = 4
-"""How far the affinity of ops reaches, in edges."""
+"""Reach of the affinity of ops, in edges."""
 
 
 class Paths(NamedTuple):

@@ -35,7 +35,7 @@ makespan that d computes for other ops; whether v is on d now. Times are in mult
 compute requirement are squashed to sign(x) log(1 + |x|), so that one set of weights serves problems of any scale."""
 
 PAPER_FEATURES = 4
-"""How many of them the paper has. It does not scale them, or does not say how; here these, too, are relative and squashed."""
+"""Number of those in the paper. It does not scale them, or does not say how; here these, too, are relative and squashed."""
 
 EDGE_FEATURES = ("bytes", "bandwidth", "delay", "seconds")
 """Features of an edge (Appendix B.7). Times are in multiples of an average op's, squashed like those of nodes, and bytes are

@@ -15,8 +15,8 @@ from placeit.learning.agents.giph.passing import EdgeOrder, orders
 __all__ = ["Encoder", "GraphTensors", "Scorer"]
 
 Encoder = Literal["levels", "steps", "no-edges", "sage", "none"]
-"""How nodes share information: level by level (GiPH), in k steps (GiPH-k), level by level without edge features (GiPH-NE), in
-three GraphSAGE layers in one direction (GraphSAGE-NE), or not at all (GiPH-NE-Pol).
+"""Ways in which nodes share information: level by level (GiPH), in k steps (GiPH-k), level by level without edge features
+(GiPH-NE), in three GraphSAGE layers in one direction (GraphSAGE-NE), or not at all (GiPH-NE-Pol).
 
 Differs from Table 5: GiPH-NE has the node transform of GiPH, where the paper's passes the 8 features themselves; and the h3 of
 GiPH-k is a layer on top of that transform, from which its messages start too, where the paper's is the transform."""
