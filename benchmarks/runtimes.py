@@ -26,8 +26,8 @@ import numpy as np
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, fastest_split, model_file, progress, settled_race, two_cores
 from benchmarks._plain import Plain, bound_thread, by_name, onnxruntime_alone, openvino_alone, openvino_options
+from placeit.backends import load
 from placeit.backends.openvino.model import OpenVinoModel
-from placeit.backends.openvino.reader import load
 from placeit.core.placement import Placement
 from placeit.devices.openvino import openvino_core
 from placeit.optimizer.options import Candidates
