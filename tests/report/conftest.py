@@ -12,6 +12,7 @@ from placeit.report.page import write_page
 
 _READY = "return window.Bokeh !== undefined && Bokeh.documents.length > 0 && Bokeh.documents.every((one) => one.is_idle)"
 _TIMEOUT_S = 120  # the machine may be busy
+_TRIES = 3
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +26,7 @@ def chromium() -> Iterator[Any]:
             pytest.fail(why)
         pytest.skip(why)
     from selenium import webdriver
+    from selenium.common.exceptions import WebDriverException
     from selenium.webdriver.chrome.service import Service
 
     options = webdriver.ChromeOptions()
@@ -32,7 +34,13 @@ def chromium() -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
         options.add_argument(argument)
-    driver = webdriver.Chrome(options=options, service=Service(programs["chromedriver"]))
+    for left in reversed(range(_TRIES)):
+        try:
+            driver = webdriver.Chrome(options=options, service=Service(programs["chromedriver"]))
+            break
+        except WebDriverException:  # on a busy machine, it may not have answered in time
+            if not left:
+                raise
     driver.set_page_load_timeout(_TIMEOUT_S)
     driver.set_script_timeout(_TIMEOUT_S)
     yield driver
