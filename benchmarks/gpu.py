@@ -190,18 +190,13 @@ def _graph(name: str, cluster: Cluster, args: Args, report: Report) -> None:
         results = race(candidates, rounds=8 if args.quick else 20, seed=args.seed, drop_losers=False)
         for who, measured in results.items():
             busy, peak = _use(candidates[who], measured, 0.2 if args.quick else _SAMPLED_S)
-            ratio, answer = faster(measured, results[_PLAIN]), answers.get(who)
             report.row(
                 graph=name,
                 candidate=who,
-                median_ms=measured.median * 1e3,
-                ratio_to_plain=ratio.ratio,
-                ratio_low=ratio.ci_low,
-                ratio_high=ratio.ci_high,
-                simulated_ms=None if answer is None or answer.simulated_s is None else answer.simulated_s * 1e3,
+                **_figures(measured, results[_PLAIN], answers.get(who)),
                 utilization=busy,
                 peak_memory_gb=peak,
-                output_error=None if answer is None or answer.output_error is None else answer.output_error.max_rel,
+                output_error=_error(answers.get(who)),
             )
 
 
@@ -230,17 +225,28 @@ def _network(name: str, cluster: Cluster, args: Args, report: Report) -> None:
         progress(f"{name}: racing {len(candidates)} candidates")
         results = race(candidates, rounds=20 if args.quick else 60, seed=args.seed, drop_losers=False)
         for who, measured in results.items():
-            ratio, answer = faster(measured, results[_PLAIN]), answers.get(who)
             report.row(
                 network=name,
                 candidate=who,
-                median_ms=measured.median * 1e3,
-                ratio_to_plain=ratio.ratio,
-                ratio_low=ratio.ci_low,
-                ratio_high=ratio.ci_high,
-                simulated_ms=None if answer is None or answer.simulated_s is None else answer.simulated_s * 1e3,
-                output_error=None if answer is None or answer.output_error is None else answer.output_error.max_rel,
+                **_figures(measured, results[_PLAIN], answers.get(who)),
+                output_error=_error(answers.get(who)),
             )
+
+
+def _figures(measured: Measurement, plain: Measurement, answer: Candidate | None) -> dict[str, float | None]:
+    """Columns about the time of a candidate; ``answer`` is None for one that is not placeit's."""
+    ratio = faster(measured, plain)
+    return {
+        "median_ms": measured.median * 1e3,
+        "ratio_to_plain": ratio.ratio,
+        "ratio_low": ratio.ci_low,
+        "ratio_high": ratio.ci_high,
+        "simulated_ms": None if answer is None or answer.simulated_s is None else answer.simulated_s * 1e3,
+    }
+
+
+def _error(answer: Candidate | None) -> float | None:
+    return None if answer is None or answer.output_error is None else answer.output_error.max_rel
 
 
 def _eager(module: Callable[..., Any], inputs: Mapping[str, torch.Tensor], place: torch.device) -> Callable[[], object]:

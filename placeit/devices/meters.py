@@ -19,27 +19,27 @@ from typing import Self, TypeAlias
 from placeit.core.errors import UsageError
 from placeit.devices.nvml import GpuSample, GpuSampler
 
-__all__ = ["Readings", "Sampler"]
+__all__ = ["Sampler", "Series"]
 
 _Read: TypeAlias = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Readings:
+class Series:
     """Values of a meter over time.
 
     Attributes:
-        name: such as ``process CPU``.
+        name: such as ``process CPU``, ``resident memory``, ``power``.
         unit: ``cores``, ``B``, ``W``, ``Hz`` or ``share``.
         device: package, GPU or device that it is of; None for the process.
-        time: seconds of ``time.perf_counter``.
+        time_s: seconds of ``time.perf_counter``; in a recording, from its beginning.
         values: as many.
     """
 
     name: str
     unit: str
     device: str | None
-    time: tuple[float, ...]
+    time_s: tuple[float, ...]
     values: tuple[float, ...]
 
 
@@ -114,7 +114,7 @@ class Sampler:
         return self._gpus.samples
 
     @property
-    def readings(self) -> list[Readings]:
+    def readings(self) -> list[Series]:
         """Readings so far; meters without one are not listed."""
         found = [_readings(meter, points) for meter, points in zip(self._meters, self._found, strict=True)]
         samples = self._gpus.samples
@@ -128,14 +128,14 @@ class Sampler:
             ):
                 points = [(sample.time, value) for sample in mine if (value := getattr(sample, of)) is not None]
                 found.append(_series(name, unit, gpu, points))
-        return [one for one in found if one.time]
+        return [one for one in found if one.time_s]
 
 
-def _series(name: str, unit: str, device: str | None, points: Sequence[tuple[float, float]]) -> Readings:
-    return Readings(name, unit, device, tuple(t for t, _ in points), tuple(value for _, value in points))
+def _series(name: str, unit: str, device: str | None, points: Sequence[tuple[float, float]]) -> Series:
+    return Series(name, unit, device, tuple(t for t, _ in points), tuple(value for _, value in points))
 
 
-def _readings(meter: _Meter, points: list[tuple[float, float]]) -> Readings:
+def _readings(meter: _Meter, points: list[tuple[float, float]]) -> Series:
     if meter.counts:
         pairs = [(a, b) for a, b in pairwise(points) if b[0] > a[0]]
         grown = [(a, b, b[1] - a[1] + (meter.wraps if b[1] < a[1] else 0.0)) for a, b in pairs]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.core.strictyaml import nearest
 from placeit.optimizer.trials import Move, Trials
+from placeit.planning.pins import matches
 from placeit.planning.segments import Plan, Profiled, Segmenter
 from placeit.simulator.slack import slack
 from placeit.workbench import Workbench
@@ -235,7 +235,7 @@ def _transfers(trials: Trials, group: int) -> tuple[Crossing, ...]:
         if way is not None:
             seconds = float(moves.finish[i] - moves.start[i])
             at = names[src], names[dst], tuple(graph.names[v] for v in readers)
-            found.append(Crossing(_maker(trials.segmenter, tensor), way, float(graph.tensor_bytes[tensor]), seconds, *at))
+            found.append(Crossing(grouping.tensor_name(tensor), way, float(graph.tensor_bytes[tensor]), seconds, *at))
     return tuple(found)
 
 
@@ -249,15 +249,9 @@ def _cuts(segmenter: Segmenter, plan: Plan, group: int) -> tuple[Crossing, ...]:
         (way, t) for way, end in ends for t in np.unique(graph.edge_tensor[crossing & (graph.edges[:, end] == group)]).tolist()
     ]
     return tuple(
-        Crossing(_maker(segmenter, t), way, float(graph.tensor_bytes[t]), per_byte * float(graph.tensor_bytes[t]))
+        Crossing(segmenter.grouping.tensor_name(t), way, float(graph.tensor_bytes[t]), per_byte * float(graph.tensor_bytes[t]))
         for way, t in found
     )
-
-
-def _maker(segmenter: Segmenter, tensor: int) -> str:
-    """Return the op that makes a tensor of the group graph."""
-    graph = segmenter.grouping.graph
-    return graph.names[int(graph.tensor_op[segmenter.grouping.op_tensor[tensor]])]
 
 
 def _decided(trials: Trials, placement: Placement, op: int, moves: Sequence[Move]) -> tuple[Decision, ...]:
@@ -293,7 +287,7 @@ def _pinned(trials: Trials, result: Mapping[str, Any], op: int) -> tuple[Decisio
     for pattern, device in {**(pins if isinstance(pins, dict) else {}), **session.pins}.items():
         if device != session.cluster.names[trials.groups[group]]:
             continue
-        held = [one for one in grouping.members(group) if one == pattern or fnmatch.fnmatchcase(one, pattern)]
+        held = [one for one in grouping.members(group) if matches(pattern, one)]
         if name in held:
             found.append(Decision("pin", f"it is pinned: {pattern}={device}"))
         elif held:

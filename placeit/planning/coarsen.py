@@ -57,6 +57,10 @@ class Grouping:
         members = self._members
         return tuple(self.graph.names[v] for v in members.edge[members.ptr[group] : members.ptr[group + 1]].tolist())
 
+    def tensor_name(self, tensor: int) -> str:
+        """Name of a tensor of the group graph: the op that produces it."""
+        return self.graph.names[int(self.graph.tensor_op[self.op_tensor[tensor]])]
+
     @cached_property
     def _members(self) -> Csr:
         return csr(self.group_of, len(self.groups))

@@ -17,7 +17,7 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.merging import Merger
 from placeit.planning.segments import Costs
 
-__all__ = ["divided", "group_devices", "held", "parse_pins", "pinned_ops"]
+__all__ = ["divided", "group_devices", "held", "matches", "parse_pins", "pinned_ops"]
 
 _NEAR = 3  # names that are suggested
 
@@ -34,11 +34,16 @@ def parse_pins(texts: Sequence[str]) -> dict[str, str]:
     return pins
 
 
+def matches(pattern: str, op: str) -> bool:
+    """Return whether a pin is about an op: its pattern is the name, or a glob (``*``, ``?``, ``[abc]``), case-sensitive."""
+    return op == pattern or fnmatch.fnmatchcase(op, pattern)
+
+
 def pinned_ops(pins: Mapping[str, str], ops: Sequence[str], devices: Sequence[str]) -> NDArray[np.int32]:
     """Find the pinned ops.
 
     Args:
-        pins: device by pattern: the name of an op, or a glob (``*``, ``?``, ``[abc]``) that is case-sensitive.
+        pins: device by pattern (:func:`matches`).
         ops: names of all ops.
         devices: names of the devices.
 
@@ -56,7 +61,7 @@ def pinned_ops(pins: Mapping[str, str], ops: Sequence[str], devices: Sequence[st
                 f"The pin '{pattern}={device}' names an unknown device; the devices are {', '.join(devices)}"
                 f"{nearest(device, devices)}."
             )
-        matching = [v for v, name in enumerate(ops) if name == pattern or fnmatch.fnmatchcase(name, pattern)]
+        matching = [v for v, name in enumerate(ops) if matches(pattern, name)]
         if not matching:
             raise UsageError(f"The pin '{pattern}={device}' matches no op{_near(pattern, ops)}.")
         d = devices.index(device)

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_typ
 from placeit.core.errors import FileError
 from placeit.core.files import read_json, write_text
 from placeit.core.views import Drawn
+from placeit.devices.meters import Series
 
 __all__ = [
     "HOST",
@@ -373,25 +374,6 @@ class Prediction:
 
     makespan_s: float
     spans: tuple[RecordedSpan, ...]
-
-
-@dataclass(frozen=True)
-class Series:
-    """Values over time.
-
-    Attributes:
-        name: such as ``process CPU``, ``resident memory``, ``power``.
-        unit: ``cores``, ``B``, ``W`` or ``share``.
-        device: device, package or GPU that it is of; None for the process.
-        time_s: seconds.
-        values: as many.
-    """
-
-    name: str
-    unit: str
-    device: str | None
-    time_s: tuple[float, ...]
-    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def _explained(console: Console, one: Explained, devices: Sequence[str]) -> None
             f"{name} (here)" if name == one.device else name,
             text.seconds(one.core_s[name]),
             text.seconds(one.cut_s[name]),
-            _load(one.load_s[name]),
+            text.signed_seconds(one.load_s[name]),
             effect.get(("group", name), text.NOTHING),
             effect.get(("segment", name), text.NOTHING),
         )
@@ -93,12 +93,7 @@ def change(value: float | None) -> str:
     """Write by how much a time changes: ``+1.23 ms``, ``-45.6 us``, ``none``."""
     if value is None:
         return text.NOTHING
-    return "none" if abs(value) < 1e-12 else f"{'+' if value > 0 else '-'}{text.seconds(abs(value))}"
-
-
-def _load(seconds: float) -> str:
-    """Write what a group takes more beside busy devices: a difference of measured times, which noise can make negative."""
-    return f"-{text.seconds(-seconds)}" if seconds < 0 else text.seconds(seconds)
+    return "none" if abs(value) < 1e-12 else f"{'+' if value > 0 else ''}{text.signed_seconds(value)}"
 
 
 def _ops(names: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from placeit.profiler.recording import OpTime, RecordedSpan, Recording, States
@@ -26,7 +27,6 @@ __all__ = [
     "op_rows",
     "records",
     "share",
-    "signed_seconds",
     "states",
     "timelines",
 ]
@@ -256,12 +256,11 @@ def decision(recording: Recording) -> str:
         return "Nothing ran: these are the costs of the model's ops."
     plan = recording.plan
     used = dict.fromkeys(name_of(segment.device) for segment in plan.segments if segment.runs) if plan is not None else {}
-    took = sorted(request.ended_s - request.arrived_s for request in recording.requests)
+    took = [request.ended_s - request.arrived_s for request in recording.requests]
     low, high = median_interval(took)
-    middle = (took[(len(took) - 1) // 2] + took[len(took) // 2]) / 2
     interval = f", 95 % interval {seconds(low)} to {seconds(high)}" if math.isfinite(high) else ""
     many = f"median of {len(took)} requests{interval}" if len(took) > 1 else "one request was recorded"
-    return f"A request takes {seconds(middle)} on {_listed(list(used))} ({many})."
+    return f"A request takes {seconds(median(took))} on {_listed(list(used))} ({many})."
 
 
 def _listed(names: list[str]) -> str:
@@ -344,11 +343,6 @@ def _timed(row: OpRow, timed: OpTime) -> OpRow:
         bytes_per_s=timed.bytes_per_s,
         kernel="" if timed.kernel is None else name_of(timed.kernel),
     )
-
-
-def signed_seconds(value: float | None) -> str:
-    """Write a time that may be negative, such as what a cut adds, which is a difference of measured times."""
-    return seconds(value) if value is None or value >= 0 else f"-{seconds(-value)}"
 
 
 def share(part: float | None, whole: float) -> str:

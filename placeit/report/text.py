@@ -31,6 +31,7 @@ __all__ = [
     "show_failures",
     "show_notes",
     "show_unchecked",
+    "signed_seconds",
     "table",
     "tables",
     "watts",
@@ -61,6 +62,11 @@ def amount(value: float | None, unit: str = "", *, least: int = 0) -> str:
 def seconds(value: float | None) -> str:
     """Write a time: ``46.8 ms``, ``25.1 us``."""
     return amount(value, "s", least=-3)
+
+
+def signed_seconds(value: float | None) -> str:
+    """Write a time that may be negative, such as what a cut adds, which is a difference of measured times."""
+    return seconds(value) if value is None or value >= 0 else f"-{seconds(-value)}"
 
 
 def duration(value: float) -> str:

@@ -17,8 +17,8 @@ from placeit.profiler.profile_report import ProfileReport
 from placeit.profiler.recording import Recording
 from placeit.report import as_json, figures
 from placeit.report.page import check_page, write_page
-from placeit.report.shown import decision, name_of, op_rows, signed_seconds
-from placeit.report.text import NOTHING, percent, seconds
+from placeit.report.shown import decision, name_of, op_rows
+from placeit.report.text import NOTHING, percent, seconds, signed_seconds
 from placeit.runtime.run_report import RunReport
 
 __all__ = ["candidates", "frame", "graph", "html", "page", "recording", "timeline", "utilization"]

@@ -241,7 +241,7 @@ class Executor(PlanExecutor):
             if isinstance(step, Start):
                 what.append(self._segment(step.op))
             else:
-                name = self.book.tensor_name(self.plan.tensors[step.tensor])
+                name = self.book.grouping.tensor_name(self.plan.tensors[step.tensor])
                 what.append(f"'{name}' from {names[step.src]} to {names[step.dst]}")
         return what
 
@@ -250,7 +250,7 @@ class Executor(PlanExecutor):
         """Names of its segments, tensors and devices."""
         plan, book = self.plan, self.book
         segments = tuple((segment.device, tuple(book.op_names(segment))) for segment in plan.segments)
-        tensors = (*map(book.tensor_name, plan.tensors), *book.inputs, *book.outputs)
+        tensors = (*map(book.grouping.tensor_name, plan.tensors), *book.inputs, *book.outputs)
         return Labels(self.pool.cluster.names, segments, tensors)
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
@@ -269,7 +269,7 @@ class Executor(PlanExecutor):
         if len(what) == 1:
             who = self._segment(what[0])
         else:
-            who = f"the transfer of '{self.book.tensor_name(self.plan.tensors[what[0]])}' to {names[what[1]]}"
+            who = f"the transfer of '{self.book.grouping.tensor_name(self.plan.tensors[what[0]])}' to {names[what[1]]}"
         return f"{who} still wrote after it had been reported to have ended"
 
     def _segment(self, s: int) -> str:
@@ -308,7 +308,7 @@ class Executor(PlanExecutor):
         return failure_of(f"The segment that starts with '{first}' {how} {device.name}", error, said)
 
     def _transfer_failed(self, tensor: int, src: int, dst: int, error: BaseException) -> PlaceitError:
-        name, names = self.book.tensor_name(self.plan.tensors[tensor]), self.pool.cluster.names
+        name, names = self.book.grouping.tensor_name(self.plan.tensors[tensor]), self.pool.cluster.names
         return failure_of(f"Moving '{name}' from {names[src]} to {names[dst]} failed", error)
 
     def _begin(self, run: LaneRun) -> list[Instruction]:

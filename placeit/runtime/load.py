@@ -23,7 +23,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import ExecutionError, PlaceitError, QueueFullError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
-from placeit.devices.meters import Readings
+from placeit.devices.meters import Series
 from placeit.planning.segments import Plan
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.serving import Answer, Server
@@ -104,7 +104,7 @@ class RateReport:
     trace: Sequence[Span | Event]
     plans: Sequence[Plan] = ()
     done: Sequence[Done] = ()
-    readings: Sequence[Readings] = ()
+    readings: Sequence[Series] = ()
 
     @property
     def sustained(self) -> bool | None:

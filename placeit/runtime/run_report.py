@@ -13,7 +13,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.core.views import Shown
-from placeit.devices.meters import Readings
+from placeit.devices.meters import Series
 from placeit.devices.nvml import GpuUse
 from placeit.planning.segments import Plan
 from placeit.runtime.check import OutputDifference
@@ -73,7 +73,7 @@ class RunReport(Shown):
     gpus: Mapping[str, GpuUse]
     done: Sequence[Done] = ()
     traced: Done | None = None
-    readings: Sequence[Readings] = ()
+    readings: Sequence[Series] = ()
     interrupted: bool = False
     precision: str = "f32"
 

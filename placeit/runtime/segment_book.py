@@ -75,11 +75,6 @@ class SegmentBook:
         """Model outputs in a segment, in op order."""
         return [self._output_of[name] for name in self.op_names(segment) if name in self._output_of]
 
-    def tensor_name(self, tensor: int) -> str:
-        """Name of a tensor of the group graph: the op that produces it."""
-        graph = self.grouping.graph
-        return graph.names[int(graph.tensor_op[self.grouping.op_tensor[tensor]])]
-
     def spec(self, tensor: int) -> BufferSpec:
         """Shape, type and memory order of a tensor of the group graph when it crosses a segment's border."""
         graph, t = self.grouping.graph, int(self.grouping.op_tensor[tensor])

@@ -10,18 +10,18 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from statistics import median
 
 import numpy as np
 
-from placeit.core.cluster import Device
+from placeit.core.cluster import Cluster, Device
 from placeit.core.graph import OpGraph
 from placeit.core.placement import Placement
 from placeit.core.units import about_bytes
 from placeit.core.version import __version__
 from placeit.devices.host import allowed_cores, cpu_name, memory_bytes
-from placeit.devices.meters import Readings
+from placeit.devices.meters import Series
 from placeit.planning.segments import Plan
 from placeit.profiler import recording as r
 from placeit.profiler.op_times import OpTime
@@ -107,10 +107,9 @@ class _Clock:
 
     def __init__(self, done: Sequence[Done], *, gaps: bool) -> None:
         self._origin = min((one.arrived for one in done), default=0.0)
-        self._ends = [one.ended for one in done[:-1]] if not gaps else []
-        lengths = [after.arrived - before.ended for before, after in pairwise(done)] if not gaps else []
-        self._left_out = [0.0, *accumulate(lengths)]
-        self._begins = [one.arrived for one in done[1:]] if not gaps else []
+        left_out = [] if gaps else [(before.ended, after.arrived) for before, after in pairwise(done)]
+        self._ends, self._begins = [end for end, _ in left_out], [begin for _, begin in left_out]
+        self._left_out = [0.0, *accumulate(begin - end for end, begin in left_out)]
 
     def __call__(self, moment: float) -> float:
         """Return when it was, to the nanosecond."""
@@ -143,6 +142,7 @@ def _known(home: OpenSession) -> bool:
 def _about(session: OpenSession, homes: Sequence[OpenSession]) -> r.Recording:
     graph, grouping = session.grouping.graph, session.grouping
     devices = {device.name: device for one in (session, *homes) for device in one.cluster.devices}
+    together = Cluster(tuple(devices.values()))
     links = session.cluster.links if session._costs is None else session.costs.cluster.links
     made = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
     read = np.zeros(len(graph))
@@ -157,7 +157,10 @@ def _about(session: OpenSession, homes: Sequence[OpenSession]) -> r.Recording:
         versions=_versions(devices.values()),
         environment=_environment(),
         model=r.RecordedModel(session.model.path.name, str(session.model.path), graph.hash, session.precision),
-        devices=tuple(_device(device, devices.values()) for device in devices.values()),
+        devices=tuple(
+            _device(device, compress(together.names, conflicts))
+            for device, conflicts in zip(together.devices, together.conflicts(), strict=True)
+        ),
         links=tuple(
             r.RecordedLink(src, dst, _finite(link.bandwidth), float(link.latency), link.origin)
             for (src, dst), link in links.items()
@@ -205,13 +208,8 @@ def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-def _device(device: Device, others: Iterable[Device]) -> r.RecordedDevice:
+def _device(device: Device, shared: Iterable[str]) -> r.RecordedDevice:
     address = device.address
-    shared = [
-        other.name
-        for other in others
-        if other.name != device.name and address is not None and other.address is not None and address.shares(other.address)
-    ]
     return r.RecordedDevice(
         name=device.name,
         kind=device.kind,
@@ -281,9 +279,10 @@ def _tensors(home: OpenSession, plan: Plan, first: int, segment_of: Sequence[int
     for (_, w), t, size in zip(problem.edges.tolist(), problem.edge_tensor.tolist(), problem.edge_bytes.tolist(), strict=True):
         consumers[t].append(first + w)
         sizes[t] = size
-    names = [graph.names[int(graph.tensor_op[home.grouping.op_tensor[t]])] for t in plan.tensors]
     found = [
-        r.RecordedTensor(names[t], first + producer, tuple(sorted(set(consumers[t]))), sizes[t])
+        r.RecordedTensor(
+            home.grouping.tensor_name(plan.tensors[t]), first + producer, tuple(sorted(set(consumers[t]))), sizes[t]
+        )
         for t, producer in enumerate(plan.makers)
     ]
     for spec in home.model.inputs:
@@ -409,12 +408,12 @@ def _groups(home: OpenSession, plan: Plan, timed: Sequence[OpTime]) -> list[r.Gr
     return rows
 
 
-def _samples(readings: Sequence[Readings], clock: _Clock, done: Sequence[Done]) -> tuple[r.Series, ...]:
+def _samples(readings: Sequence[Series], clock: _Clock, done: Sequence[Done]) -> tuple[r.Series, ...]:
     begin, end = min((one.arrived for one in done), default=0.0), max((one.ended for one in done), default=0.0)
     found = []
     for one in readings:
-        points = list(zip(one.time, one.values, strict=True))
+        points = list(zip(one.time_s, one.values, strict=True))
         points = [(t, value) for t, value in points if begin <= t <= end] or points[-1:]
         times, values = tuple(clock(t) for t, _ in points), tuple(float(value) for _, value in points)
-        found.append(r.Series(one.name, one.unit, one.device, times, values))
+        found.append(replace(one, time_s=times, values=values))
     return tuple(found)

@@ -11,7 +11,7 @@ import pytest
 
 from placeit.core.errors import UsageError
 from placeit.devices import meters
-from placeit.devices.meters import Readings, Sampler
+from placeit.devices.meters import Sampler, Series
 
 
 def system(root: Path, files: Mapping[str, str]) -> Path:
@@ -21,13 +21,13 @@ def system(root: Path, files: Mapping[str, str]) -> Path:
     return root
 
 
-def found(sampler: Sampler) -> dict[tuple[str | None, str], Readings]:
+def found(sampler: Sampler) -> dict[tuple[str | None, str], Series]:
     return {(one.device, one.name): one for one in sampler.readings}
 
 
 def test_the_process_is_sampled_by_a_thread_that_ends(tmp_path: Path) -> None:
     with Sampler(0.001, system=tmp_path) as sampler:
-        while len(found(sampler).get((None, "resident memory"), Readings("", "", None, (), ())).time) < 5:
+        while len(found(sampler).get((None, "resident memory"), Series("", "", None, (), ())).time_s) < 5:
             sum(range(1000))
     assert not any(thread.name == "placeit meters" for thread in threading.enumerate())
     readings = found(sampler)
@@ -37,7 +37,7 @@ def test_the_process_is_sampled_by_a_thread_that_ends(tmp_path: Path) -> None:
     assert min(cpu.values) >= 0
     assert max(cpu.values) > 0
     assert all(1e6 < value < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") for value in memory.values)
-    assert list(memory.time) == sorted(memory.time)
+    assert list(memory.time_s) == sorted(memory.time_s)
 
 
 def test_energy_counters_of_packages_and_intel_gpus_become_watts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_energy_counters_of_packages_and_intel_gpus_become_watts(tmp_path: Path,
         (root / rapl / "energy_uj").write_text("1000000\n")  # it has begun again at 10 J
         (root / gpu / "device/hwmon/hwmon3/energy1_input").write_text("25000000\n")
     readings = found(sampler)
-    assert readings["package-0", "power"] == Readings("power", "W", "package-0", (102.0,), (pytest.approx(1.0),))  # type: ignore[arg-type]
+    assert readings["package-0", "power"] == Series("power", "W", "package-0", (102.0,), (pytest.approx(1.0),))  # type: ignore[arg-type]
     assert readings["package-0 core", "power"].values == (0.0,)
     assert readings["card1", "power card"].values == (pytest.approx(10.0),)
     assert readings["card1", "frequency"].values == (1.5e9, 1.5e9)

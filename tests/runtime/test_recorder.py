@@ -127,11 +127,16 @@ class Cuda:
         return SimpleNamespace(capture_begin=begin, capture_end=end)
 
 
-def test_a_graph_is_recorded_behind_a_launch_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = Cuda()
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    made = Cuda()
     for name in ("Stream", "graph_pool_handle", "current_stream", "stream", "CUDAGraph"):
         assert hasattr(torch.cuda, name)
-        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+        monkeypatch.setattr(torch.cuda, name, getattr(made, name))
+    return made
+
+
+def test_a_graph_is_recorded_behind_a_launch_on_a_stream_of_its_own(cuda: Cuda) -> None:
     launched = SimpleNamespace(launch=lambda inputs, outputs: cuda.told.append(f"launch on {cuda.current.name}"))
     graphs = CudaGraphs(torch.device("cuda", 0))
     around = ["recording 1 waits for compute", "launch on recording 1", "compute waits for recording 1"]
@@ -147,11 +152,7 @@ def test_a_graph_is_recorded_behind_a_launch_on_a_stream_of_its_own(monkeypatch:
     assert cuda.current is cuda.here
 
 
-def test_a_launch_that_fails_is_no_failure_to_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = Cuda()
-    for name in ("Stream", "graph_pool_handle", "current_stream", "stream", "CUDAGraph"):
-        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
-
+def test_a_launch_that_fails_is_no_failure_to_record(cuda: Cuda) -> None:
     def launch(inputs: Any, outputs: Any) -> None:
         raise torch.OutOfMemoryError("no room")
 

@@ -58,7 +58,7 @@ class OnnxFileModel(Model):
     For models that OpenVINO cannot read, and for parts that are cut where OpenVINO's graph has no border.
 
     Attributes:
-        proto: the model with static inputs.
+        proto: the model, with static inputs where ONNX Runtime opens it with them.
         parts: what cuts segments out of it.
         why: why OpenVINO does not run it, in a sentence; empty if it might.
         cases: integers for inputs that the model compares with integers, such as a sampling rate, by input name: random ones
@@ -267,6 +267,7 @@ class _Reading:
         self._content = onnx_digest(proto)
         self._unsized = False  # whether sizes of inputs are open in the model after all
         self._cases = _cases(graph, {value.name for value in self._inputs})
+        self._case = self._cases[0]
         self._types: dict[str, str] = {}  # of tensors, NumPy spelling; 'sequence' and the like for what is none
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._open: set[str] = set()  # tensors whose size depends on the data, or is not known before they are computed
@@ -305,7 +306,7 @@ class _Reading:
             proto=self._proto,
             parts=parts,
             why=why,
-            cases=self._cases[0],
+            cases=self._case,
         )
 
     def _spec(self, name: str, op: str) -> TensorSpec:
@@ -359,30 +360,37 @@ class _Reading:
         """Find sizes by running the model. A scalar, too, is a tensor of which ONNX Runtime names no size."""
         if not unknown:
             return
-        spec = [TensorSpec(value.name, "", self._shapes[value.name], self._types[value.name]) for value in self._inputs]
-        others = iter(self._cases[1:])
-        seed = 0
-        while seed < _SAMPLES:
-            rng = np.random.default_rng(seed)
+        for seed in range(_SAMPLES):
             try:
-                values = session.run(list(unknown), {one.name: _drawn(rng, one, self._cases[0]) for one in spec})
-            except ort_failures() as error:
-                if seed:
-                    break
-                if (other := next(others, None)) is not None:
-                    self._cases[0] = other
-                    continue
-                raise ModelError(
-                    f"Cannot read a model from {self._path}: ONNX Runtime does not run it on random inputs, which would show "
-                    f"the sizes that it does not say: {ort_reason(error)}"
-                ) from error
+                values = self._sampled(session, unknown, seed) if seed else self._first(session, unknown)
+            except ort_failures():  # the first ones will do
+                break
             for name, value in zip(unknown, values, strict=True):
                 if isinstance(value, np.ndarray) and (not seed or value.size > math.prod(self._shapes[name])):
                     self._shapes[name] = value.shape
-            seed += 1
         # those that are numbers, as the rules of ONNX say, and those that are as large as the data says
         ruled = _ruled_shapes(self._proto) if ruled is None else ruled
         self._open |= {name for name in unknown if ruled.get(name) != self._shapes[name]}
+
+    def _first(self, session: Any, unknown: Sequence[str]) -> list[Any]:
+        """Run on random inputs in the first case in which the model runs, and keep to that. Raises ModelError without one."""
+        failures: list[Exception] = []
+        for case in self._cases:
+            self._case = case
+            try:
+                return self._sampled(session, unknown, 0)
+            except ort_failures() as error:
+                failures.append(error)
+        raise ModelError(
+            f"Cannot read a model from {self._path}: ONNX Runtime does not run it on random inputs, which would show the sizes "
+            f"that it does not say: {ort_reason(failures[-1])}"
+        ) from failures[-1]
+
+    def _sampled(self, session: Any, unknown: Sequence[str], seed: int) -> list[Any]:
+        rng = np.random.default_rng(seed)
+        specs = (TensorSpec(value.name, "", self._shapes[value.name], self._types[value.name]) for value in self._inputs)
+        values: list[Any] = session.run(list(unknown), {one.name: _drawn(rng, one, self._case) for one in specs})
+        return values
 
     def _live(self) -> list[int]:
         """Nodes on the way to an output that do not compute the same in each run, by number, in topological order."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from placeit.profiler.recording import Recording
 from placeit.report.page.section import Section, Table
-from placeit.report.shown import name_of, number, records, share, signed_seconds
-from placeit.report.text import NOTHING, amount, seconds
+from placeit.report.shown import name_of, number, records, share
+from placeit.report.text import NOTHING, amount, seconds, signed_seconds
 
 __all__ = ["costs", "environment", "events", "links"]
 
