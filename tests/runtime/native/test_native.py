@@ -208,7 +208,7 @@ def test_a_transfer_takes_what_the_link_says_and_a_slowed_device_its_multiple(be
         executor.time()
         spans = executor.spans()
     moved = [span for span in spans if " -> " in span.track]
-    sizes = {made.runtime.book.tensor_name(t): made.grouping.groups.tensor_bytes[t] for t in made.plan.tensors}
+    sizes = {made.grouping.tensor_name(t): made.grouping.groups.tensor_bytes[t] for t in made.plan.tensors}
     assert moved
     for span in moved:
         assert span.finish - span.start == pytest.approx(LATENCY + sizes[span.name] / BANDWIDTH, rel=1e-6)
