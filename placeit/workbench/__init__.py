@@ -375,7 +375,7 @@ class Workbench:
             UsageError: the session has no cost cache.
             InfeasibleError: the model runs on no device, or fits nowhere.
         """
-        return estimating.estimate(self)
+        return estimating.estimate(self.model, self.placing, self.cluster, self.cache, self.precision, self.compiling)
 
     def _take(self, costs: Costs) -> Costs:
         self._can = np.isfinite(costs.core)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from placeit.backends.base import Model
 from placeit.core import clock
+from placeit.core.cluster import Cluster
 from placeit.core.errors import InfeasibleError, UsageError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.core.views import Shown
 from placeit.placers.registry import parse_placer
+from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan, Segmenter
+from placeit.profiler.cache import Cache
 from placeit.profiler.from_history import remembered
 from placeit.profiler.kernel_times import Error
+from placeit.runtime.compiling import Compiling
 from placeit.simulator.simulate import SimulatedCost, schedule
-
-if TYPE_CHECKING:
-    from placeit.workbench import Workbench
 
 __all__ = ["Answer", "Estimate", "estimate"]
 
@@ -93,15 +95,15 @@ class Estimate(Shown):
         )
 
 
-def estimate(bench: Workbench) -> Estimate:
-    """Predict what the model takes; see :meth:`placeit.workbench.Workbench.estimate`."""
-    if bench.cache is None:
+def estimate(
+    model: Model, placing: Placing, cluster: Cluster, cache: Cache | None, precision: str, compiling: Compiling
+) -> Estimate:
+    """Predict what a model takes; see :meth:`placeit.workbench.Workbench.estimate`."""
+    if cache is None:
         raise UsageError("Times are estimated from those that were kept, so the session needs a cost cache.")
-    costs, errors = remembered(
-        bench.model, bench.grouping, bench.cluster, bench.cache, precision=bench.precision, compiling=bench.compiling
-    )
-    segmenter = Segmenter(bench.grouping, bench.placing.held(costs))
-    problem, names = segmenter.problem(), bench.cluster.names
+    costs, errors = remembered(model, placing.grouping, cluster, cache, precision=precision, compiling=compiling)
+    segmenter = Segmenter(placing.grouping, placing.held(costs))
+    problem, names = segmenter.problem(), cluster.names
     able = problem.single_devices
     if not able and len(names) == 1:
         raise InfeasibleError(f"The model does not run on {names[0]}, or does not fit there.")
@@ -111,7 +113,7 @@ def estimate(bench: Workbench) -> Estimate:
         groups = plan.placement[plan.segment_of]
         used = schedule(problem, groups).peak_memory
         memory = {name: float(used[d]) for d, name in enumerate(names) if used[d] > 0}
-        return Answer(name, plan.schedule.makespan, memory, bench.placing.placement(groups, plan))
+        return Answer(name, plan.schedule.makespan, memory, placing.placement(groups, plan))
 
     alone = [
         answer(name, segmenter.plan(singles[d])) if d in able else Answer(name, None, {}, None) for d, name in enumerate(names)
@@ -125,4 +127,4 @@ def estimate(bench: Workbench) -> Estimate:
         found = segmenter.search(begin, problem, steps=_STEPS, seed=0, deadline=clock.now() + _SEARCH_S)
         if len(np.unique(found)) > 1:
             split = answer("split", segmenter.plan(found))
-    return Estimate(str(bench.model.path), bench.precision, tuple(alone), split, errors)
+    return Estimate(str(model.path), precision, tuple(alone), split, errors)

@@ -249,12 +249,12 @@ def test_costs_in_the_cache_that_make_no_sense_are_measured_again(
     monkeypatch.setenv("PLACEIT_CACHE", str(cache))
 
     def costs() -> list[dict[str, Any]]:
-        return [json.loads(entry.read_text())["value"] for entry in sorted(cache.iterdir())]
+        return [json.loads(entry.read_text())["value"] for entry in sorted(cache.glob("*.json"))]
 
     assert cli("profile", tiny, "--devices", cores[0]).exit_code == 0
     before = costs()
     damaged = 0
-    for entry in cache.iterdir():
+    for entry in cache.glob("*.json"):
         data = json.loads(entry.read_text())
         if where in data["value"]:
             damaged += 1
