@@ -284,7 +284,7 @@ class StreamExecutor(PlanExecutor):
         work = self.work
         made = [work.tasks[s].name for s in work.plan.makers]
         segments = tuple((task.device, task.ops) for task in work.tasks)
-        return Labels(tuple(self._accelerator.names), segments, (*made, *work.inputs, *work.outputs))
+        return Labels(work.plan.problem.device_names, segments, (*made, *work.inputs, *work.outputs))
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
