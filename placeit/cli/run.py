@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -25,8 +26,10 @@ from placeit.report import as_csv, as_text
 if TYPE_CHECKING:
     from placeit.core.placement import Placement
     from placeit.profiler.costs import Progress
+    from placeit.report.metrics import Metrics
     from placeit.runtime.load import RateReport
     from placeit.runtime.run_report import RunReport
+    from placeit.runtime.serving import Server
     from placeit.session import Session
 
 __all__ = ["EXAMPLES", "run"]
@@ -40,6 +43,7 @@ Examples:
   placeit run model.onnx -p placement.json --rate 50 --record run.json
   placeit run model.onnx -p placement.json --inputs x.npz --outputs y.npz
   placeit run model.onnx -p placement.json --rate 50 --arrivals poisson
+  placeit run model.onnx -p placement.json --rate 50 --seconds 600 --live
   placeit run model.onnx -p replicas.json --requests 1000
 """
 
@@ -80,7 +84,47 @@ class LoadOptions:
         int | None,
         typer.Option("--queue", metavar="N", min=1, help="With --rate: how many may wait; others are dropped. Default: 64."),
     ] = None
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="With --rate: show throughput, latencies, the queue and devices meanwhile, on standard error: a view on a "
+            "terminal, elsewhere a line every 5 seconds.",
+        ),
+    ] = False
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="With --rate: serve the same numbers to Prometheus at http://127.0.0.1:PORT/metrics, which only this machine "
+            "can reach; 0 for any free port. Standard error says which.",
+        ),
+    ] = None
     seed: SeedOption = 0
+
+    def page(self) -> contextlib.AbstractContextManager[Metrics | None]:
+        """Open the page of metrics, which is empty until requests arrive, and say where it is; None if nobody wants it."""
+        if self.metrics_port is None:
+            return contextlib.nullcontext()
+        from placeit.report.metrics import Metrics
+
+        page = Metrics(self.metrics_port)
+        typer.echo(f"metrics: {page.url}", err=True)
+        return page
+
+    @contextlib.contextmanager
+    def watch(self, page: Metrics | None, server: Server) -> Iterator[None]:
+        """Show what a server does while requests arrive."""
+        with contextlib.ExitStack() as stack:
+            if page is not None:
+                page.read = server.stats
+                stack.callback(page.close)
+            if self.live:
+                stack.enter_context(server.live())
+            yield
 
 
 def run(
@@ -122,9 +166,11 @@ def run(
     runs = length.rounds()
     check_outputs(trace, record, outputs, csv, inputs=[*options.files(), placement])
     if load.rate is None:
-        for option in ("arrivals", "queue"):
-            if getattr(load, option) is not None:
-                raise UsageError(f"--{option} is about requests that arrive at a rate: give --rate as well.")
+        for option in ("arrivals", "queue", "live", "metrics_port"):
+            value = getattr(load, option)
+            if value is not None and value is not False:
+                name = option.replace("_", "-")
+                raise UsageError(f"--{name} is about requests that arrive at a rate: give --rate as well.")
     asked = [f"--{name}" for name in ("rate", "requests", "seconds") if getattr(load, name) is not None]
     why = f"with {asked[0]}" if asked else "of a placement with replicas" if Placement.load(placement).replicas else None
     if why is not None:
@@ -186,10 +232,11 @@ def _under_load(
 
     asked = {name: getattr(load, name) for name in ("rate", "requests", "seconds", "queue") if getattr(load, name) is not None}
     traffic = Traffic(arrivals=(load.arrivals or Arrivals.CONSTANT).value, seed=load.seed, **asked)
-    with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
-        home = _known(session, chosen, progress)
+    with load.page() as page, open_session(options, [placement], by_segments=True) as (session, [chosen]):
+        with terminal.progress() as progress:
+            home = _known(session, chosen, progress)
         with naming(placement):
-            report = home.run(chosen, traffic=traffic, warmup=length.warmup)
+            report = home.run(chosen, traffic=traffic, warmup=length.warmup, watch=partial(load.watch, page))
         ops = paths["recording"] is not None and not report.served.interrupted
         files = files_of(home.recording(report, ops=ops), paths) if any(paths.values()) else []
     code = INTERRUPTED if report.served.interrupted else 0 if report.failed is None else FAILED

@@ -17,6 +17,7 @@ _NAMES = {
     "ray": "Ray",
     "bokeh": "Bokeh",
     "jinja2": "Jinja",
+    "prometheus_client": "prometheus-client",
 }
 
 

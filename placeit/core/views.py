@@ -1,4 +1,4 @@
-"""Base classes of results, which show themselves in a notebook, as a table, as figures and as a page.
+"""Base classes of what shows itself: results in a notebook, as a table, as figures and as a page, servers while they serve.
 
 What draws them is in a layer above them all, :mod:`placeit.report.views`. As commands and placers are, it is found by name when
 it is asked for, so that no result imports it.
@@ -6,15 +6,17 @@ it is asked for, so that no result imports it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from placeit.core.registry import load_entry
 
-__all__ = ["Drawn", "Shown"]
+__all__ = ["Closable", "Drawn", "MetricsPage", "Shown", "Watched"]
 
-_HOME = "placeit.report.views"
+_HOME, _LIVE, _METRICS = "placeit.report.views", "placeit.report.live", "placeit.report.metrics"
 
 
 class Shown:
@@ -81,5 +83,75 @@ class Drawn(Shown):
         return _view("graph")(self)
 
 
-def _view(name: str) -> Any:
-    return load_entry("view", {name: EntryPoint(name, f"{_HOME}:{name}", "placeit.views")}, name)
+class Closable(Protocol):
+    """What shows the numbers of a server until it is closed. A context manager."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None: ...
+
+    def close(self) -> None:
+        """End; a second call has no effect."""
+        ...
+
+
+class MetricsPage(Closable, Protocol):
+    """A page of metrics."""
+
+    @property
+    def port(self) -> int:
+        """Number of its port."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        ...
+
+
+class Watched(ABC):
+    """A server whose numbers can be watched while it serves."""
+
+    @abstractmethod
+    def stats(self) -> Any:
+        """Return the numbers."""
+
+    @abstractmethod
+    def watch(self, watcher: Closable) -> None:
+        """Close a watcher when the server is closed."""
+
+    def live(self) -> Closable:
+        """Show throughput, latencies, the queue and devices on standard error until the server, or what is returned, is closed.
+
+        On a terminal, a view that changes twice a second; elsewhere a line every five seconds.
+
+        Raises:
+            ExecutionError: the server is closed.
+        """
+        view = _view("LiveView", _LIVE)(self.stats)
+        self.watch(view)  # and from now on, the server ends it in any case
+        view.start()
+        watcher: Closable = view
+        return watcher
+
+    def metrics(self, port: int = 0) -> MetricsPage:
+        """Serve the same numbers to Prometheus until the server, or what is returned, is closed.
+
+        Args:
+            port: of 127.0.0.1, so that nothing but this machine can read them; 0 for any that is free.
+
+        Raises:
+            UsageError: there is no such port, it is taken, or prometheus-client is not installed; says how to install it.
+            ExecutionError: the server is closed.
+        """
+        page: MetricsPage = _view("Metrics", _METRICS)(port, self.stats)
+        try:
+            self.watch(page)
+        except BaseException:
+            page.close()
+            raise
+        return page
+
+
+def _view(name: str, home: str = _HOME) -> Any:
+    return load_entry("view", {name: EntryPoint(name, f"{home}:{name}", "placeit.views")}, name)

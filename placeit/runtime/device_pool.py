@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from placeit.core.cluster import Cluster
@@ -16,6 +17,7 @@ from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice, SlowedL
 from placeit.runtime.devices.hand_over import HandOver
 from placeit.runtime.devices.kinds import DeviceKind, device_kind
 from placeit.runtime.reopening import lost_of, reopened
+from placeit.runtime.stats import DeviceStats
 from placeit.runtime.turns import Turns
 
 __all__ = ["DevicePool"]
@@ -59,6 +61,7 @@ class DevicePool:
     ) -> None:
         self.cluster, self.precision, self.wait, self.streams = cluster, precision, wait, streams
         self.native_turns = Turns()
+        self._returns = Counter[str]()
         self._lock, self._reopening, self._closed = threading.Lock(), threading.Lock(), False
         if devices is None and streams is None:
             _check_real(cluster)
@@ -101,6 +104,19 @@ class DevicePool:
         """Devices that are lost, and pairs of them whose link is; by their names, why."""
         return lost_of(self.cluster.names, self.devices)
 
+    def stats(self) -> list[DeviceStats]:
+        """Which devices are there, and how often each has come back."""
+        lost = self.lost()
+        return [
+            DeviceStats(
+                device.name,
+                device.address.node if device.address is not None else "",
+                up=frozenset({device.name}) not in lost,
+                returns=self._returns[device.name],
+            )
+            for device in self.cluster.devices
+        ]
+
     def reopen(self) -> list[frozenset[str]]:
         """Open lost devices and links anew that are there again; return their names, as :meth:`lost` has them.
 
@@ -113,6 +129,7 @@ class DevicePool:
                 wanted = not self._closed
                 if wanted:
                     self.transports, self.devices = dict(transports), devices
+                    self._returns.update(name for names in back if len(names) == 1 for name in names)
             for old, new in zip(before, devices, strict=True):
                 if new is not old:
                     (old if wanted else new).close()

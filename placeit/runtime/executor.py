@@ -25,6 +25,7 @@ from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.slots import Slot
 from placeit.runtime.spans import Labels, Moved, Ran
+from placeit.runtime.stats import DeviceStats
 from placeit.simulator.scheduler import Instruction, Scheduler, Start, Transfer
 
 __all__ = ["Executor"]
@@ -126,6 +127,10 @@ class Executor(PlanExecutor):
         used = sorted({segment.device for segment in self.plan.programs})
         devices = [self._devices[d] for d in used]
         return tuple(device.name for device in devices if getattr(device, "host_paced", False))
+
+    def devices(self) -> list[DeviceStats]:
+        """What is known of the devices of its cluster, whether it uses them or not."""
+        return self.pool.stats()
 
     @property
     def gone(self) -> PlaceitError | None:

@@ -5,9 +5,7 @@ These are an open and a closed loop.
 
 from __future__ import annotations
 
-import functools
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from numpy.typing import ArrayLike
 from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
 from placeit.core.errors import ExecutionError, PlaceitError, QueueFullError
+from placeit.core.interrupts import come_through
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.devices.meters import Series
@@ -167,43 +166,49 @@ class _Tally:
     """Tally of the requests of a server, from their futures; no outputs are kept."""
 
     def __init__(self, server: Server) -> None:
-        self._server, self._busy = server, dict(server.busy)
-        self._times: list[tuple[float, float, float]] = []  # arrival, begin and end of those that ended well
-        self._failed = 0
+        self._history, self._submitted = server.history, 0
+        self._refused, self._busy = server.history.outcomes["refused"], dict(server.busy)
+        self._ended: list[tuple[float, float, float] | None] = []  # arrival, begin and end; None of those that failed
         self._error: PlaceitError | None = None
-        self._lock = threading.Lock()
-        self.left = 0
         self.start = perf_counter()
 
-    def expect(self, answer: Answer, arrived: float) -> None:
-        """Wait for one more that has arrived then."""
-        with self._lock:
-            self.left += 1
-        answer.add_done_callback(functools.partial(self._note, arrived))
+    def expect(self, answer: Answer) -> None:
+        """Wait for one more."""
+        answer.add_done_callback(self._note)
+        self._submitted += 1
 
-    def _note(self, arrived: float, answer: Future[Any]) -> None:
+    def _note(self, answer: Future[Any]) -> None:
         assert isinstance(answer, Answer)  # noqa: S101 (it was one)
         error = answer.exception()
-        with self._lock:
-            self.left -= 1
-            if error is None:
-                self._times.append((arrived, answer.begun, answer.ended))
-            else:
-                self._failed += 1
-                if self._error is None:
-                    self._error = error if isinstance(error, PlaceitError) else ExecutionError(str(error))
+        if error is not None and self._error is None:
+            self._error = error if isinstance(error, PlaceitError) else ExecutionError(str(error))
+        self._ended.append((answer.arrived, answer.begun, answer.ended) if error is None else None)
 
-    def sum_up(self, arrived: int, dropped: int, *, interrupted: bool, timeout: float | None = None) -> Served:
+    def sum_up(self, *, interrupted: bool, timeout: float | None = None) -> Served:
         """Wait until all have ended."""
-        waiting, until = self.left, perf_counter() + (math.inf if timeout is None else timeout)
-        while self.left:
+        waiting, until = self._left, perf_counter() + (math.inf if timeout is None else timeout)
+        while self._left > 0:
             if perf_counter() > until:
-                raise ExecutionError(f"{self.left} requests have not ended {timeout:g} s after the last one arrived.")
+                raise ExecutionError(f"{self._left} requests have not ended {timeout:g} s after the last one arrived.")
             sleep(min(_LOOK_S, max(1e-3, 1e-2 * (perf_counter() - self.start))))
-        load = LoadReport.of(*np.transpose(self._times)) if self._times else None
-        seconds = max((ended for *_, ended in self._times), default=perf_counter()) - self.start
-        busy = {name: (total - self._busy.get(name, 0.0)) / seconds for name, total in self._server.busy.items()}
-        return Served(load, arrived, dropped, self._failed, self._error, waiting, seconds, busy, interrupted)
+        times = [one for one in self._ended if one is not None]
+        seconds = max((ended for *_, ended in times), default=perf_counter()) - self.start
+        dropped = self._history.outcomes["refused"] - self._refused
+        return Served(
+            load=LoadReport.of(*np.transpose(times)) if times else None,
+            arrived=len(self._ended) + dropped,
+            dropped=dropped,
+            failed=len(self._ended) - len(times),
+            error=self._error,
+            waiting=waiting,
+            seconds=seconds,
+            busy={name: (total - self._busy.get(name, 0.0)) / seconds for name, total in self._history.busy.items()},
+            interrupted=interrupted,
+        )
+
+    @property
+    def _left(self) -> int:
+        return self._submitted - len(self._ended)
 
 
 def offer(server: Server, inputs: Arrays, arrivals: ArrayLike, *, timeout: float | None = None) -> Served:
@@ -221,7 +226,7 @@ def offer(server: Server, inputs: Arrays, arrivals: ArrayLike, *, timeout: float
     Raises:
         ExecutionError: the server is closed, nothing can run any more, or requests have not ended in time.
     """
-    dropped, arrived, interrupted = 0, 0, False
+    interrupted = False
     tally = _Tally(server)
     try:
         full_until = -math.inf
@@ -229,19 +234,18 @@ def offer(server: Server, inputs: Arrays, arrivals: ArrayLike, *, timeout: float
             due = tally.start + after
             while (early := due - perf_counter()) > 0:
                 sleep(early)
-            arrived += 1
             if due < full_until:
-                dropped += 1
+                server.turn_away()
                 continue
             try:
-                tally.expect(server.submit(inputs, wait=False), due)
+                tally.expect(server.submit(inputs, wait=False, arrived=due))
             except QueueFullError:
-                dropped += 1
                 full_until = perf_counter()  # for those that were due meanwhile, if this thread is late
                 sleep(_BREATH_S)  # the server's threads need the interpreter, too
     except KeyboardInterrupt:
         interrupted = True
-    return tally.sum_up(arrived, dropped, interrupted=interrupted, timeout=timeout)
+        come_through()  # what is in flight may take its time
+    return tally.sum_up(interrupted=interrupted, timeout=timeout)
 
 
 def keep_busy(
@@ -261,17 +265,18 @@ def keep_busy(
     Raises:
         ExecutionError: the server is closed, or nothing can run any more.
     """
-    arrived, interrupted = 0, False
+    submitted, interrupted = 0, False
     tally, room = _Tally(server), SimpleQueue[object]()
     for _ in range(at_once):
         room.put(None)
     try:
-        while arrived == 0 or (arrived != requests and perf_counter() < tally.start + seconds):
+        while submitted == 0 or (submitted != requests and perf_counter() < tally.start + seconds):
             room.get()
             answer = server.submit(inputs)
-            arrived += 1
-            tally.expect(answer, answer.arrived)
+            submitted += 1
+            tally.expect(answer)
             answer.add_done_callback(room.put)
     except KeyboardInterrupt:
         interrupted = True
-    return tally.sum_up(arrived, 0, interrupted=interrupted)
+        come_through()  # what is in flight may take its time
+    return tally.sum_up(interrupted=interrupted)

@@ -26,6 +26,7 @@ from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.feed import Bell, Feed
 from placeit.runtime.spans import Labels, Moved, Ran, Span
+from placeit.runtime.stats import DeviceStats
 
 __all__ = [
     "PlanExecutor",
@@ -187,6 +188,10 @@ class PlanExecutor(ABC):
     @abstractmethod
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
         """Copies of the outputs of a request that has ended, and what ran and moved when."""
+
+    def devices(self) -> list[DeviceStats]:
+        """What is known of the devices of its cluster, whether it uses them or not."""
+        return [DeviceStats(name) for name in self.plan.problem.device_names]
 
     @property
     def gone(self) -> PlaceitError | None:

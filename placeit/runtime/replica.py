@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
 from placeit.core.threads import Gate, Worker
-from placeit.runtime.answers import Pending, fail
+from placeit.runtime.answers import Answer, Pending
 from placeit.runtime.feed import Bell, report
 from placeit.runtime.history import History
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
@@ -122,7 +122,6 @@ class Replica:
         exploring: whether it is a candidate, which gets a small share of the requests.
 
     Attributes:
-        names: of the devices of its segments.
         flying: requests in flight, for the server's lock.
         lost: whether nothing can run on it any more.
         retired: whether it is to take no more requests.
@@ -139,8 +138,6 @@ class Replica:
     ) -> None:
         self.executor, self._server, self._replacement, self.exploring = executor, server, replacement, exploring
         self._ready = perf_counter()
-        device_names = executor.plan.problem.device_names
-        self.names = [device_names[segment.device] for segment in executor.plan.segments]
         self.bell, self.gone = Bell(), Gate()
         self.flying: list[Pending] = []
         self.lost = self.retired = False
@@ -257,6 +254,10 @@ class Replica:
         if item.explored and self._server.without(self):
             return  # it begins again elsewhere, and that says whether it is the fault of the request
         self._failures = 0
-        fail([item], error)
-        if not item.over:
-            self._server.release(self, item)
+
+        def tell(future: Answer) -> None:
+            if not item.over:
+                self._server.release(self, item)
+            future.set_exception(error)
+
+        item.future.end(tell)

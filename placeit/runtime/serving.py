@@ -8,6 +8,7 @@ import math
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace as changed
 from time import perf_counter
 from types import TracebackType
 from typing import Self
@@ -15,6 +16,7 @@ from typing import Self
 from placeit.backends.base import Arrays, checked_inputs
 from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, UsageError
 from placeit.core.threads import Gate, apart
+from placeit.core.views import Closable, Watched
 from placeit.planning.segments import Plan
 from placeit.runtime.adapting import Adapter
 from placeit.runtime.answers import Answer, Outputs, Pending, fail, late
@@ -23,6 +25,7 @@ from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_o
 from placeit.runtime.refining import Refinement, Refiner, Request
 from placeit.runtime.replica import Replace, Replacement, Replica
 from placeit.runtime.spans import Done, Moved, Ran
+from placeit.runtime.stats import DeviceStats, ServerStats
 from placeit.runtime.waiting import Waiting
 
 __all__ = ["QUEUE", "Answer", "Outputs", "Replace", "Replacement", "Server"]
@@ -32,7 +35,7 @@ PATIENCE_S = 10.0  # for what runs when a server is closed and does not drain
 _LOOK_S = 0.5
 
 
-class Server:
+class Server(Watched):
     """Runs requests as they come. Use it as a context manager, or call :meth:`close`.
 
     Requests wait in one bounded queue. Whichever executor has the fewest in flight takes the next one, the first of those named
@@ -54,7 +57,7 @@ class Server:
         vacant: how many executors were lost, and nothing runs in their place.
         repeated: how often a request ended that had ended before; a future keeps its first outcome. More than 0 is an error of
             the server.
-        history: of the last requests, and of what has happened, for a trace.
+        history: of the last requests, and of what has happened, for a trace. :meth:`stats` sums it up.
     """
 
     def __init__(self, executors: Sequence[PlanExecutor], *, queue: int = QUEUE, replace: Replace | None = None) -> None:
@@ -63,9 +66,9 @@ class Server:
         if queue < 1:
             raise UsageError(f"A server lets at least one request wait; got {queue}.")
         self.queue = queue
-        self.busy: dict[str, float] = {}
         self.replacements: list[Replacement] = []
         self.history = History()
+        self.busy = self.history.busy
         self._replace, self._replacing = replace, 0
         self.vacant = self.repeated = 0
         self._inputs = executors[0].inputs
@@ -78,6 +81,7 @@ class Server:
         self._begun = 0  # how often a request has
         self._refiner: Refiner | None = None
         self._adapter: Adapter | None = None
+        self._watchers: list[Closable] = []
         self._every, self._since = 1, 0  # which request a candidate takes, and how many have begun since its last one
         self._replicas = [Replica(self, executor) for executor in executors]
         for replica in self._replicas:
@@ -90,7 +94,13 @@ class Server:
         self.close(drain=kind is None)
 
     def submit(
-        self, inputs: Arrays, *, start_within_s: float | None = None, wait: bool = True, timeout: float | None = None
+        self,
+        inputs: Arrays,
+        *,
+        start_within_s: float | None = None,
+        wait: bool = True,
+        timeout: float | None = None,
+        arrived: float | None = None,
     ) -> Answer:
         """Ask for a run of the model.
 
@@ -101,6 +111,7 @@ class Server:
             start_within_s: seconds in which it has to begin; if it has not by then, its future fails.
             wait: whether to wait for room in the queue.
             timeout: seconds to wait at most; None for as long as it takes.
+            arrived: when it was to arrive, in seconds of ``time.perf_counter``, from which its latency counts; None for now.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants; a time is not positive.
@@ -116,31 +127,38 @@ class Server:
         request = Pending(
             checked_inputs(inputs, self._inputs), now + start_within_s if start_within_s is not None else math.inf
         )
-        until = now + timeout if timeout is not None else math.inf
-        may_wait = wait and not any(replica.is_here() for replica in self._replicas)
-        while (room := self._put(request)) is not None:
-            left = min(until, request.deadline) - perf_counter()
-            if may_wait and perf_counter() >= request.deadline:
-                raise DeadlineError("The deadline of this request was over before there was room for it in the queue.")
-            if not may_wait or left <= 0:
+        if arrived is not None:
+            if not arrived <= now:
+                raise UsageError(f"A request has arrived before it is submitted; got {arrived}, and it is {now} now.")
+            request.future.arrived = arrived
+        until = min(request.deadline, now + timeout) if timeout is not None else request.deadline
+        if not wait or any(replica.is_here() for replica in self._replicas):
+            until = -math.inf
+        while (room := self._put(request, until)) is not None:
+            room.wait(max(0.0, min(until - perf_counter(), _LOOK_S)))
+        return request.future
+
+    def _put(self, request: Pending, until: float) -> Gate | None:
+        """Queue a request; if there is no room, return a gate that opens when there may be, or after some time raise."""
+        outcomes = self.history.outcomes
+        with self._lock:
+            if self._closed or self._reason is not None:
+                outcomes["refused"] += 1
+                raise self._why()
+            now = perf_counter()
+            self._expire(now)
+            if len(self._waiting) >= self.queue:
+                if now < until:
+                    self._room = self._room or Gate()
+                    return self._room
+                if until == request.deadline:
+                    outcomes["expired"] += 1
+                    raise DeadlineError("The deadline of this request was over before there was room for it in the queue.")
+                outcomes["refused"] += 1
                 raise QueueFullError(
                     f"{self.queue} requests wait already: requests come faster than they are served, or nobody has taken up "
                     "what they wait for. Submit fewer, wait longer, or make the queue larger."
                 )
-            room.wait(min(left, _LOOK_S))
-        return request.future
-
-    def _put(self, request: Pending) -> Gate | None:
-        """Queue a request; if there is no room, return a gate that opens when there may be."""
-        with self._lock:
-            if self._closed or self._reason is not None:
-                raise self._why()
-            self._waiting.expire(perf_counter())
-            if self._waiting.over:  # threads of the server end their futures: nobody interrupts them
-                self._ring()
-            if len(self._waiting) >= self.queue:
-                self._room = self._room or Gate()
-                return self._room
             try:
                 self._waiting.add(request)
                 if request.deadline == self._waiting.soonest < math.inf:
@@ -150,6 +168,17 @@ class Server:
                 self._waiting.remove(request)
                 raise
         return None
+
+    def turn_away(self) -> None:
+        """Count a request as refused that nobody submits, as the queue was full when it was to arrive."""
+        with self._lock:
+            self.history.outcomes["refused"] += 1
+
+    def _expire(self, now: float) -> None:
+        """Have requests leave that were given up, or whose deadline is over; with the lock."""
+        self._waiting.expire(now)
+        if self._waiting.over:  # threads of the server end their futures: nobody interrupts them
+            self._ring()
 
     def _ring(self) -> None:
         for replica in self._replicas:
@@ -170,6 +199,40 @@ class Server:
     def waiting(self) -> int:
         """Number of waiting requests."""
         return len(self._waiting)
+
+    def stats(self) -> ServerStats:
+        """What has become of requests and devices so far. A request counts before its future shows its outcome."""
+        history = self.history
+        with self._lock:
+            now = perf_counter()
+            self._expire(now)
+            outcomes, latency_s, busy = history.outcomes.copy(), history.latency_s, history.busy.copy()
+            outcomes["expired"] += self._waiting.expired
+            outcomes["cancelled"] += self._waiting.cancelled
+            waiting, replicas = len(self._waiting), self._replicas.copy()
+            in_flight = 0 if self._over else sum(len(replica.flying) for replica in replicas)
+        devices = {device.name: device for replica in replicas for device in replica.executor.devices()}
+        for name in busy:
+            devices.setdefault(name, DeviceStats(name))
+        return ServerStats(
+            at=now,
+            outcomes=outcomes,
+            waiting=waiting,
+            queue=self.queue,
+            in_flight=in_flight,
+            latency_s=latency_s,
+            latencies=history.latencies(),
+            replacements=len(self.replacements),
+            devices=tuple(changed(device, busy_s=busy.get(name, 0.0)) for name, device in devices.items()),
+            events=history.events(),
+        )
+
+    def watch(self, watcher: Closable) -> None:
+        """Close what shows the numbers of the server when the server is closed. Raises ExecutionError if it is."""
+        with self._lock:
+            if self._closed:
+                raise self._why()
+            self._watchers.append(watcher)
 
     @property
     def refinement(self) -> Refinement | None:
@@ -207,7 +270,7 @@ class Server:
         """Do it, on a thread where no signal handler raises; also while another thread does."""
         with self._lock:
             self._closed = True
-            dropped = [] if drain else self._waiting.clear()
+            dropped = [] if drain else self._drop()
             self._make_room()
         fail(dropped, self._why())
         self._ring()
@@ -220,9 +283,12 @@ class Server:
             while not replica.gone.wait(max(0.0, min(_LOOK_S, until - perf_counter()))) and perf_counter() < until:
                 pass
         with self._lock:
-            left, self._over = self._waiting.clear(), True
-            for replica in self._replicas:
-                left += replica.flying
+            left = self._drop()
+            if not self._over:
+                flying = [request for replica in self._replicas for request in replica.flying]
+                self.history.outcomes["failed"] += len(flying)
+                left += flying
+            self._over = True
         for replica in self._replicas:
             if not replica.gone.is_open:
                 replica.executor.give_up("The server was closed, and this had not ended in time.")
@@ -230,6 +296,14 @@ class Server:
         fail(left, _too_late())
         for replica in self._replicas:
             replica.close()
+        for watcher in self._watchers:
+            watcher.close()
+
+    def _drop(self) -> list[Pending]:
+        """Take out all requests that wait, which are to fail; with the lock."""
+        dropped = self._waiting.clear()
+        self.history.outcomes["failed"] += len(dropped)
+        return dropped
 
     def _why(self) -> PlaceitError:
         reason = self._reason
@@ -339,10 +413,8 @@ class Server:
                 self._ring()
             future = request.future
             labels = replica.executor.labels
-            self.history.ended(Done(request.number, labels, future.arrived, future.begun, ended, ran, moved))
-            for s, start, finish in ran:
-                name = replica.names[s]
-                self.busy[name] = self.busy.get(name, 0.0) + finish - start
+            if not self._over:  # what has not ended before counts as failed
+                self.history.ended(Done(request.number, labels, future.arrived, future.begun, ended, ran, moved))
         return True
 
     def without(self, replica: Replica) -> bool:
@@ -367,7 +439,9 @@ class Server:
             try:
                 for request in reversed(again):
                     self._waiting.add_first(request)
+                given_up = len(replica.flying) - len(left)
                 replica.flying.clear()
+                self.history.outcomes["cancelled"] += 0 if self._over else given_up
             except BaseException:
                 for request in again:
                     self._waiting.remove(request)
@@ -411,7 +485,7 @@ class Server:
             elif not any(other.able for other in self._replicas) and not self._replacing:
                 self._reason = error
                 happened("nothing is left", str(error))
-                dropped = self._waiting.clear()
+                dropped = self._drop()
                 self._make_room()
         fail(dropped, error)
         if made is not None and over:

@@ -26,6 +26,8 @@ class Waiting:
 
     Attributes:
         over: requests that have left without having begun, in order: somebody has to end their futures, and takes them out.
+        cancelled: how many were given up.
+        expired: of how many the deadline was over.
     """
 
     def __init__(self, given_up: Callable[[], object]) -> None:
@@ -35,6 +37,7 @@ class Waiting:
         self._numbers = itertools.count()
         self._ended: deque[Pending] = deque()  # while they waited
         self.over: dict[Pending, None] = {}
+        self.cancelled = self.expired = 0
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -70,26 +73,30 @@ class Waiting:
     def expire(self, now: float) -> None:
         """Have requests leave that were given up, or whose deadline is over."""
         while self._ended:
-            self._leave(self._ended[0])
+            self.cancelled += self._leave(self._ended[0])
             self._ended.popleft()
         while self._deadlines and (not self._waits(self._deadlines[0]) or self._deadlines[0][0] <= now):
             if self._waits(self._deadlines[0]):
-                self._leave(self._deadlines[0][2])
+                self.expired += self._leave(self._deadlines[0][2])
             heappop(self._deadlines)
         self._tidy()
 
     def clear(self) -> list[Pending]:
-        """Take all out, and return them."""
-        found = [*self._requests]
+        """Take all out, and return those that were not given up."""
+        found = [request for request in self._requests if not request.future.done()]
+        self.cancelled += len(self._requests) - len(found)
         self._requests.clear()
         self._deadlines.clear()
         self._ended.clear()
         return found
 
-    def _leave(self, request: Pending) -> None:
-        if request in self._requests:
+    def _leave(self, request: Pending) -> bool:
+        """Have a request leave; return whether it waited."""
+        waited = request in self._requests
+        if waited:
             self.over[request] = None
             del self._requests[request]
+        return waited
 
     def _tidy(self) -> None:
         """Forget the deadlines of requests that have left, once those are most of them."""

@@ -525,11 +525,18 @@ class Workbench:
         warmup: int = WARMUP,
         inputs: Arrays | None = None,
         traffic: None = None,
+        watch: None = None,
     ) -> RunReport: ...
 
     @overload
     def run(
-        self, placement: Placement | str | Path, *, warmup: int = WARMUP, inputs: Arrays | None = None, traffic: Traffic
+        self,
+        placement: Placement | str | Path,
+        *,
+        warmup: int = WARMUP,
+        inputs: Arrays | None = None,
+        traffic: Traffic,
+        watch: serving.Watch | None = None,
     ) -> RateReport: ...
 
     def run(
@@ -541,6 +548,7 @@ class Workbench:
         warmup: int = WARMUP,
         inputs: Arrays | None = None,
         traffic: Traffic | None = None,
+        watch: serving.Watch | None = None,
     ) -> RunReport | RateReport:
         """Run a placement and measure it: single requests, or several in flight.
 
@@ -551,22 +559,26 @@ class Workbench:
             warmup: runs before them that do not count; with ``traffic``, for each replica.
             inputs: by name; None for the session's.
             traffic: how requests arrive at the placement and its replicas; None for single ones.
+            watch: makes, of the server, a context in which requests arrive, such as ``Server.live``; None for none.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
-            UsageError: an input is missing or has the wrong shape, there are no runs, traffic and their number are given, or
-                costs are not known and the placement has no segments of its own (:meth:`plan_of`).
+            UsageError: an input is missing or has the wrong shape, there are no runs, traffic and their number are given, there
+                is a ``watch`` and no traffic, or costs are not known and the placement has no segments of its own
+                (:meth:`plan_of`).
             DeviceError: a device exists in simulation only, or has no room.
             ExecutionError: a device failed, or requests did.
             KeyboardInterrupt: Ctrl-C before the first timed run had ended; afterwards it ends the runs.
         """
         placement = placement if isinstance(placement, Placement) else Placement.load(placement)
         if traffic is None:
+            if watch is not None:
+                raise UsageError("Single requests have no server to watch: give 'traffic', or leave out 'watch'.")
             length = _RUNS if runs is None else runs
             return running.run(self, placement, runs=length, duration=duration, warmup=warmup, inputs=inputs)
         if runs is not None or duration is not None:
             raise UsageError("Traffic says how many requests there are: leave out 'runs' and 'duration'.")
-        return serving.run_at(self, placement, traffic, warmup=warmup, inputs=inputs)
+        return serving.run_at(self, placement, traffic, warmup=warmup, inputs=inputs, watch=watch)
 
     def serve(
         self,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from time import perf_counter
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,10 @@ from placeit.workbench.options import Traffic
 from placeit.workbench.recovery import Recovery
 from placeit.workbench.running import given_to
 
-__all__ = ["Proposals", "run_at", "serve"]
+__all__ = ["Proposals", "Watch", "run_at", "serve"]
+
+Watch: TypeAlias = Callable[[Server], contextlib.AbstractContextManager[object]]
+"""Makes a context of a server, in which requests arrive there."""
 
 _WORTH = 0.98  # of what the incumbent is expected to take, for a candidate to be tried
 _STEPS = 50  # of a search
@@ -144,25 +147,32 @@ class Proposals:
             raise ExecutionError(wrong)
 
 
-def run_at(session: OpenSession, placement: Placement, traffic: Traffic, *, warmup: int, inputs: Arrays | None) -> RateReport:
+def run_at(
+    session: OpenSession,
+    placement: Placement,
+    traffic: Traffic,
+    *,
+    warmup: int,
+    inputs: Arrays | None,
+    watch: Watch | None = None,
+) -> RateReport:
     """Do what :meth:`placeit.workbench.Workbench.run` says of traffic."""
     due, given = traffic.times(), given_to(session, inputs)
     check = session.output_check(None if inputs is None else given)
     with contextlib.ExitStack() as stack:
         executors = [stack.enter_context(executor) for executor in _executors(session, placement)]
         error = functools.reduce(OutputDifference.worse, [check(executor) for executor in executors])
+        for executor in executors * warmup:
+            executor.run(given)
         server = stack.enter_context(Server(executors, queue=traffic.queue))
         at_once = sum(executor.in_flight for executor in executors)
-        for _ in range(warmup * len(executors)):
-            server.submit(given).result()
-        begin = perf_counter()
-        with Sampler() as sampler:
+        with Sampler() as sampler, contextlib.nullcontext() if watch is None else watch(server):
             if due is not None:
                 served = offer(server, given, due)
             else:
                 served = keep_busy(server, given, at_once, requests=traffic.requests, seconds=traffic.until)
         trace, labels = server.history.trace(), [executor.labels for executor in executors]
-        ended = [one for one in server.history.requests() if one.arrived >= begin and math.isfinite(one.ended)]
+        ended = [one for one in server.history.requests() if math.isfinite(one.ended)]
         done = [replace(one, replica=next(k for k, of in enumerate(labels) if of is one.labels)) for one in ended]
         if served.load is None and served.error is not None:
             raise served.error

@@ -83,6 +83,13 @@ def test_requests_that_a_lost_device_had_run_on_what_is_left_once_each(
             for i, answer in enumerate(answers):
                 for name, value in answer.result(PATIENCE_S).items():
                     np.testing.assert_allclose(value, expected[i % 3][name], rtol=1e-3, atol=1e-4)
+            lost = server.stats()
+            assert session.runtime.pool.reopen() == [frozenset({THERE})]
+            back = server.stats()
+        assert (lost.outcomes["succeeded"], lost.arrived, lost.replacements) == (120, 120, 1)
+        for stats, up, returns in ((lost, False, 0), (back, True, 1)):
+            seen = {device.name: (device.node, device.up, device.losses, device.returns) for device in stats.devices}
+            assert seen == {THERE: ("head", up, 1, returns), HERE: ("", True, 0, 0)}
         assert server.repeated == 0
         (replacement,) = server.replacements
         assert replacement.devices == (HERE,)

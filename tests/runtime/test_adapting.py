@@ -158,6 +158,8 @@ def test_a_device_that_is_lost_and_comes_back_is_used_again_without_a_request_lo
     assert server.replacements[1].why == "a is back."
     assert bench.device(0) is not lost
     assert bench.runtime.pool.lost() == {}
+    assert [(device.name, device.up, device.returns) for device in server.stats().devices] == [("a", True, 1), ("b", True, 0)]
+    assert [event.why for event in server.stats().events if event.name == "news"] == ["a is back."]
     assert "a is lost" in str(executor.gone)  # as long as it lives
     executor.close()
 

@@ -1,0 +1,181 @@
+"""Show what a server does while it does it: a view on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from placeit.core.threads import Gate, Worker
+from placeit.report import text
+from placeit.runtime.stats import DeviceStats, ServerStats
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+__all__ = ["LiveView"]
+
+_LOOK_S, _LINE_S = 0.5, 5.0  # between two views on a terminal, and between two lines elsewhere
+_WINDOW_S = 5.0  # that rates and utilisation are about
+_BAR, _WIDE = 20, 70  # columns of a bar, and of a terminal that has room for bars
+_EVENTS = ("lost", "news", "first answer", "left out", "nothing is left")  # that are shown, of a server's
+_SHOWN = 3  # events
+
+
+class LiveView:
+    """What a server does, shown from :meth:`start` on until this is closed. A context manager.
+
+    Args:
+        read: gives the server's numbers.
+        console: where to; None for standard error.
+    """
+
+    def __init__(self, read: Callable[[], ServerStats], console: Console | None = None) -> None:
+        from rich.console import Console
+
+        self._read, self._begin = read, read()
+        self._looks = deque([self._begin])
+        self._console = Console(stderr=True, force_terminal=sys.stderr.isatty()) if console is None else console
+        self._live: Live | None = None
+        self._lock, self._over = threading.Lock(), Gate()
+        self._worker: Worker | None = None
+
+    def start(self) -> None:
+        """Show it from now on: twice a second on a terminal, and as a line every five seconds elsewhere."""
+        from rich.live import Live
+
+        self._worker = Worker("placeit live")
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            own = sys.stdout is not None and sys.stdout.isatty()  # or what is printed there would come to another place
+            self._live = Live(self.render(), console=self._console, auto_refresh=False, redirect_stdout=own)
+            self._live.start(refresh=True)
+        self._worker.submit(self._watch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Show the last numbers, and end; a second call has no effect."""
+        with self._lock:
+            if self._over.is_open:
+                return
+            self._over.open()
+        try:
+            if self._worker is not None:
+                self._worker.close()
+                self.refresh()
+        finally:
+            if self._live is not None:
+                self._live.stop()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LINE_S if self._live is None else _LOOK_S):
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Look at the server, and show what has changed."""
+        with self._lock, contextlib.suppress(OSError):  # nobody reads it any more
+            self._look()
+            if self._live is not None:
+                self._live.update(self.render(), refresh=True)
+            else:
+                print(self.line(), file=self._console.file, flush=True)
+
+    def _look(self) -> None:
+        self._looks.append(self._read())
+        while len(self._looks) > 2 and self._looks[-1].at - self._looks[1].at >= _WINDOW_S:
+            self._looks.popleft()
+
+    def render(self) -> Text:
+        """Return the view of the last look, as wide as the console."""
+        from rich.console import Console
+        from rich.text import Text
+
+        now, width = self._looks[-1], self._console.width
+        nowhere = io.TextIOWrapper(io.BytesIO(), self._console.encoding)  # which decides what lines are drawn with
+        page = Console(file=nowhere, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        with page.capture() as shown:
+            text.facts(page, self._figures(now))
+            page.print()
+            bars = width >= _WIDE
+            text.table(page, ("device", "state", "busy", *([""] if bars else [])), self._rows(now, bars=bars), left=2)
+            events = [event for event in now.events if event.name in _EVENTS][-_SHOWN:]
+            if events:
+                page.print()
+            for event in events:
+                text.paragraph(page, event.why, label=f"{now.at - event.finish:.0f} s ago  ")
+        view = Text(shown.get().rstrip("\n"), overflow="fold")
+        view.highlight_words(["lost"], "bold red")
+        return view
+
+    def line(self) -> str:
+        """Return the numbers of the last look as one line."""
+        now = self._looks[-1]
+        busy = [f"{device.name} {text.percent(self._busy([device]))}" for device in now.devices if device.up]
+        lost = [device.name for device in now.devices if not device.up]
+        parts = [f"{what} {figure}" for what, figure in self._figures(now).items()]
+        parts += [f"busy {', '.join(busy)}"] if busy else []
+        parts += [f"lost {', '.join(lost)}"] if lost else []
+        return text.printable(f"{now.at - self._begin.at:.0f} s: {'; '.join(parts)}".replace("\n", " "))
+
+    def _figures(self, now: ServerStats) -> dict[str, str]:
+        """Return what is said of requests, by its heading."""
+        names = "p50", "p95", "p99"
+        times = (f"{name} {text.seconds(value)}" for name, value in zip(names, now.percentiles(0.5, 0.95, 0.99), strict=True))
+        outcomes = (f"{count} {what}" for what, count in now.outcomes.items() if count or what in ("succeeded", "failed"))
+        return {
+            "requests": f"{now.arrived} arrived, {', '.join(outcomes)}",
+            "throughput": f"{text.rate(self._rate(lambda stats: stats.outcomes['succeeded']))} per second",
+            "latency": ", ".join(times),
+            "queue": f"{now.waiting} of {now.queue} waiting, {now.in_flight} in flight",
+            **({"placed anew": str(now.replacements)} if now.replacements else {}),
+        }
+
+    def _rows(self, now: ServerStats, *, bars: bool) -> list[tuple[str, ...]]:
+        """Return the rows of the table of devices, those of each node below a row for it."""
+        rows = []
+        nodes = dict.fromkeys(device.node for device in now.devices)
+        for node in nodes:
+            devices = [device for device in now.devices if device.node == node]
+            if any(nodes):
+                up = sum(device.up for device in devices)
+                rows.append((node or "this machine", f"{up} of {len(devices)} devices up", *self._use(devices, bars)))
+            indent = "  " if any(nodes) else ""
+            rows += [(indent + device.name, _state(device), *self._use([device], bars)) for device in devices]
+        return rows
+
+    def _use(self, devices: Sequence[DeviceStats], bars: bool) -> list[str]:
+        """Return the cells that say how busy devices are on average."""
+        busy = self._busy(devices)
+        full = 0 if busy is None else round(busy * _BAR)
+        return [text.percent(busy), *(["#" * full + "." * (_BAR - full)] if bars else [])]
+
+    def _busy(self, devices: Sequence[DeviceStats]) -> float | None:
+        """Return the share of the last seconds that devices were busy, on average.
+
+        Segments count when their request has ended, and may have run before.
+        """
+        names = {device.name for device in devices}
+        spent = self._rate(lambda stats: sum(device.busy_s for device in stats.devices if device.name in names))
+        return None if spent is None else min(1.0, spent / len(devices))
+
+    def _rate(self, count: Callable[[ServerStats], float]) -> float | None:
+        """Return how much something has grown per second in the last seconds; None if no time has passed."""
+        first, last = self._looks[0], self._looks[-1]
+        return (count(last) - count(first)) / (last.at - first.at) if last.at > first.at else None
+
+
+def _state(device: DeviceStats) -> str:
+    if not device.up:
+        return "lost" if device.losses == 1 else f"lost, {device.losses} times so far"
+    return "up" if not device.returns else "back" if device.returns == 1 else f"back, {device.returns} times so far"
