@@ -186,7 +186,8 @@ def _library_messages(terminal: Terminal) -> Iterator[None]:
 
 class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        typer.echo(printable(f"{record.levelname.lower()}: {record.getMessage()}"), err=True)
+        # not by typer.echo, which writes around what rich has put there to keep messages above what it shows live
+        sys.stderr.write(printable(f"{record.levelname.lower()}: {record.getMessage()}\n"))
 
 
 def _deliver(terminal: Terminal, output: Output) -> None:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import pytest
 import typer
+from rich.console import Console
+from rich.live import Live
 from typer.testing import CliRunner
 
 from placeit.cli.command import command
@@ -41,6 +43,18 @@ def test_a_result_is_text_or_json_and_nothing_else_is_on_standard_output() -> No
     result = invoke(noisy, "--count", "3", "--json")
     assert json.loads(result.stdout) == {"worked": True, "count": 3}
     assert "a library says hello" in result.stderr
+
+
+def test_a_warning_stands_above_what_a_terminal_is_shown_live() -> None:
+    def warned() -> dict[str, Any]:
+        with Live("what goes on", console=Console(stderr=True, force_terminal=True), auto_refresh=False) as live:
+            live.refresh()
+            logging.getLogger("placeit").warning("a is lost")
+        return {}
+
+    before, _, after = invoke(warned).stderr.partition("warning: a is lost\n")
+    assert before.endswith("what goes on\r\x1b[2K")  # which clears the line
+    assert after.startswith("what goes on")
 
 
 def test_what_is_not_finite_is_null_in_json() -> None:
