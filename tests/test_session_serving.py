@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.profiler.cache import Cache
 from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.serving import Server
 from placeit.session import Session
 from placeit.workbench.options import Traffic
 
@@ -91,17 +93,31 @@ def test_a_session_that_is_closed_fails_what_its_server_has(session: Session) ->
 
 
 def test_requests_that_arrive_at_a_rate_are_all_accounted_for(session: Session) -> None:
-    made = placements(session)
+    made, watched = placements(session), list[Server]()
+
+    @contextlib.contextmanager
+    def watch(server: Server) -> Iterator[None]:
+        watched.append(server)
+        assert server.stats().arrived == 0
+        yield
+        assert server.stats().arrived == 40
+
     report = session.run(
-        replace(made["first"], replicas=(made["last"],)), traffic=Traffic(100, requests=40, arrivals="poisson", seed=1)
+        replace(made["first"], replicas=(made["last"],)),
+        traffic=Traffic(100, requests=40, arrivals="poisson", seed=1),
+        warmup=3,
+        watch=watch,
     )
     served = report.served
+    assert len(watched) == 1
     assert served.load is not None
     assert (served.arrived, served.load.requests + served.dropped, served.failed) == (40, 40, 0)
     assert report.in_flight == 4
     assert report.failed is None
     with pytest.raises(UsageError, match="leave out 'runs'"):
         session.run(made["first"], traffic=Traffic(), runs=3)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="leave out 'watch'"):
+        session.run(made["first"], watch=watch)  # type: ignore[call-overload]
     for wrong in ({"rate": 0.0}, {"rate": 1.0, "requests": 0}, {"requests": 0}, {"rate": 1.0, "seconds": float("inf")}):
         with pytest.raises(UsageError):
             session.run(made["first"], traffic=Traffic(**wrong))  # type: ignore[arg-type]

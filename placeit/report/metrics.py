@@ -81,9 +81,11 @@ class Metrics:
             if self._closed:
                 return
             self._closed = True
-        self._http.shutdown()
-        self._http.server_close()
-        self._worker.close()
+        try:
+            self._http.shutdown()
+        finally:
+            self._http.server_close()
+            self._worker.close()
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics, as collectors of prometheus-client do."""
