@@ -103,6 +103,25 @@ void downward_ranks(const Tables& tables, Span<const double> compute, Span<const
     }
 }
 
+void optimistic_costs(const Tables& tables, Span<const double> comm, Grid<double> cost) {
+    const std::size_t devices = cost.columns();
+    std::vector<double> onward(devices);  // seconds from the start of a consumer on each device to the end
+    std::fill(cost.all().begin(), cost.all().end(), 0.0);
+    for (std::size_t i = cost.rows(); i-- > 0;) {
+        const std::size_t w = tables.op[i].order;
+        double least = infinity;
+        for (std::size_t d = 0; d < devices; ++d) {
+            onward[d] = tables.compute(w, d) + cost(w, d);
+            least = std::min(least, onward[d]);
+        }
+        for (std::size_t j = tables.op[w].in_first; j < tables.op[w + 1].in_first; ++j) {
+            const std::size_t p = tables.in_edge[j], v = tables.edge[p].tail;
+            const double elsewhere = least + comm[p];
+            for (std::size_t d = 0; d < devices; ++d) cost(v, d) = std::max(cost(v, d), std::min(onward[d], elsewhere));
+        }
+    }
+}
+
 void ready_order(const Tables& tables, Span<const std::int32_t> by_priority, Span<std::int32_t> order) {
     const std::size_t ops = order.size();
     std::vector<std::int32_t> waiting(ops);
@@ -127,7 +146,7 @@ void ready_order(const Tables& tables, Span<const std::int32_t> by_priority, Spa
 }
 
 bool insertion_schedule(const Tables& tables, Span<const std::int32_t> order, Grid<const double> compute,
-                        Span<const double> memory, const Plan& plan) {
+                        Grid<const double> onward, Span<const double> memory, const Plan& plan) {
     check_order(tables, order);
     const std::size_t devices = memory.size();
     std::vector<Busy> busy(devices);
@@ -139,17 +158,19 @@ bool insertion_schedule(const Tables& tables, Span<const std::int32_t> order, Gr
         last_arrivals(tables, v, plan.place, plan.finish, ready);
         std::size_t best = devices;
         Busy::Gap gap{};
-        double finish = infinity;
+        double least = infinity;
         for (std::size_t d = 0; d < devices; ++d) {
             if (compute(v, d) == infinity || used[d] + bytes > memory[d]) continue;
             const Busy::Gap found = busy[d].earliest(ready[d], compute(v, d));
-            if (found.at + compute(v, d) < finish) {
+            const double end = found.at + compute(v, d) + onward(v, d);
+            if (end < least) {
                 best = d;
                 gap = found;
-                finish = found.at + compute(v, d);
+                least = end;
             }
         }
         if (best == devices) return false;
+        const double finish = gap.at + compute(v, best);
         plan.place[v] = static_cast<std::int32_t>(best);
         plan.start[v] = gap.at;
         plan.finish[v] = finish;

@@ -1,6 +1,8 @@
-// List schedulers: ops one by one, in an order that respects precedence, each on the device where it finishes first.
+// List schedulers: ops one by one, in an order that respects precedence, each on the device where it finishes first, or where
+// the rest of the graph is expected to.
 //
-// Topcuoglu et al., "Performance-effective and low-complexity task scheduling for heterogeneous computing", 2002.
+// HEFT and CPOP: Topcuoglu et al., "Performance-effective and low-complexity task scheduling for heterogeneous computing",
+// 2002. PEFT: Arabnejad and Barbosa, "List scheduling algorithm for heterogeneous systems by an optimistic cost table", 2014.
 #pragma once
 
 #include <algorithm>
@@ -39,6 +41,11 @@ void upward_ranks(const Tables& tables, Span<const double> compute, Span<const d
 /// Writes the mean length of the longest path from an entry to the start of each op, [V] seconds (equation 10, CPOP).
 void downward_ranks(const Tables& tables, Span<const double> compute, Span<const double> comm, Span<double> rank);
 
+/// Writes the optimistic cost table, [V, D] seconds (PEFT): the longest path from the end of an op on a device to
+/// an exit, where each op on the path has the device that is best for what comes after it. `comm`: [E] mean seconds of each
+/// edge between different devices, by position.
+void optimistic_costs(const Tables& tables, Span<const double> comm, Grid<double> cost);
+
 /// Writes the order, [V], in which ops leave a ready list. `by_priority`: [V], every op once, the most urgent first.
 void ready_order(const Tables& tables, Span<const std::int32_t> by_priority, Span<std::int32_t> order);
 
@@ -48,11 +55,12 @@ struct Plan {
     Span<double> start, finish;
 };
 
-/// Plans ops in `order`, [V], which respects precedence, each in the earliest idle gap that holds it (section 4).
-/// A device is idle while neither it nor one that conflicts with it runs anything. `compute`: [V, D] seconds, infinite where an
-/// op may not run; `memory`: [D] bytes. Returns whether the weights fit.
+/// Plans ops in `order`, [V], which respects precedence, each in the earliest idle gap that holds it (HEFT, section 4), on the
+/// device where its finish and what it takes from there on come first. A device is idle while neither it nor one that conflicts
+/// with it runs anything. `compute`: [V, D] seconds, infinite where an op may not run; `onward`: [V, D] seconds from the end of
+/// an op, zero for HEFT, the optimistic cost table for PEFT; `memory`: [D] bytes. Returns whether the weights fit.
 bool insertion_schedule(const Tables& tables, Span<const std::int32_t> order, Grid<const double> compute,
-                        Span<const double> memory, const Plan& plan);
+                        Grid<const double> onward, Span<const double> memory, const Plan& plan);
 
 /// Places ops in `order`, [V], which respects precedence, each where it starts earliest behind all that its device, and those
 /// that conflict with it, were given before. `lots`: [V, D]; of devices with equal starts the one of the least lot is chosen.

@@ -22,7 +22,7 @@ _SLICE, _SIZE = 5000, 256  # steps between two looks at the clock, in graphs of 
 
 @dataclass(frozen=True)
 class Annealing:
-    """Simulated annealing (Kirkpatrick et al. 1983) in the compiled simulator, from HEFT's or the best single-device placement.
+    """Simulated annealing (Kirkpatrick et al. 1983) in the compiled simulator, from the best of HEFT, PEFT and single devices.
 
     Half of the moves are of an op on the critical chain of the current schedule, the ops and waits that the makespan consists
     of, as no move of another op alone can shorten it much. A part of the moves takes an op to where one of its neighbours is,

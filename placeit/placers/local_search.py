@@ -12,6 +12,7 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, option
 from placeit.placers.feasibility import fits
 from placeit.placers.heft import Heft
+from placeit.placers.peft import Peft
 
 __all__ = ["LocalSearch", "starts"]
 
@@ -21,7 +22,7 @@ class LocalSearch:
     """Move one op at a time to a better device until no move helps; then perturb the best placement and continue.
 
     Placements are valued in batches, so that a cost function that is fast in bulk, or measures interleaved, is used well:
-    of each batch of neighbours the best is taken if it improves. Starts from the better of HEFT and the best single device.
+    of each batch of neighbours the best is taken if it improves. Starts from the best of HEFT, PEFT and the single devices.
     """
 
     evaluations: int = option(20_000, "placements to evaluate, unless the caller sets a limit", least=0, most=10**12)
@@ -81,9 +82,9 @@ class LocalSearch:
 
 
 def starts(problem: Problem) -> NDArray[np.int32]:
-    """Placements to start a search from, ``int32[B, V]``: HEFT, then every device that can hold the whole graph."""
+    """Placements to start a search from, ``int32[B, V]``: HEFT, PEFT, then every device that can hold the whole graph."""
     singles = [np.full(len(problem), device, np.int32) for device in problem.single_devices]
-    return np.stack([Heft().plan(problem).placement, *singles])
+    return np.stack([*(placer.plan(problem).placement for placer in (Heft(), Peft())), *singles])
 
 
 def _neighbours(

@@ -32,9 +32,9 @@ _LEAST_PRICE_S = 1.0
 class Recovery:
     """Makes executors in place of those whose devices are lost, and finds what would be better when devices change.
 
-    The new placement is the better of HEFT's and the best single device's, annealed by the simulated seconds of its plan. It
-    uses devices that are left, and that no other executor of the server uses. Of two that have lost their link, it uses one. A
-    decision takes half a second; where a device then turns out not to be able to load its part, it is left out of another one.
+    The new placement is the best of HEFT's, PEFT's and those on single devices, annealed by the simulated seconds of its plan.
+    It uses devices that are left, and that no other executor of the server uses. Of two that have lost their link, it uses one.
+    A decision takes half a second; if a device then turns out not to be able to load its part, it is left out of another one.
 
     Args:
         runtime: of the model.
