@@ -316,7 +316,7 @@ def optimistic_costs(tables: Tables, comm: numpy.typing.NDArray[numpy.float64], 
 def ready_order(tables: Tables, by_priority: numpy.typing.NDArray[numpy.int32], order: numpy.typing.NDArray[numpy.int32]) -> None:
     """Write the order in which ops leave a ready list, int32[V]."""
 
-def insertion_schedule(tables: Tables, order: numpy.typing.NDArray[numpy.int32], compute: numpy.typing.NDArray[numpy.float64], onward: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32], start: numpy.typing.NDArray[numpy.float64], finish: numpy.typing.NDArray[numpy.float64]) -> bool:
+def insertion_schedule(tables: Tables, order: numpy.typing.NDArray[numpy.int32], compute: numpy.typing.NDArray[numpy.float64], onward: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], links: LinkModel, place: numpy.typing.NDArray[numpy.int32], start: numpy.typing.NDArray[numpy.float64], finish: numpy.typing.NDArray[numpy.float64]) -> bool:
     """
     Write the device, start and finish of each op, each in the earliest gap that holds it, where its finish and the seconds onward are least; return whether the weights fit.
     """

@@ -51,7 +51,7 @@ void bind_list_scheduling(nb::module_& module) {
     module.def(
         "insertion_schedule",
         [](const Tables& tables, const Ints& order, const Doubles& compute, const Doubles& onward, const Doubles& memory,
-           const Array<std::int32_t>& place, const Array<double>& start, const Array<double>& finish) {
+           LinkModel links, const Array<std::int32_t>& place, const Array<double>& start, const Array<double>& finish) {
             const std::size_t ops = ops_of(tables);
             const Plan plan{place.vector("place", ops), start.vector("start", ops), finish.vector("finish", ops)};
             const auto turns = order.vector("order", ops);
@@ -59,9 +59,9 @@ void bind_list_scheduling(nb::module_& module) {
             const auto later = onward.grid("onward", ops, devices_of(tables));
             const auto room = memory.vector("memory", devices_of(tables));
             const nb::gil_scoped_release released;
-            return insertion_schedule(tables, turns, seconds, later, room, plan);
+            return insertion_schedule(tables, turns, seconds, later, room, links, plan);
         },
-        "tables"_a, "order"_a, "compute"_a, "onward"_a, "memory"_a, "place"_a, "start"_a, "finish"_a,
+        "tables"_a, "order"_a, "compute"_a, "onward"_a, "memory"_a, "links"_a, "place"_a, "start"_a, "finish"_a,
         "Write the device, start and finish of each op, each in the earliest gap that holds it, where its finish and the "
         "seconds "
         "onward are least; return whether the weights fit.");

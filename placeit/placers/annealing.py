@@ -11,6 +11,7 @@ from placeit import _core
 from placeit.core import clock
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, is_over, option
+from placeit.placers.list_scheduling import links_of
 from placeit.placers.local_search import LocalSearch, starts
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput import ThroughputCost
@@ -49,7 +50,7 @@ class Annealing:
             InfeasibleError: the weights fit in no way that was found.
         """
         budget = self.evaluations if evaluations is None else evaluations
-        return self._from(starts(problem), problem, cost, seed, budget, deadline)
+        return self._from(starts(problem, links_of(cost)), problem, cost, seed, budget, deadline)
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None

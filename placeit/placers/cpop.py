@@ -17,6 +17,7 @@ from placeit.placers.list_scheduling import (
     shortest_schedule,
     upward_ranks,
 )
+from placeit.simulator.scheduler import LinkModel
 
 __all__ = ["Cpop"]
 
@@ -30,8 +31,8 @@ class Cpop(ListPlacer):
     plan is the shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
     """
 
-    def plan(self, problem: Problem) -> ListSchedule:
-        """Return the placement with the planned schedule; links are without contention.
+    def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
+        """Return the placement with the planned schedule.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
@@ -46,7 +47,9 @@ class Cpop(ListPlacer):
         can = path[np.isfinite(on_path[:, device])]
         pinned[can] = np.inf
         pinned[can, device] = problem.compute[can, device]
-        return shortest_schedule(problem, priority_order(problem, upward + downward_ranks(problem)), compute=pinned)
+        return shortest_schedule(
+            problem, priority_order(problem, upward + downward_ranks(problem)), compute=pinned, links=links
+        )
 
 
 def _critical_path(problem: Problem, upward: NDArray[np.float64]) -> NDArray[np.int64]:

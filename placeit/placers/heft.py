@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from placeit.core.problem import Problem
 from placeit.placers.list_scheduling import ListPlacer, ListSchedule, priority_order, shortest_schedule, upward_ranks
+from placeit.simulator.scheduler import LinkModel
 
 __all__ = ["Heft"]
 
@@ -21,10 +22,10 @@ class Heft(ListPlacer):
     plan is the shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
     """
 
-    def plan(self, problem: Problem) -> ListSchedule:
-        """Return the placement with the planned schedule; links are without contention.
+    def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
+        """Return the placement with the planned schedule.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
         """
-        return shortest_schedule(problem, priority_order(problem, upward_ranks(problem)))
+        return shortest_schedule(problem, priority_order(problem, upward_ranks(problem)), links=links)

@@ -19,11 +19,14 @@ from placeit.core.conflicts import cover
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.feasibility import repair
 from placeit.simulator.compiled import compiled
+from placeit.simulator.scheduler import EXECUTED_RULES, LinkModel, Rules
+from placeit.simulator.simulate import SimulatedCost
 
 __all__ = [
     "ListPlacer",
     "ListSchedule",
     "downward_ranks",
+    "links_of",
     "list_schedule",
     "mean_comm",
     "mean_compute",
@@ -70,16 +73,25 @@ class ListPlacer(ABC):
         evaluations: int | None,  # noqa: ARG002
         deadline: float | None = None,  # noqa: ARG002
     ) -> NDArray[np.int32]:
-        """Return the placement of :meth:`plan`; the cost function and the seed are not used."""
+        """Return the placement of :meth:`plan`, over links without contention; the cost function and the seed are not used."""
         return self.plan(problem).placement
 
     @abstractmethod
-    def plan(self, problem: Problem) -> ListSchedule:
-        """Return the placement with the planned schedule; links are without contention.
+    def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
+        """Return the placement with the planned schedule.
+
+        Args:
+            problem: the problem.
+            links: whether transfers between two devices wait for each other (``channel``).
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
         """
+
+
+def links_of(cost: CostFunction) -> LinkModel:
+    """Return how links move tensors where a cost comes from: as it is simulated, or else as executors do."""
+    return cost.rules.links if isinstance(cost, SimulatedCost) else EXECUTED_RULES.links
 
 
 def mean_over_devices(problem: Problem, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -169,6 +181,7 @@ def shortest_schedule(
     order: NDArray[np.int32],
     onward: NDArray[np.float64] | None = None,
     compute: NDArray[np.float64] | None = None,
+    links: LinkModel = "contention-free",
 ) -> ListSchedule:
     """Return :func:`list_schedule`; where devices conflict, the shortest of several.
 
@@ -177,11 +190,11 @@ def shortest_schedule(
     """
     compute = problem.compute if compute is None else compute
     if not problem.conflicts.any():
-        return list_schedule(problem, order, compute, onward)
+        return list_schedule(problem, order, compute, onward, links)
     taken = compute * cover(problem.conflicts).sum(axis=0)
     least = taken.min(axis=1, keepdims=True)
     limited = [compute, *(np.where(taken <= limit * least, compute, np.inf) for limit in _EXCESS)]
-    return min((list_schedule(problem, order, seconds, onward) for seconds in limited), key=lambda plan: plan.makespan)
+    return min((list_schedule(problem, order, seconds, onward, links) for seconds in limited), key=lambda plan: plan.makespan)
 
 
 def list_schedule(
@@ -189,10 +202,11 @@ def list_schedule(
     order: NDArray[np.int32],
     compute: NDArray[np.float64] | None = None,
     onward: NDArray[np.float64] | None = None,
+    links: LinkModel = "contention-free",
 ) -> ListSchedule:
     """Place ops one by one where each, and what comes after it, finishes first, inserting into idle gaps, within memory.
 
-    A device is idle while neither it nor one that conflicts with it runs anything. Links are without contention. Where weights
+    A device is idle while neither it nor one that conflicts with it runs anything. Where weights
     run out of room the devices are chosen as if memory were unbounded, the placement is repaired, and the schedule is planned
     again for it.
 
@@ -201,18 +215,19 @@ def list_schedule(
         order: ``int32[V]``, respects precedence.
         compute: ``float64[V, D]`` to use in place of the problem's, with more ``inf`` to forbid devices.
         onward: ``float64[V, D]``, estimated seconds from the end of an op on a device to the end of the whole; None for zero.
+        links: whether transfers wait for each other: for a gap of the ``channel`` between their devices, one that holds them.
 
     Raises:
         InfeasibleError: the weights fit in no way that was found.
     """
     compute = problem.compute if compute is None else compute
     onward = np.zeros(compute.shape) if onward is None else onward
-    placement, start, finish, fits = _schedule(problem, order, compute, onward, problem.memory)
+    placement, start, finish, fits = _schedule(problem, order, compute, onward, problem.memory, links)
     if not fits:
         unbounded = np.full(problem.devices, np.inf)
-        placement, *_ = _schedule(problem, order, compute, onward, unbounded)
+        placement, *_ = _schedule(problem, order, compute, onward, unbounded, links)
         kept = pinned(problem, repair(problem, placement))
-        placement, start, finish, _ = _schedule(problem, order, kept, onward, unbounded)
+        placement, start, finish, _ = _schedule(problem, order, kept, onward, unbounded, links)
     turn = np.empty(len(problem))
     turn[order] = np.arange(len(problem))
     priority = np.empty(len(problem))
@@ -235,8 +250,10 @@ def _schedule(
     compute: NDArray[np.float64],
     onward: NDArray[np.float64],
     memory: NDArray[np.float64],
+    links: LinkModel,
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64], bool]:
     placement, start, finish = np.full(len(problem), -1, np.int32), np.zeros(len(problem)), np.zeros(len(problem))
     costs, later = np.ascontiguousarray(compute), np.ascontiguousarray(onward)
-    fits = _core.insertion_schedule(compiled(problem), order, costs, later, memory, placement, start, finish)
+    model = Rules(links).compiled[0]
+    fits = _core.insertion_schedule(compiled(problem), order, costs, later, memory, model, placement, start, finish)
     return placement, start, finish, fits

@@ -13,6 +13,7 @@ from placeit.placers.list_scheduling import (
     priority_order,
     shortest_schedule,
 )
+from placeit.simulator.scheduler import LinkModel
 
 __all__ = ["Peft"]
 
@@ -29,11 +30,11 @@ class Peft(ListPlacer):
     shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
     """
 
-    def plan(self, problem: Problem) -> ListSchedule:
-        """Return the placement with the planned schedule; links are without contention.
+    def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
+        """Return the placement with the planned schedule.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
         """
         costs = optimistic_costs(problem)
-        return shortest_schedule(problem, priority_order(problem, mean_over_devices(problem, costs)), costs)
+        return shortest_schedule(problem, priority_order(problem, mean_over_devices(problem, costs)), costs, links=links)

@@ -37,6 +37,7 @@ def insertion_schedule(**changed):
         "compute": PROBLEM.compute,
         "onward": np.zeros((OPS, DEVICES)),
         "memory": PROBLEM.memory,
+        "links": _core.LinkModel.channel,
         "place": np.empty(OPS, np.int32),
         "start": np.empty(OPS),
         "finish": np.empty(OPS),

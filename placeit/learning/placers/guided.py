@@ -13,6 +13,7 @@ from placeit.core.errors import UsageError
 from placeit.core.extras import need
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, option
+from placeit.placers.list_scheduling import links_of
 from placeit.placers.local_search import starts
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Guided:
             UsageError: the policy chooses ops without devices; no batch.
         """
         limit = self.evaluations if evaluations is None else evaluations
-        return self._from(starts(problem), problem, cost, seed, limit, deadline)
+        return self._from(starts(problem, links_of(cost)), problem, cost, seed, limit, deadline)
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
