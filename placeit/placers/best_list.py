@@ -9,6 +9,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import best, is_over, option
 from placeit.placers.cpop import Cpop
@@ -59,9 +60,10 @@ class BestList:
         """
         count = self.plans if evaluations is None else min(self.plans, max(1, evaluations))
         made: dict[bytes, NDArray[np.int32]] = {}
+        half = None if deadline is None else (clock.now() + deadline) / 2  # the other half is for valuing
         for plan in islice(_plans(problem, links_of(cost), np.random.default_rng(seed)), count):
             made.setdefault(plan.placement.tobytes(), plan.placement)
-            if is_over(deadline):
+            if is_over(half):
                 break
         return best(cost, np.stack(list(made.values())), evaluations, deadline)
 

@@ -206,16 +206,15 @@ def list_schedule(
 ) -> ListSchedule:
     """Place ops one by one where each, and what comes after it, finishes first, inserting into idle gaps, within memory.
 
-    A device is idle while neither it nor one that conflicts with it runs anything. Where weights
-    run out of room the devices are chosen as if memory were unbounded, the placement is repaired, and the schedule is planned
-    again for it.
+    A device is idle while neither it nor one that conflicts with it runs anything. Where weights run out of room the devices
+    are chosen as if memory were unbounded, the placement is repaired, and the schedule is planned again for it.
 
     Args:
         problem: the problem.
         order: ``int32[V]``, respects precedence.
         compute: ``float64[V, D]`` to use in place of the problem's, with more ``inf`` to forbid devices.
         onward: ``float64[V, D]``, estimated seconds from the end of an op on a device to the end of the whole; None for zero.
-        links: whether transfers wait for each other: for a gap of the ``channel`` between their devices, one that holds them.
+        links: whether a transfer waits for a gap of the ``channel`` from one device to the other that holds it.
 
     Raises:
         InfeasibleError: the weights fit in no way that was found.
