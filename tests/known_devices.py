@@ -14,6 +14,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import ExecutionError
 from placeit.core.threads import Worker
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
+from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.devices.kinds import DeviceKind
 
 __all__ = ["EMPTY_S", "KIND", "Truth", "truth"]
@@ -136,14 +137,14 @@ class _Device:
         self._worker.close()
 
 
-def _shares(model: Any, grouping: Any, device: Device, *_: Any) -> NDArray[np.float64]:
+def _kernels(model: Any, grouping: Any, device: Device, *_: Any) -> list[Kernel]:
     core = truth[0].core
-    seconds = np.array([core[name][int(device.name[1:])] if name in core else 0.0 for name in grouping.groups.names])
-    return seconds / seconds.sum()
+    seconds = [core[name][int(device.name[1:])] if name in core else 0.0 for name in grouping.groups.names]
+    return [Kernel(tuple(np.flatnonzero(grouping.group_of == g).tolist()), taken) for g, taken in enumerate(seconds)]
 
 
 def _supported(model: Any, device: Device) -> set[str]:
     return set(model.graph.names) - truth[0].lacking.get(int(device.name[1:]), set())
 
 
-KIND = DeviceKind(lambda device, _: _Device(device), _supported, _shares)
+KIND = DeviceKind(lambda device, _: _Device(device), _supported, _kernels)

@@ -21,9 +21,10 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.support import supported
+from placeit.runtime.devices.kernels import group_shares
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive
-from placeit.runtime.group_times import group_shares
+from placeit.runtime.group_times import groups_as_kernels
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
 
@@ -140,7 +141,7 @@ def test_every_request_starts_from_the_initial_state(cache: Cache) -> None:
 def test_shares_of_groups_are_not_negative_and_sum_to_one(both: tuple[nn.Module, TorchModel]) -> None:
     model = both[1]
     grouping = Grouping.singletons(model.graph)
-    shares = group_shares(model, grouping, drive(TWO, model).devices[0], passes=3)
+    shares = group_shares(groups_as_kernels(model, grouping, drive(TWO, model).devices[0], passes=3), grouping)
     assert shares.sum() == pytest.approx(1.0)
     assert (shares >= 0).all()
     kinds = np.array(model.graph.kinds)

@@ -37,6 +37,7 @@ class Command(NamedTuple):
 _BUILTIN = {
     "devices": Command("List devices and the links between them.", "placeit.cli.devices:devices"),
     "inspect": Command("Show the contents of a model.", "placeit.cli.inspect:inspect"),
+    "estimate": Command("Predict what a model takes, without running it.", "placeit.cli.estimate:estimate"),
     "profile": Command("Measure the costs of ops on each device.", "placeit.cli.profile:profile"),
     "optimize": Command("Find the fastest placement by measuring.", "placeit.cli.optimize:optimize"),
     "run": Command("Run a placement and measure it.", "placeit.cli.run:run"),

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,15 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache, Kept
 from placeit.profiler.kept import contradicted, cost_key, costs_of, find
+from placeit.profiler.kernel_history import Beyond, History, history_key
+from placeit.profiler.kernel_times import profiled
 from placeit.profiler.links import LinkCosts, probe
 from placeit.profiler.load import MachineLoad
 from placeit.profiler.passes import Passes, Progress, unslowed
 from placeit.profiler.sampling import alike, choose, predict
 from placeit.profiler.support import supported
 from placeit.runtime.budget import STEP_S
+from placeit.runtime.devices.kernels import Kernel, group_shares
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 
@@ -122,6 +126,7 @@ def profile(
             return measured
         if cache is not None and profiling.complete:
             found = cache.put(key, measured, load=load.cores())
+            profiling.remember(History(cache.folder), measured)
         else:
             found = Kept(measured, time.time(), load.cores())
     return costs_of(found, links, cluster, cached=cached)
@@ -155,6 +160,7 @@ class _Profile:
         self.distance, self.bytes = alike(grouping, runtime.book.channels_last)
         self.cut = np.ones(self.groups, bool)
         self._known_shares: dict[int, NDArray[np.float64]] = {}
+        self.kernels: dict[int, Sequence[Kernel]] = {}  # of devices that run the whole model
         self.quick = np.ones(self.devices, bool)  # which devices compile what runs between cut groups
 
     def shared(self) -> Costs:
@@ -223,6 +229,26 @@ class _Profile:
             deadline = max(deadline, clock.now() + STEP_S)
             self._repeat(cut, [] if self.short else others, deadline, progress)
             return self._costs(of, cut, whole, apart)
+
+    def remember(self, history: History, measured: dict[str, Any]) -> None:
+        """Add what the ops took on each device that runs the whole model to the history."""
+        runtime, core, cut, load = self.runtime, *(np.array(measured[what], float) for what in ("core", "cut", "load"))
+        known = self.cut & self.computes
+        for d, kernels in self.kernels.items():
+            device, inside = runtime.cluster.devices[d], float(core[:, d].sum())
+            if not any(kernel.seconds > 0 for kernel in kernels) or inside <= 0:
+                continue
+            each, per_byte = _nonnegative_line(self.bytes[known], cut[known, d]) if known.any() else (0.0, 0.0)
+            alone = inside + float(cut[:, d].sum())
+            beyond = Beyond(
+                measured["dispatch"][d], each, per_byte, max(0.0, float(load[:, d].sum()) / alone), measured["read"][d]
+            )
+            model = runtime.model
+            name = Path(str(model.path)).name
+            history.add(
+                history_key(device, runtime.precision),
+                profiled(str(model.identity), name, model.graph, kernels, inside, beyond),
+            )
 
     def _choose(self, left: float, roomy: NDArray[np.bool_]) -> None:
         """Choose the groups that are cut off, and the devices that run what is between them.
@@ -358,7 +384,8 @@ class _Profile:
     def _measured_shares(self, d: int) -> NDArray[np.float64]:
         runtime, device = self.runtime, self.runtime.cluster.devices[d]
         passes = _FEWEST if self.short else _MOST
-        return device_kind(device).group_shares(runtime.model, self.grouping, device, runtime.precision, passes)
+        self.kernels[d] = device_kind(device).kernels(runtime.model, self.grouping, device, runtime.precision, passes)
+        return group_shares(self.kernels[d], self.grouping)
 
     def _left_out(self, cut: NDArray[np.float64], known: NDArray[np.bool_], seconds: NDArray[np.float64]) -> list[float]:
         """Predict the cut of each known group from the other ones; return by which share of its time that is off."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.graph import OpGraph
 from placeit.planning.coarsen import Grouping
 
-__all__ = ["alike", "choose", "predict"]
+__all__ = ["alike", "border_bytes", "choose", "predict"]
 
 # distances: no kind of op in common, twice the bytes, other neighbours; and of equal groups, since measured times vary
 _OTHER_KINDS, _OTHER_SIZE, _OTHER_BORDER, _EQUAL = 4.0, 0.5, 0.5, 0.1
@@ -36,9 +37,7 @@ def alike(grouping: Grouping, channels_last: frozenset[int]) -> tuple[NDArray[np
         if of[u] != of[v]:
             borders[of[v]].add(("reads", graph.kinds[u], t in channels_last))
             borders[of[u]].add(("writes", graph.kinds[v], t in channels_last))
-    bytes_ = np.bincount(groups.tensor_op, groups.tensor_bytes, count).astype(np.float64)
-    np.add.at(bytes_, groups.edges[:, 1], groups.tensor_bytes[groups.edge_tensor])
-
+    bytes_ = border_bytes(groups)
     rows, row_of = np.unique(table, axis=0, return_inverse=True)
     row_of = row_of.reshape(-1)
     common = np.array([np.minimum(row, rows).sum(axis=1) / np.maximum(row, rows).sum(axis=1) for row in rows])
@@ -52,6 +51,13 @@ def alike(grouping: Grouping, channels_last: frozenset[int]) -> tuple[NDArray[np
         + _EQUAL * ~np.eye(count, dtype=bool)
     )
     return np.asarray(np.minimum(distance, _FARTHEST), np.float64), bytes_
+
+
+def border_bytes(groups: OpGraph) -> NDArray[np.float64]:
+    """Bytes of the tensors that each group writes for others, and reads of others: ``float64[G]``."""
+    bytes_ = np.bincount(groups.tensor_op, groups.tensor_bytes, len(groups)).astype(np.float64)
+    np.add.at(bytes_, groups.edges[:, 1], groups.tensor_bytes[groups.edge_tensor])
+    return bytes_
 
 
 def choose(distance: NDArray[np.float64], weight: NDArray[np.float64], *, most: float, gap: float) -> NDArray[np.bool_]:

@@ -26,12 +26,38 @@ if TYPE_CHECKING:
     from placeit.runtime.compiling import Compiled
     from placeit.runtime.load import RateReport
     from placeit.runtime.run_report import RunReport
+    from placeit.workbench.estimating import Estimate
 
 _REFERENCES = "References are what OpenVINO does by itself on these devices. They are no placements, and cannot be chosen."
 
 _LONGEST = 10  # kernels that a summary shows
 
-__all__ = ["comparison", "links", "optimized", "profile", "rate", "recording", "run"]
+__all__ = ["comparison", "estimate", "links", "optimized", "profile", "rate", "recording", "run"]
+
+
+def estimate(console: Console, found: Estimate) -> None:
+    """Print what a model is predicted to take, and how wrong such predictions are."""
+    answers = [*found.devices, *([] if found.split is None else [found.split])]
+    rows = [
+        (
+            answer.name,
+            "cannot run there" if answer.seconds is None else text.seconds(answer.seconds),
+            ", ".join(text.amount(used, "B") for used in answer.memory.values()),
+            "" if answer.placement is None else text.ops_by_device(answer.placement.counts()),
+        )
+        for answer in answers
+    ]
+    text.table(console, ("device", "predicted", "memory", "ops"), rows)
+    console.print()
+    for name, error in found.errors.items():
+        known = "unknown: only one model was profiled there"
+        if error is not None:
+            known = (
+                f"{text.percent(error.median)} (median of {error.models} models, each predicted without it; worst "
+                f"{text.percent(error.worst)})"
+            )
+        text.facts(console, {f"error on {name}": known})
+    text.facts(console, {"best": f"{found.best.name}, by these predictions; placeit optimize measures it"})
 
 
 def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -> None:

@@ -1,27 +1,26 @@
-"""Divides the time of a whole model among its groups, for runtimes without per-op times."""
+"""Takes each group of a model for a kernel, for runtimes without per-op times."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from placeit.backends.base import Model
 from placeit.core.cluster import Cluster, Device
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
+from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["group_shares"]
+__all__ = ["groups_as_kernels"]
 
 
-def group_shares(
+def groups_as_kernels(
     model: Model, grouping: Grouping, device: Device, precision: str = "f32", *, passes: int = 10
-) -> NDArray[np.float64]:
-    """Measure each group's share of a pass over the whole model: ``float64[G]``, which sums to one.
+) -> list[Kernel]:
+    """Measure what each group takes as a segment of its own, one after the other.
 
-    Every group is run as a segment of its own, one after the other, and has the share that it has in the sum of their times.
     That is right for runtimes that run ops one by one in any case, such as PyTorch.
 
     Raises:
@@ -36,7 +35,7 @@ def group_shares(
             for _ in range(passes):
                 executor.time()
             seconds = executor.segment_seconds()
-    shares = np.zeros(groups)
-    shares[[segment.groups[0] for segment in plan.segments]] = seconds
-    total = shares.sum()
-    return shares / total if total > 0 else np.full(groups, 1 / groups)
+    return [
+        Kernel(tuple(np.flatnonzero(grouping.group_of == segment.groups[0]).tolist()), taken)
+        for segment, taken in zip(plan.segments, seconds.tolist(), strict=True)
+    ]

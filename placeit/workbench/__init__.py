@@ -60,7 +60,8 @@ from placeit.runtime.refining import Limits
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import QUEUE, Server
-from placeit.workbench import recording, running, serving
+from placeit.workbench import estimating, recording, running, serving
+from placeit.workbench.estimating import Estimate
 from placeit.workbench.options import Constraints, Inputs, Traffic
 
 __all__ = ["Workbench"]
@@ -77,6 +78,7 @@ class Workbench:
 
     Attributes:
         placing: the model's ops in groups, and placements of them.
+        cache: where measured costs are kept; None if nowhere.
         compiling: counts the programs that were compiled, here and in sessions that were opened by :meth:`alone`; its
             ``progress`` is told what is being compiled.
     """
@@ -124,7 +126,7 @@ class Workbench:
             types.append(compression())
         rounded = tolerance_of_rounding(self.model.graph, self.model.rounding)
         self.tolerance = tolerance_of(types) + rounded if constraints.tolerance is None else constraints.tolerance
-        self._cache = Cache() if cache == "default" else cache
+        self.cache = Cache() if cache == "default" else cache
         self.compiling = Compiling()
         self._runtime: Runtime | None = None
         self._costs: Costs | None = None
@@ -296,7 +298,7 @@ class Workbench:
         while True:
             left = max(budget_s / _AGAIN, budget_s - (clock.now() - begin))
             measured = functools.partial(
-                profile, self.model, self.grouping, budget_s=left, cache=self._cache, check=check, progress=progress
+                profile, self.model, self.grouping, budget_s=left, cache=self.cache, check=check, progress=progress
             )
             try:
                 if not self.executable:
@@ -356,12 +358,24 @@ class Workbench:
         """
         kept = None
         self._divide_by_support()
-        if self._cache is not None:
+        if self.cache is not None:
             with self._there() as runtime:
-                kept = kept_costs(self.model, self.grouping, runtime.cluster, runtime, self._cache)
+                kept = kept_costs(self.model, self.grouping, runtime.cluster, runtime, self.cache)
         if kept is not None:
             self._take(as_expected(kept, self.cluster, self._expected))
         return kept is not None
+
+    def estimate(self) -> Estimate:
+        """Predict what the model takes on each device, and on all of them, from what other models took there.
+
+        Every profile that is complete adds to the history of kernel times, beside the cost cache. The model is not run.
+
+        Raises:
+            DeviceError: no model was profiled on some device, or the device exists in simulation only.
+            UsageError: the session has no cost cache.
+            InfeasibleError: the model runs on no device, or fits nowhere.
+        """
+        return estimating.estimate(self.model, self.placing, self.cluster, self.cache, self.precision, self.compiling)
 
     def _take(self, costs: Costs) -> Costs:
         self._can = np.isfinite(costs.core)

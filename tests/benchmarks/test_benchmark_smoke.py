@@ -145,6 +145,11 @@ SLOWLY = [
     ),
     Smoke("benchmark_app --quick", {"what": ("placeit", "benchmark_app")}, ("what placeit optimize answers over",)),
     Smoke(
+        "estimates --quick --models light_squeezenet light_shufflenet file_type",
+        {"model": ("light_squeezenet", "light_shufflenet", "file_type")},
+        ("error of a model's predicted time, mean", "an estimate, the model being read"),
+    ),
+    Smoke(
         "executor --quick",
         {
             "candidate": (executor.ONE, executor.BOTH, "OpenVINO HETERO, on both", "ONNX Runtime, parallel", executor.OURS),

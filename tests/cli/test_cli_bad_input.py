@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from placeit.cli import app
 
-COMMANDS = ("inspect", "profile", "optimize", "run", "compare", "explain", "diff", "export")
+COMMANDS = ("inspect", "estimate", "profile", "optimize", "run", "compare", "explain", "diff", "export")
 
 
 def paragraph(result: Any, *words: object) -> None:
@@ -72,7 +72,7 @@ def test_a_folder_in_place_of_a_model(cli: Any, tmp_path: Path) -> None:
     paragraph(cli("inspect", tmp_path / "model.onnx"), "model.onnx")
 
 
-@pytest.mark.parametrize("command", ["profile", "optimize", "run", "compare", "explain", "diff"])
+@pytest.mark.parametrize("command", ["estimate", "profile", "optimize", "run", "compare", "explain", "diff"])
 @pytest.mark.parametrize("device", ["GPU.7", "CPU@4095", "no such thing"])
 def test_a_device_that_is_not_there(cli: Any, tiny: Path, placement: Path, command: str, device: str) -> None:
     paragraph(cli(*arguments(command, tiny, placement), "--devices", device), device)
@@ -249,12 +249,12 @@ def test_costs_in_the_cache_that_make_no_sense_are_measured_again(
     monkeypatch.setenv("PLACEIT_CACHE", str(cache))
 
     def costs() -> list[dict[str, Any]]:
-        return [json.loads(entry.read_text())["value"] for entry in sorted(cache.iterdir())]
+        return [json.loads(entry.read_text())["value"] for entry in sorted(cache.glob("*.json"))]
 
     assert cli("profile", tiny, "--devices", cores[0]).exit_code == 0
     before = costs()
     damaged = 0
-    for entry in cache.iterdir():
+    for entry in cache.glob("*.json"):
         data = json.loads(entry.read_text())
         if where in data["value"]:
             damaged += 1

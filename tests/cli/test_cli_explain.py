@@ -148,3 +148,9 @@ def test_a_placement_that_fails_in_the_race_is_said_to(
     assert all(one["failed"] for one in measured["placements"])
     table = cli(*command)
     assert table.exit_code == 1, table.stderr
+
+
+def test_described_devices_are_not_estimated_from_a_history(cli: Any, tiny: Path, described: Path) -> None:
+    result = cli("estimate", tiny, "-d", described)
+    assert result.exit_code == 1
+    assert "exists in simulation only" in result.stderr

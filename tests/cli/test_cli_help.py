@@ -12,6 +12,7 @@ GOLDEN = Path(__file__).parent / "golden"
 COMMANDS = (
     "devices",
     "inspect",
+    "estimate",
     "profile",
     "optimize",
     "run",

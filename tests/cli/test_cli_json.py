@@ -54,6 +54,7 @@ def commands(tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path) 
     return {
         "devices": (),
         "inspect": (tiny, "--groups"),
+        "estimate": (tiny, *devices),
         "profile": (tiny, *devices),
         "optimize": (tiny, *devices, "--budget", 2, "--placer", "heft", "--compare-precisions", "-o", "p.json"),
         "run": (tiny, "-p", placement, "--runs", 2),
@@ -67,6 +68,8 @@ def commands(tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path) 
 
 @pytest.mark.parametrize("command", list(DOCUMENTED))
 def test_the_fields_are_the_documented_ones(cli: Any, commands: dict[str, tuple[object, ...]], command: str) -> None:
+    if command == "estimate":
+        assert cli("profile", *commands["profile"]).exit_code == 0
     result = cli(command, *commands[command], "--json")
     assert result.exit_code == 0, result.stderr
     documented = DOCUMENTED[command]

@@ -132,7 +132,7 @@ def test_devices_that_share_cores_are_not_measured_beside_each_other() -> None:
 
 def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change what the cache holds for groups."""
-    for path in folder.iterdir():
+    for path in folder.glob("*.json"):
         entry = json.loads(path.read_text())
         if entry["key"]["what"] == "group costs":
             change(entry["value"])

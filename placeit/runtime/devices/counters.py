@@ -1,4 +1,4 @@
-"""Divides the time of a whole model among its groups, by the runtime's per-kernel counters."""
+"""Reads the time of each kernel of a whole model from the runtime's counters."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-from numpy.typing import NDArray
-
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.cluster import Device
+from placeit.core.graph import OpGraph
 from placeit.devices.openvino import compile_model, explaining
-from placeit.planning.coarsen import Grouping
+from placeit.runtime.devices.kernels import Kernel
 
-__all__ = ["group_shares"]
+__all__ = ["kernels"]
 
 
-def group_shares(
-    model: OpenVinoModel, grouping: Grouping, device: Device, precision: str = "f32", *, passes: int = 10
-) -> NDArray[np.float64]:
-    """Measure each group's share of a pass over the whole model: ``float64[G]``, which sums to one.
+def kernels(model: OpenVinoModel, graph: OpGraph, device: Device, precision: str = "f32", *, passes: int = 10) -> list[Kernel]:
+    """Measure what each kernel takes in passes over the whole model.
 
-    OpenVINO fuses ops into kernels and says which ops each kernel stands for; a kernel's time is divided evenly among the
-    groups of its ops. Kernels that stand for no op (layout conversions) count for nobody, so they are shared by all in
-    proportion.
+    OpenVINO fuses ops into kernels and says which ops each kernel stands for. Kernels that stand for no op (layout conversions)
+    are left out.
+
+    Args:
+        model: the model.
+        graph: its task graph, which numbers the ops.
+        device: a device of OpenVINO.
+        precision: in which it computes.
+        passes: over the model; times are means.
 
     Raises:
         DeviceError: the device cannot run the model.
@@ -35,18 +37,14 @@ def group_shares(
         request.get_input_tensor(i).data[...] = value
     with explaining(f"The model cannot be run on {device.name}"):
         _run_bound(device.cores, functools.partial(_repeat, request.infer, passes))
-    graph = grouping.graph
-    shares = np.zeros(len(grouping.groups))
+    found = []
     for kernel in compiled.get_runtime_model().get_ordered_ops():
         info = kernel.get_rt_info()
         spent, originals = info["execTimeMcs"].astype(str), info["originalLayersNames"].astype(str)
-        if not spent.isdigit():
-            continue  # "not_executed"
-        groups = {int(grouping.group_of[graph.index[op]]) for op in model.view.ops_named(originals)}
-        for group in groups:
-            shares[group] += int(spent) / len(groups)
-    total = shares.sum()
-    return shares / total if total > 0 else np.full(len(shares), 1 / len(shares))
+        ops = tuple(graph.index[op] for op in model.view.ops_named(originals))
+        if ops and spent.isdigit():  # else "not_executed"
+            found.append(Kernel(ops, int(spent) * 1e-6))
+    return found
 
 
 def _repeat(run: functools.partial[None], passes: int) -> None:

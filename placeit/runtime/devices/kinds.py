@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.registry import entry_table, load_entry
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
     from placeit.backends.base import Model
     from placeit.planning.coarsen import Grouping
     from placeit.runtime.devices.accelerator import Streams
+    from placeit.runtime.devices.kernels import Kernel
 
 __all__ = ["DeviceKind", "device_kind"]
 
@@ -46,8 +44,8 @@ class DeviceKind:
         open: ``open(device, precision)`` makes the device that runs segments. Raises DeviceError.
         supported: ``supported(model, device)`` names the ops that the device can run. Raises DeviceError if the device runs no
             such models at all.
-        group_shares: ``group_shares(model, grouping, device, precision, passes)`` measures each group's share of the time of a
-            pass over the whole model: ``float64[G]``, which sums to one. Raises DeviceError.
+        kernels: ``kernels(model, grouping, device, precision, passes)`` measures what a pass over the whole model consists
+            of; a runtime that says nothing of it runs the groups one by one. Raises DeviceError.
         streams: ``streams(devices, precision)`` drives all devices of a cluster through streams, launched ahead; None if it
             cannot, or none of them has streams. Raises DeviceError.
         link: ``link(source, destination)`` opens what moves tensors from one device to another, one of which, or both, are of
@@ -63,7 +61,7 @@ class DeviceKind:
 
     open: Callable[[Device, str], RuntimeDevice]
     supported: Callable[[Model, Device], Collection[str]]
-    group_shares: Callable[[Model, Grouping, Device, str, int], NDArray[np.float64]]
+    kernels: Callable[[Model, Grouping, Device, str, int], Sequence[Kernel]]
     streams: Callable[[Sequence[Device], str], Streams | None] = lambda _devices, _precision: None
     link: Callable[[RuntimeDevice, RuntimeDevice], Transport | None] = lambda _source, _destination: None
     version: Callable[[], str] = lambda: ""

@@ -26,6 +26,7 @@ from placeit.devices.openvino import (
 )
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino_c import (
     NativeContext,
@@ -244,16 +245,14 @@ def _supported(model: Model, device: Device) -> Collection[str]:
     return set(read.graph.names) - {op for node, op in read.view.op_of.items() if node not in nodes}
 
 
-def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
-    from placeit.runtime.devices.counters import group_shares
+def _kernels(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> list[Kernel]:
+    from placeit.runtime.devices.counters import kernels
 
-    return group_shares(_read(model, device), grouping, device, precision, passes=passes)
+    return kernels(_read(model, device), grouping.graph, device, precision, passes=passes)
 
 
 def _version() -> str:
     return f"OpenVINO {import_openvino().get_version()}"
 
 
-KIND = DeviceKind(
-    lambda device, precision: OpenVinoDevice(device, precision=precision), _supported, _group_shares, version=_version
-)
+KIND = DeviceKind(lambda device, precision: OpenVinoDevice(device, precision=precision), _supported, _kernels, version=_version)

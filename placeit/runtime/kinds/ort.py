@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from placeit.backends.base import Model
 from placeit.core.cluster import Device
 from placeit.devices.onnxruntime import onnxruntime
 from placeit.planning.coarsen import Grouping
 from placeit.runtime.devices.accelerator import Streams
 from placeit.runtime.devices.base import RuntimeDevice
+from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.ort import OrtDevice, on_gpu, supported
-from placeit.runtime.group_times import group_shares
+from placeit.runtime.group_times import groups_as_kernels
 
 __all__ = ["KIND"]
 
 
-def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
-    return group_shares(model, grouping, device, precision, passes=passes)
+def _kernels(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> list[Kernel]:
+    return groups_as_kernels(model, grouping, device, precision, passes=passes)
 
 
 def _open(device: Device, precision: str) -> RuntimeDevice:
@@ -45,4 +43,4 @@ def _version() -> str:
     return f"ONNX Runtime {onnxruntime().__version__}"
 
 
-KIND = DeviceKind(_open, supported, _group_shares, _streams, version=_version)
+KIND = DeviceKind(_open, supported, _kernels, _streams, version=_version)

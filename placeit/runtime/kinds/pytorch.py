@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from placeit.backends.base import Model, TorchKernels
 from placeit.core.cluster import Device
@@ -16,9 +14,10 @@ from placeit.runtime.accelerators.stream_device import StreamDevice
 from placeit.runtime.accelerators.torch_accelerator import open_accelerator
 from placeit.runtime.devices.accelerator import Streams
 from placeit.runtime.devices.base import RuntimeDevice
+from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.pytorch import TorchDevice
-from placeit.runtime.group_times import group_shares
+from placeit.runtime.group_times import groups_as_kernels
 
 __all__ = ["KIND"]
 
@@ -29,8 +28,8 @@ def _supported(model: Model, device: Device) -> Collection[str]:
     return model.with_kernel(device.where.family.upper())
 
 
-def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
-    return group_shares(model, grouping, device, precision, passes=passes)
+def _kernels(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> list[Kernel]:
+    return groups_as_kernels(model, grouping, device, precision, passes=passes)
 
 
 def _open(device: Device, precision: str) -> RuntimeDevice:
@@ -50,4 +49,4 @@ def _version() -> str:
     return f"PyTorch {torch.__version__}"
 
 
-KIND = DeviceKind(_open, _supported, _group_shares, _streams, version=_version)
+KIND = DeviceKind(_open, _supported, _kernels, _streams, version=_version)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.runtime.devices.base import RuntimeDevice, Transport
+from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.devices.kinds import DeviceKind, device_kind
 from placeit.runtime.nodes.device import NodeDevice, NodeLink
 
@@ -33,8 +31,8 @@ def _supported(model: Model, device: Device) -> Collection[str]:
     return device_kind(_here(device)).supported(model, _here(device))
 
 
-def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
-    return device_kind(_here(device)).group_shares(model, grouping, _here(device), precision, passes)
+def _kernels(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
+    return device_kind(_here(device)).kernels(model, grouping, _here(device), precision, passes)
 
 
 def _link(source: RuntimeDevice, destination: RuntimeDevice) -> Transport | None:
@@ -52,7 +50,7 @@ def _version() -> str:
 KIND = DeviceKind(
     NodeDevice,
     _supported,
-    _group_shares,
+    _kernels,
     link=_link,
     version=_version,
     expected=functools.partial(NodeDevice, expected=True),

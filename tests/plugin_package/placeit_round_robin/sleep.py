@@ -99,7 +99,7 @@ def boards() -> Sequence[Device]:
 KIND = DeviceKind(
     open=Sleeper,
     supported=lambda model, device: OPENVINO.supported(model, on_cpu(device)),
-    group_shares=lambda model, grouping, device, precision, passes: OPENVINO.group_shares(
+    kernels=lambda model, grouping, device, precision, passes: OPENVINO.kernels(
         model, grouping, on_cpu(device), precision, passes
     ),
     link=cable,

@@ -1,0 +1,62 @@
+"""Costs of groups from the history of kernel times, without running the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from statistics import median
+
+import numpy as np
+
+from placeit.backends.base import Model
+from placeit.core.cluster import Cluster
+from placeit.core.errors import DeviceError
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs
+from placeit.profiler.cache import Cache
+from placeit.profiler.kernel_history import Beyond, History, history_key
+from placeit.profiler.kernel_times import Error, KernelTimes
+from placeit.profiler.links import probe
+from placeit.profiler.op_traits import OpTraits
+from placeit.profiler.sampling import border_bytes
+from placeit.profiler.support import supported
+from placeit.runtime.compiling import Compiling
+
+__all__ = ["remembered"]
+
+
+def remembered(
+    model: Model, grouping: Grouping, cluster: Cluster, cache: Cache, *, precision: str, compiling: Compiling
+) -> tuple[Costs, Mapping[str, Error | None]]:
+    """Predict the costs of groups from what other models took on the same devices; links that are not kept are probed.
+
+    Returns:
+        The costs, and for each device by how much whole models are predicted wrongly there.
+
+    Raises:
+        DeviceError: no model was profiled on some device, or it exists in simulation only.
+    """
+    described = [device.name for device in cluster.devices if device.described]
+    if described:
+        raise DeviceError(f"{described[0]} exists in simulation only: 'placeit profile' estimates it by its figures.")
+    history, traits = History(cache.folder), OpTraits.of_graph(model.graph)
+    can, sizes = supported(model, grouping, cluster), border_bytes(grouping.groups)
+    links = probe(cluster, chain=model.chain, precision=precision, cache=cache, compiling=compiling)
+    core, cut, load = np.full(can.shape, np.inf), np.zeros(can.shape), np.zeros(can.shape)
+    dispatch, read = links.dispatch.copy(), np.zeros(len(cluster))
+    errors: dict[str, Error | None] = {}
+    for d, device in enumerate(cluster.devices):
+        models = history.of(history_key(device, precision))
+        if not models:
+            raise DeviceError(
+                f"No model was profiled on {device.name} in {precision}, with this version of its runtime: run `placeit "
+                f"profile MODEL --devices {device.name}` with some models first, the more the better."
+            )
+        times = KernelTimes(models)
+        errors[device.name] = times.error()
+        beyond = Beyond(*(median(getattr(one.beyond, field.name) for one in models) for field in fields(Beyond)))
+        core[:, d] = np.where(can[:, d], np.bincount(grouping.group_of, times.seconds(traits), len(can)), np.inf)
+        cut[:, d] = beyond.cut_each + beyond.cut_byte * sizes
+        load[:, d] = beyond.load * (np.where(can[:, d], core[:, d], 0.0) + cut[:, d])
+        dispatch[d], read[d] = beyond.dispatch, beyond.read
+    return Costs(core, cut, dispatch, links.cluster, load, read), errors

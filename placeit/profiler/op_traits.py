@@ -1,0 +1,88 @@
+"""What the time of an op depends on, whatever model it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.graph import OpGraph
+
+__all__ = ["OpTraits", "Sort"]
+
+Sort = tuple[str, str, str, list[float]]
+"""Kind of an op, kinds of the op that feeds it and of the one that reads it, and its sizes."""
+
+_CONVOLUTIONS = ("Convolution", "GroupConvolution", "Conv")
+_PRODUCTS = ("MatMul", "Gemm")
+_DENSE = 8.0  # operations for each element of its output, from which on an op multiplies weights
+
+
+@dataclass(frozen=True, eq=False)
+class OpTraits:
+    """Traits of N ops.
+
+    Attributes:
+        kind: ``str[N]``.
+        fed: ``str[N]``, kind of the op that its largest input comes from; empty if none does.
+        read_by: ``str[N]``, kind of the only op that reads it; ``*`` if several do, and empty if none does.
+        size: ``float64[N, 5]``: floating-point operations, bytes of weights, bytes read, bytes written, and channels.
+    """
+
+    kind: NDArray[np.str_]
+    fed: NDArray[np.str_]
+    read_by: NDArray[np.str_]
+    size: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @classmethod
+    def of_graph(cls, graph: OpGraph) -> OpTraits:
+        """Return the traits of all ops of a task graph, in its order.
+
+        Weights that the file computes by ops count as those that the operations need: some exporters' files, and the ONNX
+        project's small test models, have no constants.
+        """
+        count = len(graph)
+        moved = graph.tensor_bytes[graph.edge_tensor]
+        written = np.bincount(graph.tensor_op, graph.tensor_bytes, count).astype(np.float64)
+        entering = np.bincount(graph.edges[:, 1], moved, count).astype(np.float64)
+        fed, most = [""] * count, np.zeros(count)
+        readers: list[set[int]] = [set() for _ in range(count)]
+        inputs = np.zeros(count, int)
+        for (u, v), nbytes in zip(graph.edges.tolist(), moved.tolist(), strict=True):
+            if nbytes > most[v]:
+                fed[v], most[v] = graph.kinds[u], nbytes
+            readers[u].add(v)
+            inputs[v] += 1
+        read_by = ["" if not who else graph.kinds[min(who)] if len(who) == 1 else "*" for who in readers]
+        weights, channels = graph.param_bytes.copy(), np.ones(count)
+        for v, shape in enumerate(graph.output_shapes):
+            if not shape:
+                continue
+            channels[v] = shape[1] if len(shape) == 4 else shape[-1]
+            elements = float(np.prod(shape))
+            multiplies = graph.kinds[v] in _CONVOLUTIONS or (graph.kinds[v] in _PRODUCTS and inputs[v] < 2)
+            if multiplies and elements > 0 and graph.flops[v] > _DENSE * elements:
+                weights[v] = max(weights[v], 2 * graph.flops[v] / elements * channels[v])
+        size = np.stack([graph.flops, weights, entering, written, channels], axis=1)
+        return cls(np.array(graph.kinds), np.array(fed), np.array(read_by), size)
+
+    @classmethod
+    def of_sorts(cls, sorts: Sequence[Sort]) -> OpTraits:
+        """Return the traits of ops that are given one by one."""
+        kind, fed, read_by, size = zip(*sorts, strict=True)
+        return cls(np.array(kind), np.array(fed), np.array(read_by), np.array(size, float))
+
+    def sorts(self) -> list[Sort]:
+        """Return the traits of each op by itself."""
+        return list(zip(self.kind.tolist(), self.fed.tolist(), self.read_by.tolist(), self.size.tolist(), strict=True))
+
+    def distinct(self) -> tuple[OpTraits, NDArray[np.int64]]:
+        """Return the sorts of ops, each once, and the number of each op's sort among them: ``int64[N]``."""
+        number: dict[tuple[str, str, str, tuple[float, ...]], int] = {}
+        of = [number.setdefault((kind, fed, read_by, tuple(size)), len(number)) for kind, fed, read_by, size in self.sorts()]
+        return OpTraits.of_sorts([(*rest, list(size)) for *rest, size in number]), np.array(of)  # type: ignore[misc]

@@ -1,0 +1,130 @@
+"""What a model takes on devices, from the history of kernel times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from placeit.backends.base import Model
+from placeit.core import clock
+from placeit.core.cluster import Cluster
+from placeit.core.errors import InfeasibleError, UsageError
+from placeit.core.jsonable import jsonable_dict
+from placeit.core.placement import Placement
+from placeit.core.views import Shown
+from placeit.placers.registry import parse_placer
+from placeit.planning.placing import Placing
+from placeit.planning.segments import Plan, Segmenter
+from placeit.profiler.cache import Cache
+from placeit.profiler.from_history import remembered
+from placeit.profiler.kernel_times import Error
+from placeit.runtime.compiling import Compiling
+from placeit.simulator.simulate import SimulatedCost, schedule
+
+__all__ = ["Answer", "Estimate", "estimate"]
+
+_SEARCH_S, _STEPS = 0.5, 2000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A placement, and what it is predicted to take.
+
+    Attributes:
+        name: of the device, or ``split``.
+        seconds: of a single request; None if the model does not run or fit there.
+        memory: bytes on each device, of weights and of tensors at the worst moment.
+        placement: where each op is; None if it cannot run.
+    """
+
+    name: str
+    seconds: float | None
+    memory: Mapping[str, float]
+    placement: Placement | None
+
+
+@dataclass(frozen=True)
+class Estimate(Shown):
+    """What a model is predicted to take.
+
+    Attributes:
+        model: its path.
+        precision: in which devices compute.
+        devices: the model on each single device.
+        split: the best that a short search found; None on one device.
+        errors: for each device, how wrong such predictions are of the models that were profiled there; None where only one was.
+    """
+
+    model: str
+    precision: str
+    devices: tuple[Answer, ...]
+    split: Answer | None
+    errors: Mapping[str, Error | None]
+
+    @property
+    def best(self) -> Answer:
+        """The answer that takes the least time."""
+        able = [answer for answer in (*self.devices, self.split) if answer is not None and answer.seconds is not None]
+        return min(able, key=lambda answer: answer.seconds or 0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it, which is what ``placeit estimate --json`` prints."""
+
+        def told(answer: Answer | None) -> dict[str, Any] | None:
+            if answer is None:
+                return None
+            return {
+                "name": answer.name,
+                "predicted_s": answer.seconds,
+                "memory_bytes": answer.memory,
+                "devices": None if answer.placement is None else answer.placement.counts(),
+            }
+
+        return jsonable_dict(
+            {
+                "model": self.model,
+                "precision": self.precision,
+                "devices": [told(answer) for answer in self.devices],
+                "split": told(self.split),
+                "best": self.best.name,
+                "errors": {name: None if error is None else vars(error) for name, error in self.errors.items()},
+            }
+        )
+
+
+def estimate(
+    model: Model, placing: Placing, cluster: Cluster, cache: Cache | None, precision: str, compiling: Compiling
+) -> Estimate:
+    """Predict what a model takes; see :meth:`placeit.workbench.Workbench.estimate`."""
+    if cache is None:
+        raise UsageError("Times are estimated from those that were kept, so the session needs a cost cache.")
+    costs, errors = remembered(model, placing.grouping, cluster, cache, precision=precision, compiling=compiling)
+    segmenter = Segmenter(placing.grouping, placing.held(costs))
+    problem, names = segmenter.problem(), cluster.names
+    able = problem.single_devices
+    if not able and len(names) == 1:
+        raise InfeasibleError(f"The model does not run on {names[0]}, or does not fit there.")
+    singles = [np.full(len(problem), d, np.int32) for d in range(len(names))]
+
+    def answer(name: str, plan: Plan) -> Answer:
+        groups = plan.placement[plan.segment_of]
+        used = schedule(problem, groups).peak_memory
+        memory = {name: float(used[d]) for d, name in enumerate(names) if used[d] > 0}
+        return Answer(name, plan.schedule.makespan, memory, placing.placement(groups, plan))
+
+    alone = [
+        answer(name, segmenter.plan(singles[d])) if d in able else Answer(name, None, {}, None) for d, name in enumerate(names)
+    ]
+    split = None
+    if len(names) > 1:
+        starts = [singles[d] for d in able]
+        cost = SimulatedCost(problem)
+        starts.append(parse_placer("heft").place(problem, cost, seed=0, evaluations=None))
+        begin = starts[int(segmenter.seconds(np.stack(starts)).argmin())]
+        found = segmenter.search(begin, problem, steps=_STEPS, seed=0, deadline=clock.now() + _SEARCH_S)
+        if len(np.unique(found)) > 1:
+            split = answer("split", segmenter.plan(found))
+    return Estimate(str(model.path), precision, tuple(alone), split, errors)
