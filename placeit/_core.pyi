@@ -308,12 +308,17 @@ def downward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64],
     Write the mean length of the longest path from an entry to the start of each op, seconds, float64[V].
     """
 
+def optimistic_costs(tables: Tables, comm: numpy.typing.NDArray[numpy.float64], cost: numpy.typing.NDArray[numpy.float64]) -> None:
+    """
+    Write the least seconds from the end of each op on each device to an exit, if devices were free, float64[V, D].
+    """
+
 def ready_order(tables: Tables, by_priority: numpy.typing.NDArray[numpy.int32], order: numpy.typing.NDArray[numpy.int32]) -> None:
     """Write the order in which ops leave a ready list, int32[V]."""
 
-def insertion_schedule(tables: Tables, order: numpy.typing.NDArray[numpy.int32], compute: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32], start: numpy.typing.NDArray[numpy.float64], finish: numpy.typing.NDArray[numpy.float64]) -> bool:
+def insertion_schedule(tables: Tables, order: numpy.typing.NDArray[numpy.int32], compute: numpy.typing.NDArray[numpy.float64], onward: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], links: LinkModel, place: numpy.typing.NDArray[numpy.int32], start: numpy.typing.NDArray[numpy.float64], finish: numpy.typing.NDArray[numpy.float64]) -> bool:
     """
-    Write the device, start and finish of each op, each in the earliest gap that holds it; return whether the weights fit.
+    Write the device, start and finish of each op, each in the earliest gap that holds it, where its finish and the seconds onward are least; return whether the weights fit.
     """
 
 def earliest_start_placement(tables: Tables, order: numpy.typing.NDArray[numpy.int32], lots: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32]) -> None:

@@ -35,6 +35,14 @@ void bind_list_scheduling(nb::module_& module) {
     module.def("downward_ranks", ranks(&downward_ranks), "tables"_a, "compute"_a, "comm"_a, "rank"_a,
                "Write the mean length of the longest path from an entry to the start of each op, seconds, float64[V].");
     module.def(
+        "optimistic_costs",
+        [](const Tables& tables, const Doubles& comm, const Array<double>& cost) {
+            optimistic_costs(tables, comm.vector("comm", tables.edge.size()),
+                             cost.grid("cost", ops_of(tables), devices_of(tables)));
+        },
+        "tables"_a, "comm"_a, "cost"_a,
+        "Write the least seconds from the end of each op on each device to an exit, if devices were free, float64[V, D].");
+    module.def(
         "ready_order",
         [](const Tables& tables, const Ints& by_priority, const Array<std::int32_t>& order) {
             ready_order(tables, by_priority.vector("by_priority", ops_of(tables)), order.vector("order", ops_of(tables)));
@@ -42,19 +50,21 @@ void bind_list_scheduling(nb::module_& module) {
         "tables"_a, "by_priority"_a, "order"_a, "Write the order in which ops leave a ready list, int32[V].");
     module.def(
         "insertion_schedule",
-        [](const Tables& tables, const Ints& order, const Doubles& compute, const Doubles& memory,
-           const Array<std::int32_t>& place, const Array<double>& start, const Array<double>& finish) {
+        [](const Tables& tables, const Ints& order, const Doubles& compute, const Doubles& onward, const Doubles& memory,
+           LinkModel links, const Array<std::int32_t>& place, const Array<double>& start, const Array<double>& finish) {
             const std::size_t ops = ops_of(tables);
             const Plan plan{place.vector("place", ops), start.vector("start", ops), finish.vector("finish", ops)};
             const auto turns = order.vector("order", ops);
             const auto seconds = compute.grid("compute", ops, devices_of(tables));
+            const auto later = onward.grid("onward", ops, devices_of(tables));
             const auto room = memory.vector("memory", devices_of(tables));
             const nb::gil_scoped_release released;
-            return insertion_schedule(tables, turns, seconds, room, plan);
+            return insertion_schedule(tables, turns, seconds, later, room, links, plan);
         },
-        "tables"_a, "order"_a, "compute"_a, "memory"_a, "place"_a, "start"_a, "finish"_a,
-        "Write the device, start and finish of each op, each in the earliest gap that holds it; return whether the weights "
-        "fit.");
+        "tables"_a, "order"_a, "compute"_a, "onward"_a, "memory"_a, "links"_a, "place"_a, "start"_a, "finish"_a,
+        "Write the device, start and finish of each op, each in the earliest gap that holds it, where its finish and the "
+        "seconds "
+        "onward are least; return whether the weights fit.");
     module.def(
         "earliest_start_placement",
         [](const Tables& tables, const Ints& order, const Doubles& lots, const Array<std::int32_t>& place) {

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "placers/list_scheduling.hpp"
 #include "simulator/simulation.hpp"
 
 namespace placeit {
@@ -30,13 +31,6 @@ struct Schedule {
                          [this](std::size_t a, std::size_t b) { return start[a] < start[b]; });
     }
 };
-
-/// When the tensor of the edge at position `p` is on device `to`, over a link without contention, seconds.
-double arrival(const Tables& tables, std::size_t p, std::size_t from, std::size_t to, double finish) {
-    if (from == to) return finish;
-    const double seconds = finish + tables.link(from, to).seconds(tables.edge[p].size);
-    return tables.cut.empty() ? seconds : seconds + (tables.cut(p, from) + tables.cut(p, to));
-}
 
 }  // namespace
 

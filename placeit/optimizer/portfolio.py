@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["DEFAULT_PLACERS"]
 
-DEFAULT_PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", "annealing")
+DEFAULT_PLACERS = ("heft", "best-list", "critical-path", "metis", "random-task-eft", "annealing")
 """Default placers. Every single device and a search among plans take part in any case.
 
 None of them learns. With equal budgets, nothing that was learned found a placement that is faster (``python -m

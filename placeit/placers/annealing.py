@@ -11,6 +11,7 @@ from placeit import _core
 from placeit.core import clock
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, is_over, option
+from placeit.placers.list_scheduling import links_of
 from placeit.placers.local_search import LocalSearch, starts
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput import ThroughputCost
@@ -22,7 +23,7 @@ _SLICE, _SIZE = 5000, 256  # steps between two looks at the clock, in graphs of 
 
 @dataclass(frozen=True)
 class Annealing:
-    """Simulated annealing (Kirkpatrick et al. 1983) in the compiled simulator, from HEFT's or the best single-device placement.
+    """Simulated annealing (Kirkpatrick et al. 1983) in the compiled simulator, from the best of HEFT, PEFT and single devices.
 
     Half of the moves are of an op on the critical chain of the current schedule, the ops and waits that the makespan consists
     of, as no move of another op alone can shorten it much. A part of the moves takes an op to where one of its neighbours is,
@@ -49,7 +50,7 @@ class Annealing:
             InfeasibleError: the weights fit in no way that was found.
         """
         budget = self.evaluations if evaluations is None else evaluations
-        return self._from(starts(problem), problem, cost, seed, budget, deadline)
+        return self._from(starts(problem, links_of(cost)), problem, cost, seed, budget, deadline)
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None

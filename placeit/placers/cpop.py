@@ -7,41 +7,32 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.problem import CostFunction, Problem
+from placeit.core.problem import Problem
 from placeit.placers.list_scheduling import (
+    ListPlacer,
     ListSchedule,
     downward_ranks,
-    list_schedule,
     mean_comm,
     priority_order,
+    shortest_schedule,
     upward_ranks,
 )
+from placeit.simulator.scheduler import LinkModel
 
 __all__ = ["Cpop"]
 
 
 @dataclass(frozen=True)
-class Cpop:
+class Cpop(ListPlacer):
     """Critical Path On a Processor (Topcuoglu et al. 2002), with insertion.
 
     Differs from the paper: where no device can run the whole critical path, the device that can run most of it gets that
-    part, and the rest of the path goes where it finishes first. Mean costs are those of HEFT.
+    part, and the rest of the path goes where it finishes first. Mean costs are those of HEFT; where devices conflict, the
+    plan is the shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
     """
 
-    def place(
-        self,
-        problem: Problem,
-        cost: CostFunction,  # noqa: ARG002
-        *,
-        seed: int,  # noqa: ARG002
-        evaluations: int | None,  # noqa: ARG002
-        deadline: float | None = None,  # noqa: ARG002
-    ) -> NDArray[np.int32]:
-        """Return the placement of :meth:`plan`; the cost function and the seed are not used."""
-        return self.plan(problem).placement
-
-    def plan(self, problem: Problem) -> ListSchedule:
-        """Return the placement with the planned schedule; links are without contention.
+    def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
+        """Return the placement with the planned schedule.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
@@ -56,7 +47,9 @@ class Cpop:
         can = path[np.isfinite(on_path[:, device])]
         pinned[can] = np.inf
         pinned[can, device] = problem.compute[can, device]
-        return list_schedule(problem, priority_order(problem, upward + downward_ranks(problem)), pinned)
+        return shortest_schedule(
+            problem, priority_order(problem, upward + downward_ranks(problem)), compute=pinned, links=links
+        )
 
 
 def _critical_path(problem: Problem, upward: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -12,6 +12,7 @@ from placeit.core.conflicts import cliques, cover
 from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, is_over, option
+from placeit.placers.list_scheduling import links_of
 from placeit.placers.local_search import starts
 from placeit.simulator.compiled import compiled
 from placeit.simulator.simulate import SimulatedCost
@@ -61,7 +62,7 @@ class Exact:
         bounded = capacity or (isinstance(cost, SimulatedCost) and cost.model is not None)
         search = _Search(problem, bounded, capacity, self.nodes, deadline)
         if bounded:
-            found.offer(starts(problem))
+            found.offer(starts(problem, links_of(cost)))
             chunk = 32  # small at first: the bound improves soon
             while len(leaves := search.next(found.cost, chunk)):
                 if len(leaves) > found.left:

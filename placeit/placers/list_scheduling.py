@@ -1,32 +1,45 @@
-"""Shared parts of the list schedulers: mean costs, ranks, and insertion-based earliest finish times.
+"""Shared parts of the list schedulers: mean costs, ranks, optimistic costs, and insertion-based earliest finish times.
 
 A list scheduler is an order of the ops and a rule for devices. All of them here place one op after the other, in an order
-that respects precedence, each on the device where it finishes first, in the earliest idle gap that holds it (Topcuoglu et
-al., "Performance-effective and low-complexity task scheduling for heterogeneous computing", 2002, section 4).
+that respects precedence, in the earliest idle gap that holds it (Topcuoglu et al., "Performance-effective and low-complexity
+task scheduling for heterogeneous computing", 2002, section 4): on the device where it finishes first, or where that and an
+estimate of what comes after it are least.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit import _core
-from placeit.core.problem import Problem
+from placeit.core.conflicts import cover
+from placeit.core.problem import CostFunction, Problem
 from placeit.placers.feasibility import repair
 from placeit.simulator.compiled import compiled
+from placeit.simulator.scheduler import EXECUTED_RULES, LinkModel, Rules
+from placeit.simulator.simulate import SimulatedCost
 
 __all__ = [
+    "ListPlacer",
     "ListSchedule",
     "downward_ranks",
+    "links_of",
     "list_schedule",
     "mean_comm",
     "mean_compute",
+    "mean_over_devices",
+    "optimistic_costs",
     "pinned",
     "priority_order",
+    "shortest_schedule",
     "upward_ranks",
 ]
+
+_EXCESS = (1.9, 1.6, 1.35, 1.15, 1.0)
+"""Limit of an op's time where devices conflict, as a multiple of the least time of cores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +61,60 @@ class ListSchedule:
     priority: NDArray[np.float64]
 
 
-def mean_compute(problem: Problem) -> NDArray[np.float64]:
-    """Mean seconds of each op over the devices that can run it: ``float64[V]``."""
+class ListPlacer(ABC):
+    """A placer whose answer is the placement of a planned schedule; it needs no cost function and draws nothing."""
+
+    def place(
+        self,
+        problem: Problem,
+        cost: CostFunction,  # noqa: ARG002
+        *,
+        seed: int,  # noqa: ARG002
+        evaluations: int | None,  # noqa: ARG002
+        deadline: float | None = None,  # noqa: ARG002
+    ) -> NDArray[np.int32]:
+        """Return the placement of :meth:`plan`, over links without contention; the cost function and the seed are not used."""
+        return self.plan(problem).placement
+
+    @abstractmethod
+    def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
+        """Return the placement with the planned schedule.
+
+        Args:
+            problem: the problem.
+            links: whether transfers between two devices wait for each other (``channel``).
+
+        Raises:
+            InfeasibleError: the weights fit in no way that was found.
+        """
+
+
+def links_of(cost: CostFunction) -> LinkModel:
+    """Return how links move tensors where a cost comes from: as it is simulated, or else as executors do."""
+    return cost.rules.links if isinstance(cost, SimulatedCost) else EXECUTED_RULES.links
+
+
+def mean_over_devices(problem: Problem, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean of ``float64[V, D]`` values over the devices that can run each op: ``float64[V]``."""
     feasible = problem.feasible
-    mean: NDArray[np.float64] = np.where(feasible, problem.compute, 0.0).sum(axis=1) / feasible.sum(axis=1)
+    mean: NDArray[np.float64] = np.where(feasible, values, 0.0).sum(axis=1) / feasible.sum(axis=1)
     return mean
 
 
-def mean_comm(problem: Problem) -> NDArray[np.float64]:
+def mean_compute(problem: Problem) -> NDArray[np.float64]:
+    """Mean seconds of each op over the devices that can run it: ``float64[V]``."""
+    return mean_over_devices(problem, problem.compute)
+
+
+def mean_comm(problem: Problem, *, apart: bool = False) -> NDArray[np.float64]:
     """Mean seconds to move each edge's tensor between the devices where its ends can run: ``float64[E]``.
 
-    The mean is over all pairs of a device that can run the producer and one that can run the consumer; a pair of equal
-    devices counts, with zero. Cut costs are part of a transfer, as in :meth:`Problem.comm`.
+    The mean is over all pairs of a device that can run the producer and one that can run the consumer. Cut costs are part of a
+    transfer, as in :meth:`Problem.comm`.
+
+    Args:
+        problem: the problem.
+        apart: leave out pairs of equal devices, which otherwise count, with zero.
     """
     src, dst = problem.edges[:, 0], problem.edges[:, 1]
     able = problem.feasible.astype(np.float64)
@@ -73,7 +128,8 @@ def mean_comm(problem: Problem) -> NDArray[np.float64]:
         can_send = able[src]
         cut = problem.cut * (can_send * (receivers[:, None] - can_receive) + can_receive * (senders[:, None] - can_send))
         seconds += cut.sum(axis=1)
-    mean: NDArray[np.float64] = seconds / (senders * receivers)
+    pairs = senders * receivers - ((able[src] * can_receive).sum(axis=1) if apart else 0.0)
+    mean: NDArray[np.float64] = seconds / np.maximum(pairs, 1.0)  # without a pair there is no transfer: zero
     return mean
 
 
@@ -89,6 +145,17 @@ def downward_ranks(problem: Problem) -> NDArray[np.float64]:
     rank = np.empty(len(problem))
     _core.downward_ranks(compiled(problem), mean_compute(problem), mean_comm(problem)[problem.successors.edge], rank)
     return rank
+
+
+def optimistic_costs(problem: Problem) -> NDArray[np.float64]:
+    """Least seconds from the end of each op on each device to an exit, if devices were free: ``float64[V, D]``.
+
+    The optimistic cost table of PEFT (Arabnejad and Barbosa 2014): of the longest path, where each op on it is on the device
+    that is best for what comes after, and transfers between different devices take their mean.
+    """
+    cost = np.empty((len(problem), problem.devices))
+    _core.optimistic_costs(compiled(problem), mean_comm(problem, apart=True)[problem.successors.edge], cost)
+    return cost
 
 
 def priority_order(
@@ -109,27 +176,57 @@ def priority_order(
     return order
 
 
-def list_schedule(problem: Problem, order: NDArray[np.int32], compute: NDArray[np.float64] | None = None) -> ListSchedule:
-    """Place ops one by one where each finishes first, inserting into idle gaps, within memory.
+def shortest_schedule(
+    problem: Problem,
+    order: NDArray[np.int32],
+    onward: NDArray[np.float64] | None = None,
+    compute: NDArray[np.float64] | None = None,
+    links: LinkModel = "contention-free",
+) -> ListSchedule:
+    """Return :func:`list_schedule`; where devices conflict, the shortest of several.
 
-    A device is idle while neither it nor one that conflicts with it runs anything. Links are without contention. Where weights
-    run out of room the devices are chosen as if memory were unbounded, the placement is repaired, and the schedule is planned
-    again for it.
+    Where devices conflict, the one where an op finishes first is often one that takes all cores for little. The schedules
+    differ in how much of the cores' time an op may take beyond the least that it can.
+    """
+    compute = problem.compute if compute is None else compute
+    if not problem.conflicts.any():
+        return list_schedule(problem, order, compute, onward, links)
+    taken = compute * cover(problem.conflicts).sum(axis=0)
+    least = taken.min(axis=1, keepdims=True)
+    limited = [compute, *(np.where(taken <= limit * least, compute, np.inf) for limit in _EXCESS)]
+    return min((list_schedule(problem, order, seconds, onward, links) for seconds in limited), key=lambda plan: plan.makespan)
+
+
+def list_schedule(
+    problem: Problem,
+    order: NDArray[np.int32],
+    compute: NDArray[np.float64] | None = None,
+    onward: NDArray[np.float64] | None = None,
+    links: LinkModel = "contention-free",
+) -> ListSchedule:
+    """Place ops one by one where each, and what comes after it, finishes first, inserting into idle gaps, within memory.
+
+    A device is idle while neither it nor one that conflicts with it runs anything. Where weights run out of room the devices
+    are chosen as if memory were unbounded, the placement is repaired, and the schedule is planned again for it.
 
     Args:
         problem: the problem.
         order: ``int32[V]``, respects precedence.
         compute: ``float64[V, D]`` to use in place of the problem's, with more ``inf`` to forbid devices.
+        onward: ``float64[V, D]``, estimated seconds from the end of an op on a device to the end of the whole; None for zero.
+        links: whether a transfer waits for a gap of the ``channel`` from one device to the other that holds it.
 
     Raises:
         InfeasibleError: the weights fit in no way that was found.
     """
     compute = problem.compute if compute is None else compute
-    placement, start, finish, fits = _schedule(problem, order, compute, problem.memory)
+    onward = np.zeros(compute.shape) if onward is None else onward
+    placement, start, finish, fits = _schedule(problem, order, compute, onward, problem.memory, links)
     if not fits:
         unbounded = np.full(problem.devices, np.inf)
-        placement, *_ = _schedule(problem, order, compute, unbounded)
-        placement, start, finish, _ = _schedule(problem, order, pinned(problem, repair(problem, placement)), unbounded)
+        placement, *_ = _schedule(problem, order, compute, onward, unbounded, links)
+        kept = pinned(problem, repair(problem, placement))
+        placement, start, finish, _ = _schedule(problem, order, kept, onward, unbounded, links)
     turn = np.empty(len(problem))
     turn[order] = np.arange(len(problem))
     priority = np.empty(len(problem))
@@ -147,9 +244,15 @@ def pinned(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.float64
 
 
 def _schedule(
-    problem: Problem, order: NDArray[np.int32], compute: NDArray[np.float64], memory: NDArray[np.float64]
+    problem: Problem,
+    order: NDArray[np.int32],
+    compute: NDArray[np.float64],
+    onward: NDArray[np.float64],
+    memory: NDArray[np.float64],
+    links: LinkModel,
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64], bool]:
     placement, start, finish = np.full(len(problem), -1, np.int32), np.zeros(len(problem)), np.zeros(len(problem))
-    costs = np.ascontiguousarray(compute)
-    fits = _core.insertion_schedule(compiled(problem), order, costs, memory, placement, start, finish)
+    costs, later = np.ascontiguousarray(compute), np.ascontiguousarray(onward)
+    model = Rules(links).compiled[0]
+    fits = _core.insertion_schedule(compiled(problem), order, costs, later, memory, model, placement, start, finish)
     return placement, start, finish, fits

@@ -12,6 +12,9 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, option
 from placeit.placers.feasibility import fits
 from placeit.placers.heft import Heft
+from placeit.placers.list_scheduling import links_of
+from placeit.placers.peft import Peft
+from placeit.simulator.scheduler import EXECUTED_RULES, LinkModel
 
 __all__ = ["LocalSearch", "starts"]
 
@@ -21,7 +24,7 @@ class LocalSearch:
     """Move one op at a time to a better device until no move helps; then perturb the best placement and continue.
 
     Placements are valued in batches, so that a cost function that is fast in bulk, or measures interleaved, is used well:
-    of each batch of neighbours the best is taken if it improves. Starts from the better of HEFT and the best single device.
+    of each batch of neighbours the best is taken if it improves. Starts from the best of HEFT, PEFT and the single devices.
     """
 
     evaluations: int = option(20_000, "placements to evaluate, unless the caller sets a limit", least=0, most=10**12)
@@ -37,7 +40,7 @@ class LocalSearch:
             InfeasibleError: the weights fit in no way that was found.
         """
         limit = self.evaluations if evaluations is None else evaluations
-        return self.improve(starts(problem), problem, cost, seed=seed, evaluations=limit, deadline=deadline)
+        return self.improve(starts(problem, links_of(cost)), problem, cost, seed=seed, evaluations=limit, deadline=deadline)
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
@@ -80,10 +83,20 @@ class LocalSearch:
         return found.placement
 
 
-def starts(problem: Problem) -> NDArray[np.int32]:
-    """Placements to start a search from, ``int32[B, V]``: HEFT, then every device that can hold the whole graph."""
+def starts(problem: Problem, links: LinkModel = EXECUTED_RULES.links) -> NDArray[np.int32]:
+    """Return placements to start a search from, ``int32[B, V]``: HEFT, PEFT, then every device that can hold the whole graph.
+
+    Each is there once. Where links are channels, HEFT's placement without contention is another one, so that no search is worse
+    than HEFT.
+
+    Args:
+        problem: the problem.
+        links: how HEFT and PEFT plan transfers.
+    """
+    plans = [Heft().plan(problem, links), Peft().plan(problem, links), *([Heft().plan(problem)] if links == "channel" else [])]
     singles = [np.full(len(problem), device, np.int32) for device in problem.single_devices]
-    return np.stack([Heft().plan(problem).placement, *singles])
+    distinct = {placement.tobytes(): placement for placement in (*(plan.placement for plan in plans), *singles)}
+    return np.stack(list(distinct.values()))
 
 
 def _neighbours(

@@ -22,6 +22,7 @@ GROUP = "placeit.placers"
 
 _BUILTIN = {
     "annealing": "placeit.placers.annealing:Annealing",
+    "best-list": "placeit.placers.best_list:BestList",
     "cp-sat": "placeit.placers.cp_sat:CpSat",
     "cpop": "placeit.placers.cpop:Cpop",
     "critical-path": "placeit.placers.critical_path:CriticalPath",
@@ -31,6 +32,7 @@ _BUILTIN = {
     "heft": "placeit.placers.heft:Heft",
     "local-search": "placeit.placers.local_search:LocalSearch",
     "metis": "placeit.placers.metis:Metis",
+    "peft": "placeit.placers.peft:Peft",
     "random": "placeit.placers.random_search:RandomSearch",
     "random-task-eft": "placeit.placers.random_task_eft:RandomTaskEft",
     "repeated": "placeit.placers.repeated:Repeated",

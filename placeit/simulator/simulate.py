@@ -149,6 +149,10 @@ class SimulatedCost:
         in_flight: most requests in flight; others wait, in order, until one of these has ended. None for no limit.
         threads: how many threads share a batch; None for all cores that the process may use. The result is the same.
 
+    Attributes:
+        problem: what is simulated.
+        rules: by which it is.
+
     Raises:
         UsageError: an option out of its range.
         ProblemError: a priority of the wrong shape, or NaN.
@@ -175,7 +179,7 @@ class SimulatedCost:
             raise UsageError(f"'noise' is {noise}; it must be at least 0 and less than 1.")
         if threads is not None and threads < 1:
             raise UsageError(f"'threads' is {threads}; it must be at least 1, or None for all cores.")
-        self.problem = problem
+        self.problem, self.rules = problem, rules
         kept = _core.Memory.limit if memory else _core.Memory.weights_only
         self._options = _core.Options(*rules.compiled, kept, float(noise))
         self._priority = _priority(priority, len(problem))

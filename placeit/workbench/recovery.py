@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, PlaceitError
+from placeit.placers.best_list import BestList
 from placeit.placers.local_search import starts
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.adapting import Better
@@ -32,9 +33,9 @@ _LEAST_PRICE_S = 1.0
 class Recovery:
     """Makes executors in place of those whose devices are lost, and finds what would be better when devices change.
 
-    The new placement is the better of HEFT's and the best single device's, annealed by the simulated seconds of its plan. It
-    uses devices that are left, and that no other executor of the server uses. Of two that have lost their link, it uses one. A
-    decision takes half a second; where a device then turns out not to be able to load its part, it is left out of another one.
+    The new placement is the best of list schedulers and single devices, annealed by the simulated seconds of its plan.
+    It uses devices that are left, and that no other executor of the server uses. Of two that have lost their link, it uses one.
+    A decision takes half a second; if a device then turns out not to be able to load its part, it is left out of another one.
 
     Args:
         runtime: of the model.
@@ -97,7 +98,8 @@ class Recovery:
             able = np.array([name not in without for name in costs.cluster.names])
             segmenter = Segmenter(self._runtime.grouping, costs.where(np.isfinite(costs.core) & able))
             problem = segmenter.problem()
-            first = [*starts(problem), *([] if here is None else [here])]
+            found = BestList().place(problem, segmenter.seconds, seed=0, evaluations=None, deadline=begin + _DECIDES_S / 2)
+            first = [found, *starts(problem), *([] if here is None else [here])]
             best, steps = first[int(np.argmin(segmenter.seconds(np.stack(first))))], _STEPS if hurry else 1
             return segmenter.plan(segmenter.search(best, problem, steps=steps, seed=0, deadline=begin + _DECIDES_S))
 

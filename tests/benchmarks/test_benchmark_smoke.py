@@ -90,6 +90,12 @@ QUICKLY = [
         least={"_names": lambda _: ["heft", "annealing"]},
     ),
     Smoke("intel_gpu --quick"),
+    Smoke(
+        "lists --quick",
+        {"placer": ("heft", "peft", "peft, over channels", "best-list", "drawn"), "family": ("streams", "1000 ops")},
+        ("best-list over the better of HEFT and PEFT",),
+        ("worst of all",),
+    ),
     Smoke("measured_cost --quick", {"plans": (12,), "failed": (0,)}, ("12 plans", "of them measured")),
     Smoke("openings --quick", {"races": (4,)}, ("second is faster", "it is slower")),
     Smoke(

@@ -85,7 +85,7 @@ def test_it_stops_when_there_is_nothing_new_around():
 
 def test_without_evaluations_the_answer_is_hefts():
     problem = random_problem(30, 4, 2)
-    assert np.array_equal(place(problem, Asked(problem), 0), Heft().plan(problem).placement)
+    assert np.array_equal(place(problem, Asked(problem), 0), Heft().plan(problem, "channel").placement)
 
 
 def test_small_problems_are_solved():

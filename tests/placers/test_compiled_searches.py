@@ -21,6 +21,11 @@ def ranks(function, **changed):
     getattr(_core, function)(TABLES, **(arguments | changed))
 
 
+def optimistic_costs(**changed):
+    arguments = {"comm": np.zeros(len(PROBLEM.edges)), "cost": np.empty((OPS, DEVICES))}
+    _core.optimistic_costs(TABLES, **(arguments | changed))
+
+
 def ready_order(**changed):
     arguments = {"by_priority": np.arange(OPS, dtype=np.int32), "order": np.empty(OPS, np.int32)}
     _core.ready_order(TABLES, **(arguments | changed))
@@ -30,7 +35,9 @@ def insertion_schedule(**changed):
     arguments = {
         "order": PROBLEM.order,
         "compute": PROBLEM.compute,
+        "onward": np.zeros((OPS, DEVICES)),
         "memory": PROBLEM.memory,
+        "links": _core.LinkModel.channel,
         "place": np.empty(OPS, np.int32),
         "start": np.empty(OPS),
         "finish": np.empty(OPS),
@@ -65,6 +72,7 @@ def read_only(array):
 def test_arguments_as_callers_give_them_are_taken():
     for function in ("upward_ranks", "downward_ranks"):
         ranks(function)
+    optimistic_costs()
     ready_order()
     assert insertion_schedule()
     earliest_start_placement()
@@ -87,6 +95,9 @@ BACKWARDS = np.ascontiguousarray(PROBLEM.order[::-1])
         (ready_order, "by_priority", list(range(OPS))),
         (ready_order, "order", read_only(np.empty(OPS, np.int32))),
         (ready_order, "order", np.empty((OPS, 1), np.int32)),
+        (optimistic_costs, "comm", np.zeros(len(PROBLEM.edges) + 1)),
+        (optimistic_costs, "cost", np.empty((DEVICES, OPS))),
+        (optimistic_costs, "cost", read_only(np.empty((OPS, DEVICES)))),
         (insertion_schedule, "order", BACKWARDS),
         (insertion_schedule, "order", of(0, OPS)),
         (insertion_schedule, "order", of(-(2**31), OPS)),
@@ -95,6 +106,7 @@ BACKWARDS = np.ascontiguousarray(PROBLEM.order[::-1])
         (insertion_schedule, "compute", np.ones((OPS, DEVICES + 1))),
         (insertion_schedule, "compute", np.ones((OPS, DEVICES), np.float32)),
         (insertion_schedule, "compute", np.ones((DEVICES, OPS)).T),
+        (insertion_schedule, "onward", np.zeros((OPS - 1, DEVICES))),
         (insertion_schedule, "memory", np.ones(DEVICES - 1)),
         (insertion_schedule, "place", np.empty(OPS, np.int64)),
         (insertion_schedule, "start", np.empty(OPS - 1)),
@@ -157,7 +169,7 @@ def test_any_random_arguments_give_an_error_or_an_answer():
     calls = [ready_order, insertion_schedule, earliest_start_placement, earliest_finish_devices, annealing]
     names = {
         ready_order: ("by_priority", "order"),
-        insertion_schedule: ("order", "compute", "memory", "place", "start", "finish"),
+        insertion_schedule: ("order", "compute", "onward", "memory", "place", "start", "finish"),
         earliest_start_placement: ("order", "lots", "place"),
         earliest_finish_devices: ("place", "ops", "devices"),
         annealing: ("place",),

@@ -11,6 +11,10 @@ class TestAnnealing(PlacerConformance):
     placer = "annealing:evaluations=2000"
 
 
+class TestBestList(PlacerConformance):
+    placer = "best-list"
+
+
 class TestCpSat(PlacerConformance):
     placer = "cp-sat:effort=0.2"
     sizes = ((8, 2), (20, 3))
@@ -47,6 +51,10 @@ class TestLocalSearch(PlacerConformance):
 
 class TestMetis(PlacerConformance):
     placer = "metis"
+
+
+class TestPeft(PlacerConformance):
+    placer = "peft"
 
 
 class TestRandomSearch(PlacerConformance):

@@ -29,6 +29,7 @@ ENDLESS = (
     "local-search:evaluations=1000000000000",
     "random-task-eft:episodes=1000000",
     "critical-path:runs=100000",
+    "best-list:plans=1000000",
     "guided:evaluations=1000000000",
     "giph:episodes=1000000",
     "placeto:updates=1000000000",

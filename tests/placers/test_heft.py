@@ -10,6 +10,7 @@ from placeit.placers.cp_sat import CpSat
 from placeit.placers.cpop import Cpop
 from placeit.placers.heft import Heft
 from placeit.placers.list_scheduling import list_schedule, pinned
+from placeit.placers.peft import Peft
 from placeit.simulator.scheduler import Rules
 from placeit.simulator.simulate import schedule
 from placeit.testing.problems import random_problem
@@ -83,7 +84,7 @@ def assert_valid(problem, plan):
     assert plan.makespan == plan.finish.max()
 
 
-@pytest.mark.parametrize("placer", [Heft(), Cpop()])
+@pytest.mark.parametrize("placer", [Heft(), Peft(), Cpop()])
 @settings(max_examples=60)
 @given(problem=st.one_of(problems, lumpy_problems()))
 def test_a_plan_keeps_precedence_and_runs_one_op_at_a_time_on_each_device(placer, problem):

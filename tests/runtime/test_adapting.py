@@ -20,6 +20,7 @@ from placeit.backends.base import Model
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, PlaceitError
+from placeit.placers.best_list import BestList
 from placeit.placers.local_search import starts
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
@@ -262,17 +263,20 @@ def test_an_executor_takes_the_place_of_another_unless_that_serves_no_more(bench
     assert server.replacements == [replacement]
 
 
-def test_a_decision_is_at_least_as_good_as_heft_and_single_devices(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_is_at_least_as_good_as_list_schedulers_and_single_devices(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the simulated seconds of plans, without a search."""
     monkeypatch.setattr(recovering, "_STEPS", 1)
     random = np.random.default_rng(0)
     bench.costs = replace(bench.costs, core=random.uniform(1e-4, 1e-3, bench.costs.core.shape))
     segmenter = Segmenter(bench.runtime.grouping, bench.costs)
     problem = segmenter.problem()
+    listed = BestList().place(problem, segmenter.seconds, seed=0, evaluations=None)
     with bench.runtime.executor(bench.plan(1)) as executor:
         better = Recovery(bench.runtime, bench.costs, None).better(executor, [])
         assert better is not None
-        assert better.plan.schedule.makespan <= segmenter.seconds(starts(problem)).min() * (1 + 1e-9)
+        assert better.plan.schedule.makespan <= segmenter.seconds(np.stack([listed, *starts(problem)])).min() * (1 + 1e-9)
 
 
 # ---------------------------------------------------------------------------------------------------------------- the pace

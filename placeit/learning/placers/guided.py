@@ -13,6 +13,7 @@ from placeit.core.errors import UsageError
 from placeit.core.extras import need
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, option
+from placeit.placers.list_scheduling import links_of
 from placeit.placers.local_search import starts
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _PROPOSALS = 5  # for each evaluation; small problems have fewer placements than
 class Guided:
     """Simulated annealing (Kirkpatrick et al. 1983) whose moves are drawn from GiPH's policy (Hu et al. 2023).
 
-    Starts from the better of HEFT and the best single device, so it is never worse than these. The policy sees the placement
+    Starts from the best of HEFT, PEFT and the single devices, so it is never worse than these. The policy sees the placement
     as it is and scores every move of one op; moves are drawn from the softmax of the scores. What a placement costs is
     remembered: none is valued twice, and the search passes freely through those that it knows. The temperature falls with the
     evaluations; if there is a deadline before which not all of them can be made, with the time.
@@ -62,7 +63,7 @@ class Guided:
             UsageError: the policy chooses ops without devices; no batch.
         """
         limit = self.evaluations if evaluations is None else evaluations
-        return self._from(starts(problem), problem, cost, seed, limit, deadline)
+        return self._from(starts(problem, links_of(cost)), problem, cost, seed, limit, deadline)
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
