@@ -109,9 +109,9 @@ def optimize(
     the placers' proposals, and the results of a search among plans. They are measured against each other; if no placement on
     several devices is faster than the best single device, or better by another objective, that device is the answer. For
     throughput, many requests are in flight, and groups of devices that each serve whole requests (replicas) and OpenVINO's
-    throughput mode are candidates, too. Energy is computed by a power model from measured times. The answer is written to a
-    file, by default beside the model. Ctrl-C ends the search and keeps the best placement so far. A candidate that fails, or
-    has wrong outputs, is excluded; the table says why.
+    throughput mode are candidates, too. Energy is measured if every device has a meter, else computed by a power model from
+    measured times. The answer is written to a file, by default beside the model. Ctrl-C ends the search and keeps the best
+    placement so far. A candidate that fails, or has wrong outputs, is excluded; the table says why.
     """
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
     beside_nothing = output is None and not path.parent.is_dir()  # then there is no model, which reading it will say

@@ -97,7 +97,7 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
     search = Search(session, wanted, deadline, goal.seed, progress, ledger)
     search.excluded = stopped[0] if stopped else None
     if goal.budget.resume is not None:
-        search.resume(open_journal(Path(goal.budget.resume), session, wanted))
+        search.resume(open_journal(Path(goal.budget.resume), session, search.objective))
     search.singles(plain=plain)
     if wanted.steady and plain and (mode := throughput_mode(session, search.problem)) is not None:
         search.enter(*mode)
@@ -267,6 +267,7 @@ def _optimized(
         memory=session.memory,
         profiled=session.costs.profiled,
         conditions=session.conditions,
+        energy=search.meters,
         curves=dict(search.curves),
         _again=session.again,
         _open=functools.partial(Runtime, home.model, home.grouping, home.cluster, precision=session.precision),

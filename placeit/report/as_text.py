@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from placeit.runtime.compiling import Compiled
     from placeit.runtime.load import RateReport
     from placeit.runtime.run_report import RunReport
+    from placeit.simulator.objectives import Objective
     from placeit.workbench.estimating import Estimate
 
 _REFERENCES = "References are what OpenVINO does by itself on these devices. They are no placements, and cannot be chosen."
@@ -303,7 +304,8 @@ def optimized(console: Console, found: Optimized, path: Path | None, recording: 
     objective, modelled = found.objective, not found.objective.is_measured
     rates = ["requests/s"] if objective.steady else []
     heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", *rates, "95 % interval"]
-    heads += [f"{objective.name} simulated", f"{objective.name} by measured times"] if modelled else []
+    by_times = ["joules modelled", "joules measured"] if found.energy is not None else [f"{objective.name} by measured times"]
+    heads += [f"{objective.name} simulated", *by_times] if modelled else []
     heads += [f"speed-up over {single.name}" for single in singles]
     heads += ["output error", "simulator off by"]
 
@@ -316,7 +318,7 @@ def optimized(console: Console, found: Optimized, path: Path | None, recording: 
             text.seconds(None if candidate.measured is None else candidate.measured.median),
             *([_rate(candidate)] if rates else []),
             text.interval(candidate.measured),
-            *(_values(candidate, objective.unit) if modelled else ()),
+            *(_values(candidate, objective) if modelled else ()),
             *(_speedup(found, single, candidate) for single in singles),
             text.error(candidate.output_error),
             _simulator_error(candidate),
@@ -401,6 +403,7 @@ def _facts(found: Optimized) -> dict[str, str]:
         "chosen": f"{_name(found.chosen)}, marked * above",
         "why": found.reason,
         "objective": None if found.objective.note is None else f"{found.objective.name}: {found.objective.note}",
+        "energy": None if found.energy is None else str(found.energy),
         **_service_facts(found.service),
         "speed-up": None
         if found.speedup is None or best is None or found.chosen is best
@@ -507,13 +510,11 @@ def _name(candidate: Candidate | Unplanned) -> str:
     return f"{candidate.name} ({said})" if said else candidate.name
 
 
-def _values(candidate: Candidate, unit: str) -> tuple[str, str]:
-    """Objective of a candidate: by its simulated schedule, and by the times of its runs."""
-    value = candidate.value
-    return (
-        text.amount(candidate.simulated_value, unit, least=-3),
-        text.amount(None if value is None else value.median, unit, least=-3),
-    )
+def _values(candidate: Candidate, objective: Objective) -> list[str]:
+    """Objective of a candidate: by its simulated schedule, and by the times of its runs; joules also by meters."""
+    of_runs = [candidate.modelled, candidate.joules] if objective.unit == "J" else [candidate.value]
+    values = [candidate.simulated_value, *(None if value is None else value.median for value in of_runs)]
+    return [text.amount(value, objective.unit, least=-3) for value in values]
 
 
 def _speedup(found: Optimized, single: Candidate, candidate: Candidate) -> str:

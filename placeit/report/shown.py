@@ -198,6 +198,8 @@ class CandidateRow:
         measured: the objective, by its last race.
         low: lower end of the 95 % interval.
         high: upper end.
+        modelled: joules of the same runs by the power model; for energy only.
+        joules: joules of the same runs by meters; for energy only.
         race: number of that race.
         chosen: whether it is the answer.
         note: why it is out, or did not run.
@@ -211,6 +213,8 @@ class CandidateRow:
     measured: float | None
     low: float | None
     high: float | None
+    modelled: float | None
+    joules: float | None
     race: int | None
     chosen: bool
     note: str
@@ -236,6 +240,8 @@ def candidates(search: Mapping[str, Any] | None) -> list[CandidateRow]:
             number(one.get("value_from_runs")),
             low,
             high,
+            number(one.get("joules_modelled")),
+            number(one.get("joules_measured")),
             None if race is None else int(race),
             one.get("name") == answer,
             name_of(one.get("failed") or one.get("not_run") or ""),

@@ -107,6 +107,7 @@ def test_energy_is_named_as_modelled_and_total_cost_as_what_it_sums_up(cli: Any,
         result = cli("optimize", tiny, *options)
         assert result.exit_code == 0, result.stderr
         assert said in result.stdout
+        assert ("modelled; no meter for" in result.stdout) == (objective == "energy")
         data = json.loads(cli("optimize", tiny, *options, "--json").stdout)
         assert data.keys() >= KEYS
         assert (data["objective"], data["objective_unit"]) == (objective, unit)
