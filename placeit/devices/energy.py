@@ -25,8 +25,8 @@ __all__ = ["EnergyMeter", "EnergyMeters", "energy_meters"]
 _COUNTER_S, _NVML_S, _POWER_S = 0.1, 1.0, 2.0
 """Seconds that counters in the kernel's files, NVML's counters, and powers are read over.
 
-RAPL renews its counter every millisecond or so, NVML every 20 to 100 ms (100 on an H200), and NVIDIA's power is an average over a
-second. So a renewal more or less is 1 % of what a counter shows in this time, or 10 %."""
+RAPL renews its counter every millisecond or so, NVML every 20 to 100 ms (100 on an H200), and NVIDIA's power is an average over
+a second. So a renewal more or less is 1 % of what a counter shows in this time, or 10 %."""
 _LOOKS = 10  # at a power in its window; each takes 4 to 7 ms on an H200, so that counters are read at its ends only
 _PATIENCE = 10  # times this window, after which a counter that has not moved is given up
 

@@ -13,7 +13,7 @@ from placeit.placers.base import Incumbent, Measured, option
 from placeit.placers.feasibility import fits
 from placeit.placers.heft import Heft
 
-__all__ = ["LocalSearch", "starts"]
+__all__ = ["LocalSearch", "neighbours", "starts"]
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ class LocalSearch:
         rng = np.random.default_rng(seed)
         while not found.over:
             better = False
-            neighbours = None
-            for neighbours in _neighbours(problem, current, rng, self.batch):
-                costs = found.offer(neighbours)
+            near = None
+            for near in neighbours(problem, current, rng, self.batch):
+                costs = found.offer(near)
                 at = int(np.argmin(costs))
                 better = bool(costs[at] < now)
                 if better:
-                    current, now = neighbours[at], float(costs[at])
+                    current, now = near[at], float(costs[at])
                 if better or found.over:
                     break
-            if neighbours is None:
+            if near is None:
                 break  # no op can be moved alone
             if not better and not found.over:
                 current = _kick(problem, found.placement, rng, max(2, round(self.kick * len(problem))))
@@ -86,7 +86,7 @@ def starts(problem: Problem) -> NDArray[np.int32]:
     return np.stack([Heft().plan(problem).placement, *singles])
 
 
-def _neighbours(
+def neighbours(
     problem: Problem, placement: NDArray[np.int32], rng: np.random.Generator, batch: int
 ) -> Iterator[NDArray[np.int32]]:
     """All feasible placements that differ in one op, in random order, in batches."""
@@ -96,9 +96,9 @@ def _neighbours(
     moves = rng.permutation(np.flatnonzero(able))
     for first in range(0, len(moves), batch):
         ops, devices = np.divmod(moves[first : first + batch], problem.devices)
-        neighbours = np.repeat(placement[None], len(ops), axis=0)
-        neighbours[np.arange(len(ops)), ops] = devices
-        yield neighbours
+        moved = np.repeat(placement[None], len(ops), axis=0)
+        moved[np.arange(len(ops)), ops] = devices
+        yield moved
 
 
 def _kick(problem: Problem, placement: NDArray[np.int32], rng: np.random.Generator, moves: int) -> NDArray[np.int32]:

@@ -304,7 +304,7 @@ def optimized(console: Console, found: Optimized, path: Path | None, recording: 
     objective, modelled = found.objective, not found.objective.is_measured
     rates = ["requests/s"] if objective.steady else []
     heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", *rates, "95 % interval"]
-    by_times = ["joules modelled", "joules measured"] if found.energy is not None else [f"{objective.name} by measured times"]
+    by_times = ["joules modelled", "joules measured"] if objective.unit == "J" else [f"{objective.name} by measured times"]
     heads += [f"{objective.name} simulated", *by_times] if modelled else []
     heads += [f"speed-up over {single.name}" for single in singles]
     heads += ["output error", "simulator off by"]

@@ -54,7 +54,7 @@ def candidate_section(recording: Recording) -> Section | None:
     chosen = frozenset(i for i, row in enumerate(found) if row.chosen)
     parts.append(Table(titles, table, frozenset(range(3, len(titles) - 1)), chosen))
     texts = [f"Objective: {search.get('objective', 'latency')}. Times of different races do not compare; less is better."]
-    if isinstance(search.get("energy"), Mapping):
+    if unit == "J" and isinstance(search.get("energy"), Mapping):
         by = "meters" if search["energy"].get("source") == "measured" else "a power model, as not every device has a meter"
         texts.append(f"Energy of runs is by {by}.")
     return Section("candidates", "Candidates", texts, parts)
