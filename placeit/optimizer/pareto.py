@@ -136,9 +136,9 @@ def _explored(search: Search, energy: Energy, starts: NDArray[np.int32], deadlin
 
 
 def _entered(search: Search, races: Races, rows: Sequence[NDArray[np.int32]], chosen: Candidate) -> list[Candidate]:
-    """Enter placements in the race of the front, and beside them the answer and what needs no simulation to be known."""
+    """Enter placements in the race of the front, and before them the answer and single devices, however they are modelled."""
     known = {one.groups.tobytes(): one for one in search.standing if search.is_placed(one)}
-    beside = [chosen, *(one for one in search.standing if one.measured is not None and not search.is_placed(one))]
+    beside = [chosen, *(one for one in search.standing if one.placer == "single")]
     entered: dict[str, Candidate] = {}
     for one in beside:
         entered[one.name] = one

@@ -296,8 +296,10 @@ def links(console: Console, known: Mapping[tuple[str, str], Link]) -> None:
     text.table(console, ("from", "to", "origin", "bandwidth", "latency"), rows, left=3)
 
 
-def optimized(console: Console, found: Optimized, path: Path | None, recording: Path | None = None) -> None:
-    """Print what was found, a table for each race, why it was chosen, and which files are written."""
+def optimized(
+    console: Console, found: Optimized, path: Path | None, recording: Path | None = None, points: Sequence[Path] = ()
+) -> None:
+    """Print what was found, a table for each race, why it was chosen, and which files are written: ``points`` of a front."""
     best = found.best_single
     others = [candidate for candidate in found.candidates if candidate.placer == "single" and candidate is not best]
     singles = [*([] if best is None else [best]), *others]
@@ -349,11 +351,40 @@ def optimized(console: Console, found: Optimized, path: Path | None, recording: 
     if found.references:
         text.paragraph(console, _REFERENCES)
     console.print()
+    _show_front(console, found, points)
     _show_spending(console, found)
     console.print()
     files = {"placement": path, "recording": recording}
     text.facts(console, _facts(found) | {what: str(file) for what, file in files.items() if file is not None})
     text.show_notes(console, found.cluster)
+
+
+def _show_front(console: Console, found: Optimized, files: Sequence[Path]) -> None:
+    """Print the front of latency and energy, if it was asked for, with the file of each point."""
+    if found.pareto is None:
+        return
+    names = [file.name for file in files[: len(found.pareto)]] or [""] * len(found.pareto)
+    rows = [
+        (
+            f"{number} *" if one.candidate.name == found.chosen.name else str(number),
+            text.ops_by_device(one.candidate.placement.counts()),
+            text.seconds(one.latency_s),
+            text.amount(one.energy_j, "J", least=-3),
+            one.latency_from if one.latency_from == one.energy_from else f"{one.latency_from}, energy {one.energy_from}",
+            name,
+        )
+        for number, (one, name) in enumerate(zip(found.pareto, names, strict=True), 1)
+    ]
+    heads = ("Pareto front", "devices (ops)", "latency", "energy", "values are", "placement")
+    text.table(console, heads, rows, left=2, spare=[] if files else ["placement"])
+    text.paragraph(
+        console,
+        "No placement that was found is better than one of these in latency or energy without being worse in the other. "
+        "The answer is marked *; `placeit run` takes the file of any of them."
+        if files
+        else "No placement that was found is better than one of these in latency or energy without being worse in the other.",
+    )
+    console.print()
 
 
 def _show_spending(console: Console, found: Optimized) -> None:

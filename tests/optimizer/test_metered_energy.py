@@ -117,6 +117,19 @@ def test_joules_of_meters_decide_and_those_of_the_model_stand_beside_them(plug: 
         assert one["simulated_value"] == pytest.approx(MODEL_W[name] * one["measured_s"], rel=0.1)
 
 
+def test_a_front_that_was_raced_has_measured_joules(plug: Plug) -> None:
+    with opened() as session:
+        found = session.optimize(budget=40, candidates=Candidates(("heft",), plain=False, pareto=True))
+    assert found.pareto
+    raced = [one for one in found.pareto if one.latency_from == "measured"]
+    assert {one.energy_from for one in raced} == {"measured"}
+    frugal = found.pareto[-1]
+    assert set(frugal.placement.as_dict().values()) == {"d1"}
+    assert frugal.energy_j == pytest.approx(TRUE_W["d1"] * frugal.latency_s, rel=0.02)
+    assert found.energy is not None
+    assert found.to_dict()["energy"]["source"] == "measured"
+
+
 def test_requests_are_repeated_until_the_meters_can_be_read(plug: Plug) -> None:
     with opened() as session:
         session.profile(budget_s=60)
