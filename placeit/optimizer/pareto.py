@@ -100,19 +100,21 @@ def find_front(search: Search, energy: Energy, chosen: Candidate, deadline: floa
     """
     races = Races(search.session, energy, deadline, search.seed, search.progress, search.ledger)
     races.say("exploring latency and energy", 0.0)
-    entered: list[Candidate] = []
+    rows = [one.groups for one in search.standing if search.is_placed(one)]
     try:
-        rows = [one.groups for one in search.standing if search.is_placed(one)]
         if rows and not search.session.costs.shared and not interrupted:
             rows = _explored(search, energy, np.stack(rows), deadline)
-        entered = _entered(search, races, rows, chosen)
-        if search.session.executable and not interrupted:
-            _race(search, races, entered)
     except KeyboardInterrupt:
         search.session.hurry()
         interrupted = True
-    entered = entered or [chosen]
-    points = [_point(search, races, races.known.get(one.name, one)) for one in entered]
+    _enter(search, races, rows, chosen)
+    try:
+        if search.session.executable and not interrupted:
+            _race(search, races)
+    except KeyboardInterrupt:
+        search.session.hurry()
+        interrupted = True
+    points = [_point(search, races, one) for one in races.known.values()]
     known = [one for one in points if one is not None]
     values = np.array([(one.latency_s, one.energy_j) for one in known]).reshape(-1, 2)
     front = non_dominated(values)
@@ -135,7 +137,7 @@ def _explored(search: Search, energy: Energy, starts: NDArray[np.int32], deadlin
     return [rows[i] for i in spread(values, MOST_POINTS)]
 
 
-def _entered(search: Search, races: Races, rows: Sequence[NDArray[np.int32]], chosen: Candidate) -> list[Candidate]:
+def _enter(search: Search, races: Races, rows: Sequence[NDArray[np.int32]], chosen: Candidate) -> None:
     """Enter placements in the race of the front, and before them the answer and single devices, however they are modelled."""
     known = {one.groups.tobytes(): one for one in search.standing if search.is_placed(one)}
     beside = [chosen, *(one for one in search.standing if one.placer == "single")]
@@ -153,20 +155,19 @@ def _entered(search: Search, races: Races, rows: Sequence[NDArray[np.int32]], ch
             simulated = races.simulated_of(search.segmenter.priced(one.plan))
         fresh = Candidate(one.name, one.placer, one.plan, one.placing, *simulated, plain=one.plain)
         races.enter(fresh, search.homes.get(one.name))
-    return [races.known[name] for name in entered]
 
 
-def _race(search: Search, races: Races, entered: Sequence[Candidate]) -> None:
-    """Race as many of them as there is time for, the first ones before the others."""
+def _race(search: Search, races: Races) -> None:
+    """Race as many of what is entered as there is time for, the first ones before the others."""
 
     def takes(some: Sequence[Candidate]) -> float:
         runs = (races.lasting(one.simulated_s or _run_s(search, one)) for one in some)
         return needed(runs, FEWEST) + races.compiling_s(some)
 
-    racing = list(entered)
-    while racing and takes(racing) > races.left():
+    racing = list(races.known.values())
+    while len(racing) > 1 and takes(racing) > races.left():
         racing.pop()
-    if racing:
+    if len(racing) > 1:
         races.race(racing, "measuring the front", rounds=_ROUNDS, share=1.0, min_rounds=FEWEST, drop_losers=False)
 
 

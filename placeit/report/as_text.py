@@ -377,13 +377,11 @@ def _show_front(console: Console, found: Optimized, files: Sequence[Path]) -> No
     ]
     heads = ("Pareto front", "devices (ops)", "latency", "energy", "values are", "placement")
     text.table(console, heads, rows, left=2, spare=[] if files else ["placement"])
-    text.paragraph(
-        console,
-        "No placement that was found is better than one of these in latency or energy without being worse in the other. "
-        "The answer is marked *; `placeit run` takes the file of any of them."
-        if files
-        else "No placement that was found is better than one of these in latency or energy without being worse in the other.",
-    )
+    named = any(one.candidate.name == found.chosen.name for one in found.pareto)
+    said = ["No placement that was found is better than one of these in latency or energy without being worse in the other."]
+    said += ["The answer is marked *." if named else f"The answer, {found.chosen.name}, is none of them by these values."]
+    said += ["`placeit run` takes the file of any of them."] if files else []
+    text.paragraph(console, " ".join(said))
     console.print()
 
 

@@ -161,6 +161,21 @@ def test_points_that_were_raced_are_measured_and_each_is_a_placement_that_runs(c
         assert session.run(placement, runs=2).output_error.max_rel < 1e-3
 
 
+def test_an_interrupt_leaves_the_front_of_what_the_search_knows(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("placeit.optimizer.pareto.explore", interrupt)
+    found = found_for(described(2), cache)
+    assert found.interrupted
+    assert found.pareto
+    known = {one.name: one for one in found.candidates}
+    for point in found.pareto:
+        assert point.latency_s == known[point.candidate.name].simulated_s
+        plan = point.candidate.plan
+        assert point.energy_j == pytest.approx(Energy.of_cluster(found.cluster).of_plan(plan))
+
+
 @pytest.mark.parametrize(
     ("cluster", "objective", "says"),
     [
