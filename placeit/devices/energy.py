@@ -27,7 +27,7 @@ _COUNTER_S, _NVML_S, _POWER_S = 0.1, 1.0, 2.0
 
 RAPL renews its counter every millisecond or so, NVML every 20 to 100 ms (100 on an H200), and NVIDIA's power is an average over
 a second. So a renewal more or less is 1 % of what a counter shows in this time, or 10 %."""
-_LOOKS = 10  # at a power in its window; each takes 4 to 7 ms on an H200, so that counters are read at its ends only
+_LOOKS = 10  # at a power in its window; counters are read at its ends only, as NVML's takes 4 ms to read on an H200
 _PATIENCE = 10  # times this window, after which a counter that has not moved is given up
 
 
@@ -75,7 +75,7 @@ class _Total:
         now, value = self._read()
         grown = self._meter.growth(self._last, value) if self._meter.counts else (self._last + value) / 2 * (now - self._at)
         if grown is None:
-            raise _LostError(f"the counter {self.name} began again, and nobody knows at which value")
+            raise _LostError(f"the counter {self.name} began again, at an unknown value")
         self.joules += grown
         self._at, self._last = now, value
 
@@ -194,7 +194,8 @@ def energy_meters(cluster: Cluster, *, system: Path = Path("/sys")) -> EnergyMet
         elif names:
             found += [EnergyMeter(meter, str(meter.device), names) for meter in of if not isinstance(meter, str)]
     gpus = GpuEnergy()
-    with gpus:
+    driver: AbstractContextManager[object] = gpus if nvidia else contextlib.nullcontext()
+    with driver:
         for hardware in dict.fromkeys(device.where.hardware for device in nvidia):
             names = tuple(device.name for device in nvidia if device.where.hardware == hardware)
             kinds = (("J", True, gpus.joules, _NVML_S), ("W", False, gpus.watts, _POWER_S))
@@ -205,7 +206,7 @@ def energy_meters(cluster: Cluster, *, system: Path = Path("/sys")) -> EnergyMet
                     break
             else:
                 missing |= dict.fromkeys(names, "the NVIDIA driver reports neither its energy nor its power")
-    return EnergyMeters(found, {name: missing[name] for name in cluster.names if name in missing}, driver=gpus)
+    return EnergyMeters(found, {name: missing[name] for name in cluster.names if name in missing}, driver=driver)
 
 
 def _packages(system: Path) -> list[Meter] | str:

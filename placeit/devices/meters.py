@@ -61,7 +61,7 @@ class Meter:
     wraps: float = 0.0
 
     def growth(self, before: float, after: float) -> float | None:
-        """Return by how much a counter grew between two readings; None if it began again, and nobody knows at which value."""
+        """Return by how much a counter grew between two readings; None if it began again at an unknown value."""
         grown = after - before + (self.wraps if after < before else 0.0)
         return grown if grown >= 0 else None
 
