@@ -90,8 +90,8 @@ def optimize(
         devices: device names, the path of a cluster file, a cluster, or None to discover.
         objective: what to minimise: ``latency``; ``throughput``, seconds per request with many in flight, for which replicas
             and OpenVINO's throughput mode are candidates, too (:mod:`placeit.optimizer.replicas`); ``total-cost``, seconds
-            that devices and links are busy, in sum; or ``energy``, joules of a power model
-            (:mod:`placeit.simulator.objectives`). What is measured are times in any case.
+            that devices and links are busy, in sum; or ``energy``, joules by meters if each device has one
+            (:mod:`placeit.devices.energy`), else by a power model from measured times.
         budget: seconds, or :class:`placeit.Budget`.
         candidates: what is compared.
         seed: of everything random.

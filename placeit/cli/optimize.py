@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,15 +20,12 @@ from placeit.core.errors import PlaceitError
 from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_json, as_text
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["EXAMPLES", "HELP", "optimize"]
 
 HELP = ListsPlacers
 
 _log = logging.getLogger("placeit")
-_RECORDED = 100  # requests of an answer with replicas
+_POINTS = 12  # of a front, at most: MOST_POINTS of placeit.optimizer.pareto, which takes a second to import
 
 EXAMPLES = """\b
 Examples:
@@ -37,6 +34,7 @@ Examples:
   placeit optimize model.onnx --inputs x.npz
   placeit optimize model.onnx --devices cluster.yaml --placer heft --placer annealing:evaluations=200000
   placeit optimize model.onnx --devices cluster.yaml --objective energy
+  placeit optimize model.onnx --devices cluster.yaml --pareto --output best.json
   placeit optimize model.onnx -d CPU@0,CPU@1 --objective throughput --rate 40
   placeit optimize model.onnx --devices CPU@0,GPU.0 --pin 'conv1*=CPU@0'
   placeit optimize model.onnx --devices CPU@0,CPU@1 --memory CPU@0=2GB
@@ -100,6 +98,12 @@ def optimize(
         bool,
         typer.Option("--compare-precisions", help="Also measure single devices in another precision (bf16, f16 or f32)."),
     ] = False,
+    pareto: Annotated[
+        bool,
+        typer.Option(
+            "--pareto", help="Also list the placements that trade latency for energy, and write each beside the answer."
+        ),
+    ] = False,
     options: CheckedOptions,
     terminal: Terminal,
 ) -> Output:
@@ -109,15 +113,15 @@ def optimize(
     the placers' proposals, and the results of a search among plans. They are measured against each other; if no placement on
     several devices is faster than the best single device, or better by another objective, that device is the answer. For
     throughput, many requests are in flight, and groups of devices that each serve whole requests (replicas) and OpenVINO's
-    throughput mode are candidates, too. Energy is computed by a power model from measured times. The answer is written to a
-    file, by default beside the model. Ctrl-C ends the search and keeps the best placement so far. A candidate that fails, or
-    has wrong outputs, is excluded; the table says why.
+    throughput mode are candidates, too. Energy is measured if every device has a meter, else computed by a power model from
+    measured times. The answer is written to a file, by default beside the model. Ctrl-C ends the search and keeps the best
+    placement so far. A candidate that fails, or has wrong outputs, is excluded; the table says why.
     """
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
     beside_nothing = output is None and not path.parent.is_dir()  # then there is no model, which reading it will say
-    check_outputs(
-        None if beside_nothing else path, record, inputs=[*options.files(), *named_files(placer), *(start or ()), resume]
-    )
+    points = [path.with_name(f"{path.stem}.point-{number}{path.suffix}") for number in range(1, _POINTS + 1)] if pareto else []
+    outputs = [] if beside_nothing else [path, *points]
+    check_outputs(*outputs, record, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])
     # imported only now, because it takes a second
     from placeit.devices.caps import parse_caps
     from placeit.devices.clusterfile import discover
@@ -143,7 +147,7 @@ def optimize(
             cluster,
             objective=objective,
             budget=Budget(budget, resume),
-            candidates=Candidates(placer or None, start, compare_precisions=compare_precisions),
+            candidates=Candidates(placer or None, start, compare_precisions=compare_precisions, pareto=pareto),
             seed=seed,
             rate=rate,
             progress=progress,
@@ -154,7 +158,13 @@ def optimize(
         )
 
     interrupted, files = found.interrupted, [OutputFile(path, "the placement", lambda: found.save(path))]
-    written = {"placement_file": str(path), "recording_file": None if record is None else str(record)}
+    written: dict[str, Any] = {"placement_file": str(path), "recording_file": None if record is None else str(record)}
+    if found.pareto is not None:
+        files += [
+            OutputFile(file, "a point", partial(point.save, file)) for point, file in zip(found.pareto, points, strict=False)
+        ]
+        named = zip(found.pareto, points, strict=False)
+        written["pareto"] = [point.to_dict() | {"placement_file": str(file)} for point, file in named]
     if record is not None:
         try:
             recorded = found.described if interrupted else found.recorded
@@ -164,5 +174,5 @@ def optimize(
             _log.warning("The search is recorded without runs of its answer: %s", error)
             recorded = found.described
         files += files_of(replace(recorded, search=as_json.search(found) | written), {"recording": record})
-    shown = partial(as_text.optimized, found=found, path=path, recording=record)
+    shown = partial(as_text.optimized, found=found, path=path, recording=record, points=points)
     return Output(found.to_dict() | written, shown, INTERRUPTED if interrupted else 0, files)

@@ -74,6 +74,14 @@ class Drawn(Shown):
         """
         return _view("candidates")(self)
 
+    def plot_pareto(self) -> Any:
+        """Return a figure of the front of latency and energy of a search that was asked for it.
+
+        Raises:
+            UsageError: matplotlib is not installed, or no front was searched for.
+        """
+        return _view("pareto")(self)
+
     def plot_graph(self) -> Any:
         """Return a figure of the task graph by layers, each op in the colour and shape of its device.
 

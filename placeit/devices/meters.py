@@ -19,7 +19,7 @@ from typing import Self, TypeAlias
 from placeit.core.errors import UsageError
 from placeit.devices.nvml import GpuSample, GpuSampler
 
-__all__ = ["Sampler", "Series"]
+__all__ = ["Meter", "Sampler", "Series", "intel_gpus", "packages"]
 
 _Read: TypeAlias = Callable[[], float]
 
@@ -44,7 +44,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class _Meter:
+class Meter:
     """A meter.
 
     Attributes:
@@ -59,6 +59,11 @@ class _Meter:
     read: _Read
     counts: bool = False
     wraps: float = 0.0
+
+    def growth(self, before: float, after: float) -> float | None:
+        """Return by how much a counter grew between two readings; None if it began again at an unknown value."""
+        grown = after - before + (self.wraps if after < before else 0.0)
+        return grown if grown >= 0 else None
 
 
 class Sampler:
@@ -78,7 +83,7 @@ class Sampler:
         if not interval > 0:
             raise UsageError(f"Meters cannot be read every {interval} s: the interval must be positive.")
         self._interval, self._stop = interval, threading.Event()
-        meters = [_cpu(), _memory(), *_packages(system), *_intel_gpus(system)]
+        meters = [_cpu(), _memory(), *packages(system), *intel_gpus(system)]
         self._meters = [meter for meter in meters if _readable(meter)]
         self._found: list[list[tuple[float, float]]] = [[] for _ in self._meters]
         self._thread: threading.Thread | None = None
@@ -135,28 +140,28 @@ def _series(name: str, unit: str, device: str | None, points: Sequence[tuple[flo
     return Series(name, unit, device, tuple(t for t, _ in points), tuple(value for _, value in points))
 
 
-def _readings(meter: _Meter, points: list[tuple[float, float]]) -> Series:
+def _readings(meter: Meter, points: list[tuple[float, float]]) -> Series:
     if meter.counts:
         pairs = [(a, b) for a, b in pairwise(points) if b[0] > a[0]]
-        grown = [(a, b, b[1] - a[1] + (meter.wraps if b[1] < a[1] else 0.0)) for a, b in pairs]
-        points = [(b[0], more / (b[0] - a[0])) for a, b, more in grown if more >= 0]
+        grown = [(a, b, meter.growth(a[1], b[1])) for a, b in pairs]
+        points = [(b[0], more / (b[0] - a[0])) for a, b, more in grown if more is not None]
     return _series(meter.name, meter.unit, meter.device, points)
 
 
-def _readable(meter: _Meter) -> bool:
+def _readable(meter: Meter) -> bool:
     with contextlib.suppress(OSError, ValueError):
         meter.read()
         return True
     return False
 
 
-def _cpu() -> _Meter:
-    return _Meter("process CPU", "cores", None, time.process_time, counts=True)
+def _cpu() -> Meter:
+    return Meter("process CPU", "cores", None, time.process_time, counts=True)
 
 
-def _memory() -> _Meter:
+def _memory() -> Meter:
     page = os.sysconf("SC_PAGE_SIZE")
-    return _Meter(
+    return Meter(
         "resident memory", "B", None, lambda: float(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * page
     )
 
@@ -171,7 +176,7 @@ def _text(path: Path, otherwise: str) -> str:
     return otherwise
 
 
-def _packages(system: Path) -> list[_Meter]:
+def packages(system: Path) -> list[Meter]:
     """Energy counters of CPU packages and their parts (RAPL), which most systems let only root read."""
     found = []
     for zone in sorted(system.glob("class/powercap/intel-rapl:*")):
@@ -181,11 +186,11 @@ def _packages(system: Path) -> list[_Meter]:
         wraps = 0.0
         with contextlib.suppress(OSError, ValueError):
             wraps = _number(zone / "max_energy_range_uj", 1e-6)()
-        found.append(_Meter("power", "W", name, _number(zone / "energy_uj", 1e-6), counts=True, wraps=wraps))
+        found.append(Meter("power", "W", name, _number(zone / "energy_uj", 1e-6), counts=True, wraps=wraps))
     return found
 
 
-def _intel_gpus(system: Path) -> list[_Meter]:
+def intel_gpus(system: Path) -> list[Meter]:
     """Power and frequency of Intel GPUs, by their drivers i915 and xe."""
     found = []
     for card in sorted(system.glob("class/drm/card[0-9]*")):
@@ -194,7 +199,7 @@ def _intel_gpus(system: Path) -> list[_Meter]:
         for sensors in sorted(card.glob("device/hwmon/hwmon*")):
             for energy in sorted(sensors.glob("energy*_input")):
                 part = _text(sensors / energy.name.replace("_input", "_label"), "")
-                found.append(_Meter(f"power {part}".strip(), "W", card.name, _number(energy, 1e-6), counts=True))
+                found.append(Meter(f"power {part}".strip(), "W", card.name, _number(energy, 1e-6), counts=True))
         clocks = (card / "gt_act_freq_mhz", *sorted(card.glob("device/tile*/gt*/freq*/act_freq")))
-        found += [_Meter("frequency", "Hz", card.name, _number(clock, 1e6)) for clock in clocks]
+        found += [Meter("frequency", "Hz", card.name, _number(clock, 1e6)) for clock in clocks]
     return found

@@ -1,4 +1,4 @@
-"""Load of NVIDIA GPUs as reported by the driver through NVML: utilisation, memory and power.
+"""Load of NVIDIA GPUs as reported by the driver through NVML: utilisation, memory, power and energy.
 
 The package nvidia-ml-py (extra ``cuda``) and a driver are all it takes; without either, or without a GPU, there is nothing to
 see, and nobody is told. What a GPU does not report (utilisation under MIG, power on some boards) is None.
@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from placeit.core.errors import UsageError
 
-__all__ = ["Gpu", "GpuSample", "GpuSampler", "GpuUse", "gpu_use", "gpus", "sample_gpus", "why_not"]
+__all__ = ["Gpu", "GpuEnergy", "GpuSample", "GpuSampler", "GpuUse", "gpu_use", "gpus", "sample_gpus", "why_not"]
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,43 @@ class GpuSampler:
         while not stopped:
             stopped = stop.wait(self._interval)
             self._samples += _samples(nvml, visible)
+
+
+class GpuEnergy:
+    """Reads the energy of GPUs. A context manager, which holds the driver open, and may be entered again.
+
+    GPUs since Volta count joules since the driver was loaded; of others, the watts at the moment are known.
+    """
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._handles: dict[str, Any] = {}
+        self._cleanup = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._nvml = stack.enter_context(_driver())
+            self._handles = dict(_visible(self._nvml))
+            self._cleanup = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._handles = {}
+        self._cleanup.close()
+
+    def joules(self, gpu: str) -> float:
+        """Return the joules of a GPU since the driver was loaded. Raises OSError if it counts none, or does not answer."""
+        return self._read(gpu, "nvmlDeviceGetTotalEnergyConsumption")
+
+    def watts(self, gpu: str) -> float:
+        """Return the watts of a GPU. Raises OSError if it does not report them, or does not answer."""
+        return self._read(gpu, "nvmlDeviceGetPowerUsage")
+
+    def _read(self, gpu: str, question: str) -> float:
+        found = _ask(self._nvml, question, self._handles[gpu]) if gpu in self._handles else None
+        if found is None:
+            raise OSError(f"the NVIDIA driver does not answer {question} for {gpu}")
+        return float(found) / 1000
 
 
 def why_not(name: str) -> str:

@@ -68,8 +68,11 @@ class Candidate:
         replicas: plans on other devices, which serve whole requests as ``plan`` does; for throughput only.
         measured: latency, or for throughput seconds per request with many in flight, in the last race that it took part in;
             None if it was not measured.
-        value: the objective by the times of the runs that ``measured`` is of; for these two the same. Joules come from a power
-            model and measured busy times: they are not measured themselves. None if the candidate was not measured.
+        value: the objective by the times of the runs that ``measured`` is of; for these two the same. Joules are those of
+            meters if all devices have one (``joules``), and else of a power model and measured busy times (``modelled``). None
+            if the candidate was not measured.
+        joules: what meters showed in the same runs, per request; None for other objectives, and where a device has no meter.
+        modelled: joules of the same runs by the power model; None for other objectives, and of what an earlier search metered.
         cost: the objective, so that those of different races compare: by the ratio to what ran beside it in the same rounds,
             times the cost of that. None if it was raced beside nothing of known cost.
         steady: whether that ratio did not change for good while they ran.
@@ -99,6 +102,8 @@ class Candidate:
     replicas: tuple[Plan, ...] = ()
     measured: Measurement | None = None
     value: Measurement | None = None
+    joules: Measurement | None = None
+    modelled: Measurement | None = None
     cost: float | None = None
     steady: bool = True
     segment_s: NDArray[np.float64] | None = None
@@ -160,6 +165,8 @@ class Candidate:
             "simulated_value": self.simulated_value,
             "value_from_runs": None if self.value is None else self.value.median,
             "value_ci": interval(self.value),
+            "joules_measured": None if self.joules is None else self.joules.median,
+            "joules_modelled": None if self.modelled is None else self.modelled.median,
             "devices": self.placement.counts(),
             "segments": self.segments,
             "replicas": len(self.plans),
@@ -179,6 +186,8 @@ class Facts(TypedDict, total=False):
     given: bool
     measured: Measurement | None
     value: Measurement | None
+    joules: Measurement | None
+    modelled: Measurement | None
     cost: float | None
     steady: bool
     segment_s: NDArray[np.float64] | None
@@ -306,9 +315,9 @@ def value_of(candidate: Candidate) -> float:
     return candidate.value.median if candidate.cost is None else candidate.cost
 
 
-def known_value(candidate: Candidate) -> float:
-    """The objective of a candidate, as it was measured, or else simulated; ``inf`` if it was neither."""
-    simulated = math.inf if candidate.simulated_value is None else candidate.simulated_value
+def known_value(candidate: Candidate, scale: float = 1.0) -> float:
+    """The objective of a candidate, as it was measured, or else simulated, times a scale; ``inf`` if it was neither."""
+    simulated = math.inf if candidate.simulated_value is None else candidate.simulated_value * scale
     return simulated if candidate.value is None else candidate.value.median
 
 

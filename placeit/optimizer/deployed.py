@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError
 from placeit.core.threads import Gate, Worker, within
+from placeit.devices.energy import EnergyMeters
 from placeit.planning.in_flight import held
 from placeit.planning.segments import Plan
 from placeit.runtime.blank import blank_value, is_blank
@@ -144,6 +145,19 @@ class Deployed:
         seconds = self._time()
         _rest()
         return seconds
+
+    def metered(self, meters: EnergyMeters) -> tuple[list[float], float | None]:
+        """Run as often as it takes to read meters, one request after the other.
+
+        Returns:
+            The seconds of each request, and the mean joules of a request; None if a meter was given up.
+        """
+        if not self._spins:
+            return meters.over(self._time)
+        self.executors[0].time()
+        found = meters.over(self._time)
+        _rest()
+        return found
 
     def _time(self) -> float:
         if not self._lengths:

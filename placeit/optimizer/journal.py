@@ -20,7 +20,7 @@ from placeit.profiler.cache import are_times
 from placeit.profiler.kept import cost_key
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Measurement
-from placeit.simulator.objectives import Objective
+from placeit.simulator.objectives import MeteredEnergy, Objective
 from placeit.workbench import Workbench
 
 __all__ = ["Journal", "Known", "open_journal"]
@@ -272,7 +272,7 @@ def open_journal(path: Path, session: Workbench, objective: Objective) -> Journa
         "groups": str(len(grouping.groups)),
         "devices": ", ".join(cluster.names),
         "precision": session.precision,
-        "objective": objective.name,
+        "objective": f"{objective.name}, by meters" if isinstance(objective, MeteredEnergy) else objective.name,
         "power": [None if device.power is None else [device.power.idle_w, device.power.busy_w] for device in cluster.devices],
         "links": sorted(
             [src, dst, link.bandwidth, link.latency] for (src, dst), link in cluster.links.items() if link.origin == "emulated"

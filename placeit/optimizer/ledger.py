@@ -10,7 +10,7 @@ from typing import NamedTuple
 from placeit.core import clock
 from placeit.runtime.compiling import Compiled
 
-__all__ = ["COMPILING", "DECIDING", "LOADING", "MEASURING", "PROFILING", "REST", "Item", "Ledger", "compiled_since"]
+__all__ = ["COMPILING", "DECIDING", "FRONT", "LOADING", "MEASURING", "PROFILING", "REST", "Item", "Ledger", "compiled_since"]
 
 
 class Item(NamedTuple):
@@ -26,7 +26,7 @@ class Item(NamedTuple):
 
 
 LOADING, PROFILING, COMPILING = Item("loading"), Item("profiling"), Item("compiling")
-MEASURING, DECIDING, REST = Item("measuring"), Item("deciding"), Item("other steps")
+MEASURING, DECIDING, FRONT, REST = Item("measuring"), Item("deciding"), Item("Pareto front"), Item("other steps")
 
 
 class Ledger:

@@ -321,7 +321,7 @@ class MeasuredCost:
         if (races := len(self._races.races)) > known * _GROWN:
             segmenter = self._races.segmenter_of(self.calibrated())
             self._estimator = races, segmenter
-        return self._races.objective.of_plan(segmenter.priced(self._races.known[name].plan))
+        return self._races.objective.of_plan(segmenter.priced(self._races.known[name].plan)) * self._races.scale
 
     def _is_hopeless(self, name: str) -> bool:
         """Return whether a candidate is not worth a run; if so, remember what is expected of it."""

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,10 @@ from placeit.optimizer.candidates import Candidate, known_value
 from placeit.optimizer.certainty import Excluded, excluded
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.journal import open_journal
-from placeit.optimizer.ledger import LOADING, MEASURING, PROFILING, Ledger, compiled_since
+from placeit.optimizer.ledger import FRONT, LOADING, MEASURING, PROFILING, Ledger, compiled_since
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.options import Goal
+from placeit.optimizer.pareto import find_front
 from placeit.optimizer.reasons import better_references, chosen_of
 from placeit.optimizer.references import references_beside
 from placeit.optimizer.replicas import enter_replicas
@@ -44,6 +46,7 @@ __all__ = ["decide", "find"]
 
 _PROFILE_SHARE = 0.4  # of the budget
 _KNOWING_SHARE, _KNOWN = 0.5, 3  # of it, for what is not known of given placements; and of those that are, so many take part
+_FRONT_SHARE = 0.3  # of the budget, for the front of latency and energy
 _LOG = logging.getLogger(__name__)
 
 
@@ -82,7 +85,8 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
     on_cores = elsewhere(session, goal.starts)
     starts = {name: one for name, one in goal.starts.items() if name not in on_cores}
     divide_for(session, starts)
-    may_stop = wanted.is_makespan and plain and not session.pins and bool(plain_devices(session.cluster))
+    alone = plain and not session.pins and bool(plain_devices(session.cluster))
+    may_stop = wanted.is_makespan and alone and goal.energy is None  # a split may take less energy
     with ledger.on(PROFILING):
         session.profile(
             budget_s=budget * _PROFILE_SHARE,
@@ -94,10 +98,11 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
         if may_stop and (profiled := session.costs.profiled) is not None and profiled.cached:  # and so nobody was asked
             certain(session.costs.core)
     given = fitted(session, starts, wanted)
-    search = Search(session, wanted, deadline, goal.seed, progress, ledger)
+    until = deadline if goal.energy is None else deadline - budget * _FRONT_SHARE
+    search = Search(session, wanted, until, goal.seed, progress, ledger)
     search.excluded = stopped[0] if stopped else None
     if goal.budget.resume is not None:
-        search.resume(open_journal(Path(goal.budget.resume), session, wanted))
+        search.resume(open_journal(Path(goal.budget.resume), session, search.objective))
     search.singles(plain=plain)
     if wanted.steady and plain and (mode := throughput_mode(session, search.problem)) is not None:
         search.enter(*mode)
@@ -126,7 +131,20 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
     except KeyboardInterrupt:
         interrupted = True
         session.hurry()
-    return _optimized(search, decision, without, budget, interrupted, before, goal.rate)
+    found = _optimized(search, decision, without, budget, interrupted, before, goal.rate)
+    if goal.energy is None:
+        return found
+    with ledger.on(FRONT):
+        front = find_front(search, goal.energy, found.chosen, deadline, interrupted=interrupted)
+    return replace(
+        found,
+        pareto=front.points,
+        energy=front.meters if found.energy is None else found.energy,
+        interrupted=front.interrupted,
+        compiling=compiled_since(before, session.compiling.kinds),
+        spending=(spent := spending(search, found.chosen)),
+        spent_s=sum(one.seconds for one in spent),
+    )
 
 
 def decide(
@@ -267,6 +285,8 @@ def _optimized(
         memory=session.memory,
         profiled=session.costs.profiled,
         conditions=session.conditions,
+        energy=search.meters,
+        pareto=None,
         curves=dict(search.curves),
         _again=session.again,
         _open=functools.partial(Runtime, home.model, home.grouping, home.cluster, precision=session.precision),

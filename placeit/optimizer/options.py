@@ -15,7 +15,7 @@ from placeit.optimizer.starts import Start, read_starts
 from placeit.placers.asking import check_able
 from placeit.placers.registry import parse_placer
 from placeit.simulator.load import check_rate
-from placeit.simulator.objectives import Throughput, check_objective, get_objective
+from placeit.simulator.objectives import Energy, Throughput, check_objective, get_objective
 
 __all__ = ["Budget", "Candidates", "Goal"]
 
@@ -57,12 +57,15 @@ class Candidates:
             (:func:`placeit.devices.plain.plain_devices`). False where core sets stand for devices that share nothing.
         compare_precisions: whether to measure single devices in another precision as well: bfloat16 or float16 where the device
             has it, float32 if that is not the one asked for. They cannot be chosen.
+        pareto: whether to look for the front of latency and energy as well, in 0.3 of the budget (``Optimized.pareto``). The
+            answer is the best by the objective nevertheless.
     """
 
     placers: Sequence[str] | str | None = None
     start: Start | Sequence[Start] | None = None
     plain: bool = True
     compare_precisions: bool = False
+    pareto: bool = False
 
 
 class Goal:
@@ -78,6 +81,7 @@ class Goal:
         placers: by these names.
         named: whether they were named, and are not the default ones.
         starts: placements to begin with, by their names as candidates.
+        energy: power model for the front of latency and energy; None if none is wanted.
 
     Raises:
         As :func:`placeit.optimize` does.
@@ -104,5 +108,11 @@ class Goal:
         self.placers = {name: parse_placer(name) for name in self.names}
         self.starts = read_starts(candidates.start)
         self.objective = get_objective(objective, cluster)
+        if candidates.pareto and self.objective.steady:
+            raise UsageError(
+                f"A front is of the latency and the energy of single requests, which the objective '{objective}' does not "
+                "measure: choose another objective with it, such as latency or energy."
+            )
+        self.energy = Energy.of_cluster(cluster) if candidates.pareto else None
         for name, placer in self.placers.items() if self.named else ():  # default ones need nothing that may be missing
             check_able(name, placer, len(cluster))

@@ -16,6 +16,7 @@ import numpy as np
 from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
 from placeit.core.narrowing import narrowed
+from placeit.devices.energy import energy_meters
 from placeit.devices.host import free_bytes
 from placeit.optimizer.candidates import Alone, Candidate, Facts, Raced
 from placeit.optimizer.deployed import Deployed, ReferenceRun, run_lengths
@@ -30,7 +31,7 @@ from placeit.runtime.budget import TRIFLE_S
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
 from placeit.runtime.plan_executor import with_room
-from placeit.simulator.objectives import Objective
+from placeit.simulator.objectives import Energy, MeteredEnergy, Objective
 from placeit.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Races:
             whenever theirs does, and references.
         homes: what runs those of them that are none of the cluster's devices, by name.
         races: those that have been run.
+        meters: of the devices' energy, if that is what counts; they are read in races if all devices have one.
         journal: where what is measured is kept; None for nowhere.
         warmup: runs of each candidate before a race that do not count.
         duration: seconds of a race, at most.
@@ -78,6 +80,9 @@ class Races:
     ) -> None:
         self.session, self.objective, self.deadline = session, objective, deadline
         self.seed, self.progress = seed, progress
+        self.meters = energy_meters(session.cluster) if isinstance(objective, Energy) else None
+        if self.meters is not None and self.meters.complete and isinstance(objective, Energy):
+            self.objective = MeteredEnergy(objective.busy_w, objective.idle_w)
         self.known: dict[str, Candidate] = {}
         self.homes: dict[str, Alone] = {}
         self.races: list[Raced] = []
@@ -152,7 +157,18 @@ class Races:
 
     def simulated_run_s(self, candidate: Candidate) -> float:
         """Seconds that all requests of a run of a candidate take in simulation."""
-        return (candidate.simulated_s or 0.0) * self.requests_of(candidate)
+        return self.lasting((candidate.simulated_s or 0.0) * self.requests_of(candidate))
+
+    def lasting(self, seconds: float) -> float:
+        """Return for how long something is run in a round that takes some seconds: with meters it is repeated."""
+        return seconds if self.meters is None or not self.meters.complete else max(seconds, self.meters.window_s)
+
+    @property
+    def scale(self) -> float:
+        """What meters show over what the power model says of the same runs, by which simulated values compare; 1 without."""
+        pairs = ((one.joules, one.modelled) for one in self.known.values())
+        ratios = [a.median / b.median for a, b in pairs if a is not None and b is not None and b.median > 0]
+        return float(np.median(ratios)) if ratios else 1.0
 
     def compiling_s(self, candidates: Iterable[Candidate]) -> float:
         """Seconds that compiling what is missing of candidates may take, as far as they are on the session's own devices."""
@@ -200,7 +216,9 @@ class Races:
             earlier=True,
             output_error=known.output_error,
             measured=summed_up(name, known.samples, rounds),
-            value=summed_up(name, known.values, rounds),
+            value=(value := summed_up(name, known.values, rounds)),
+            joules=value if isinstance(self.objective, MeteredEnergy) else None,
+            modelled=value if type(self.objective) is Energy else None,
             cost=known.cost,
             segment_s=known.segment_s,
         )
@@ -271,6 +289,8 @@ class Races:
         while waiting or first:
             with contextlib.ExitStack() as stack:
                 stack.callback(self._spent, clock.now() - self.opening_s)
+                if self.meters is not None:
+                    stack.enter_context(self.meters)
                 runners: dict[str, Runner] = {}
                 later: list[Candidate] = []
                 for i, candidate in enumerate([*first, *waiting]):
@@ -295,7 +315,8 @@ class Races:
                             self.fail(candidate.name, error)
                         continue
                     if self.checked(candidate.name, deployed):
-                        runners[candidate.name] = Runner(deployed, self.objective, self.homes.get(candidate.name))
+                        alone = self.homes.get(candidate.name)
+                        runners[candidate.name] = Runner(deployed, self.objective, alone, self.meters)
                     else:
                         deployed.close()
                 stuck = len(later) == len(waiting)  # nothing finds room beside the anchor
@@ -347,11 +368,17 @@ class Races:
             )
         finally:
             results = {name: result for name, result in race.results().items() if self.known[name].failed is None}
+            if self.meters is not None and self.meters.fault is not None:
+                self.go_by_model()
             for name, measurement in results.items():
-                found[name], before = runners[name].valued(measurement), self.known[name].measured
+                value, before = runners[name].valued(measurement), self.known[name].measured
+                joules = runners[name].metered(measurement) if isinstance(self.objective, MeteredEnergy) else None
+                found[name] = value if joules is None else joules
                 if before is not None and len(measurement.samples) < min(FEWEST, len(before.samples)):
                     continue  # a race that was cut short says less than the one before
                 self.learn_of(name, measured=measurement, value=found[name], race=len(self.races), earlier=False)
+                if isinstance(self.objective, Energy):
+                    self.learn_of(name, joules=joules, modelled=value)
                 if isinstance(deployed := runners[name].deployed, ReferenceRun):
                     self.learn_of(name, used=deployed.used)
                 learned.append(name)
@@ -365,6 +392,16 @@ class Races:
             self.pair(found, learned, anchor.name)
         self.keep([name for name in runners if name in learned])
         return found
+
+    def go_by_model(self) -> None:
+        """Value runs by the power model from now on, as a meter was given up, and what was raced before as well."""
+        if not isinstance(self.objective, MeteredEnergy):
+            return
+        self.objective, self.journal = Energy(self.objective.busy_w, self.objective.idle_w), None
+        _LOG.warning("Energy is %s. What is measured from now on is not kept for other searches.", self.meters)
+        for name, one in list(self.known.items()):
+            if one.value is not None:
+                self.learn_of(name, value=one.modelled, measured=None if one.modelled is None else one.measured, cost=None)
 
     def _withdraw(self, race: Race, runners: Mapping[str, Runner], rounds: int, share: float) -> None:
         """Take references out of a race, the slowest first, until there is time for all its rounds by the runs so far."""
@@ -441,6 +478,7 @@ class Races:
         """Put a candidate out: what was measured of it counts no more."""
         failed, no_room = why if isinstance(why, str) else reason_of(why), isinstance(why, NoRoomError | MemoryError)
         self.learn_of(name, measured=None, value=None, cost=None, segment_s=None, race=None, final=False)
+        self.learn_of(name, joules=None, modelled=None)
         self.learn_of(name, failed=failed, no_room=no_room)
 
 

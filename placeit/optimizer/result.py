@@ -16,7 +16,9 @@ from placeit.core.cluster import Cluster
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Conditions, Placement
 from placeit.core.views import Drawn
+from placeit.devices.energy import EnergyMeters
 from placeit.optimizer.candidates import NOT_RUN, Candidate, Raced, interval
+from placeit.optimizer.pareto import Point
 from placeit.optimizer.references import Reference
 from placeit.optimizer.service import Service
 from placeit.planning.segments import Profiled
@@ -131,6 +133,10 @@ class Optimized(Drawn):
         memory: most bytes of weights by device, where a limit was given.
         profiled: when the costs were measured, and how much else the machine did; None if they were not.
         conditions: precision, and what else the placement was found for.
+        energy: meters of the devices, by which joules were measured if they are complete; None unless energy is the objective
+            or a front was asked for.
+        pareto: the front of latency and energy, the fastest first (:mod:`placeit.optimizer.pareto`); None if it was not asked
+            for.
         curves: by placer that learned from runs, the objective of each placement that it measured, in that order.
     """
 
@@ -163,6 +169,8 @@ class Optimized(Drawn):
     memory: Mapping[str, float]
     profiled: Profiled | None
     conditions: Conditions
+    energy: EnergyMeters | None
+    pareto: tuple[Point, ...] | None
     curves: Mapping[str, Sequence[float]]
     _again: Callable[[], Workbench] = field(repr=False)
     _open: Callable[[], Runtime] = field(repr=False)
@@ -227,6 +235,8 @@ class Optimized(Drawn):
                 "reason": self.reason,
                 "bound_s": self.bound_s,
                 "throughput": None if self.service is None else self.service.to_dict(),
+                "energy": None if self.energy is None else self.energy.to_dict(),
+                "pareto": None if self.pareto is None else [one.to_dict() for one in self.pareto],
                 "output_error": (self.chosen.output_error or NOT_RUN).to_dict(),
                 "simulator": {name: (self.simulator_error or {}).get(name) for name in ("mape", "pearson", "spearman")},
                 "budget": {

@@ -36,7 +36,7 @@ from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
 from placeit.runtime.budget import CHECKS, TRIFLE_S, hopeless, needed
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, faster_in_any_opening, summed_up
-from placeit.simulator.objectives import Objective
+from placeit.simulator.objectives import Energy, Objective
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workbench import Workbench
 
@@ -326,7 +326,7 @@ class Search(Races):
         """Return whether some unmeasured candidate is now expected to beat the best that was measured."""
         fresh = [e for e in self.standing if e.measured is None and e.placer != "single" and self.is_placed(e)]
         best = min(map(value_of, self.standing), default=math.inf)
-        return any(self.expected(e.groups[None])[0] < best * WORTH_MEASURING for e in fresh)
+        return any(self.expected(e.groups[None])[0] * self.scale < best * WORTH_MEASURING for e in fresh)
 
     def final_s(self) -> float:
         """Seconds that selection and decision will take."""
@@ -354,17 +354,18 @@ class Search(Races):
 
     def promising(self) -> list[Candidate]:
         """Unmeasured candidates worth measuring, with the best measured one and the best single device beside them."""
-        best = min((known_value(one) for one in self.standing), default=math.inf)
+        scale = self.scale
+        best = min((known_value(one, scale) for one in self.standing), default=math.inf)
         fresh: list[Candidate] = []
         for one in self.standing:
             if one.measured is None and one.placer != "single":
                 # of what is given, the user wants to know
                 known = one.given or one.simulated_value is None
-                why = None if known else hopeless(known_value(one), best, self.objective.worse)
+                why = None if known else hopeless(known_value(one, scale), best, self.objective.worse)
                 one = self.learn_of(one.name, not_run=why, late=False)
                 if one.not_run is None:
                     fresh.append(one)
-        fresh = sorted(fresh, key=lambda one: (not one.given, known_value(one)))
+        fresh = sorted(fresh, key=lambda one: (not one.given, known_value(one, scale)))
         ranked = self.ranked
         singles = [one for one in ranked if one.placer == "single"][:1]
         singles += [one for one in self.fresh_singles if not self.is_excluded(one)]  # all of them, at first
@@ -390,13 +391,14 @@ class Search(Races):
         """
         chosen: list[Candidate] = []
         much = max(TRIFLE_S, self.left() * _MUCH_SHARE)
-        ready = min((known_value(one) for one in self.standing if self.compiling_s([one]) <= much), default=math.inf)
+        scale = self.scale
+        ready = min((known_value(one, scale) for one in self.standing if self.compiling_s([one]) <= much), default=math.inf)
         for one in fresh:
             race = [*beside, *chosen, one]
             running = needed(map(self.run_s, race), _ROUNDS if len(race) > 1 else 1)
             if len(chosen) == _FINALISTS or running > room:
                 break
-            takes, better = self.compiling_s([one]), known_value(one) < ready * WORTH_MEASURING
+            takes, better = self.compiling_s([one]), known_value(one, scale) < ready * WORTH_MEASURING
             if takes > much and not better and not one.given:
                 why = f"it is not simulated {self.objective.better} than what is compiled, and compiling it takes"
                 self.learn_of(one.name, not_run=f"{why} about {takes:.3g} s")
@@ -414,12 +416,12 @@ class Search(Races):
     def run_s(self, candidate: Candidate) -> float:
         """Seconds that a run takes, with all its requests, as it was measured, or else simulated."""
         if candidate.measured is not None:
-            return candidate.measured.median * self.requests_of(candidate)
+            return self.lasting(candidate.measured.median * self.requests_of(candidate))
         simulated = candidate.simulated_s
         if simulated is None:  # a plain device; what it is made of is hardly faster
             parts = (one.simulated_s for one in self.candidates if one.placer == "single")
             simulated = min((seconds for seconds in parts if seconds is not None), default=0.0)
-        return self.once.get(candidate.name, simulated) * self.requests_of(candidate)
+        return self.lasting(self.once.get(candidate.name, simulated) * self.requests_of(candidate))
 
     @property
     def fresh_singles(self) -> list[Candidate]:
@@ -449,15 +451,20 @@ class Search(Races):
             return None
 
     def time_singles(self) -> None:
-        """Run every single device once, unless that has been done."""
+        """Run every single device once, unless that has been done; without meters, for which there is no time."""
+        if self.meters is not None and self.meters.complete:
+            self.meters.fault = "there was no time to read meters"
+            self.go_by_model()
         for candidate in self.fresh_singles:
             if (seconds := self.time_once(candidate)) is None:
                 continue
             name, alone = candidate.name, self.homes.get(candidate.name)
             used = np.eye(len(self.problem.device_names))[candidate.groups[0]] if alone is None else alone.busy
             busy = used * seconds
-            value = self.objective.of_run(seconds, lambda: (busy, 0.0))  # noqa: B023
-            self.learn_of(name, measured=summed_up(name, [seconds], [0]), value=summed_up(name, [value], [0]))
+            value = summed_up(name, [self.objective.of_run(seconds, lambda: (busy, 0.0))], [0])  # noqa: B023
+            self.learn_of(name, measured=summed_up(name, [seconds], [0]), value=value)
+            if isinstance(self.objective, Energy):
+                self.learn_of(name, modelled=value)
 
     def measure(self) -> None:
         """Race what is promising; where all of it fails, what is promising then, so that something is left if anything runs."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from placeit.optimizer.candidates import Candidate, value_of
-from placeit.optimizer.ledger import COMPILING, DECIDING, LOADING, MEASURING, PROFILING, REST, Item
+from placeit.optimizer.ledger import COMPILING, DECIDING, FRONT, LOADING, MEASURING, PROFILING, REST, Item
 from placeit.optimizer.result import Spent
 from placeit.optimizer.search import Search
 
 __all__ = ["spending"]
 
 _ORDER = (LOADING, PROFILING)  # before the placers
-_AFTER = (COMPILING, MEASURING, DECIDING, REST)
+_AFTER = (COMPILING, MEASURING, DECIDING, FRONT, REST)
 
 
 def spending(search: Search, chosen: Candidate) -> tuple[Spent, ...]:

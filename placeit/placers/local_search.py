@@ -16,7 +16,7 @@ from placeit.placers.list_scheduling import links_of
 from placeit.placers.peft import Peft
 from placeit.simulator.scheduler import EXECUTED_RULES, LinkModel
 
-__all__ = ["LocalSearch", "starts"]
+__all__ = ["LocalSearch", "neighbours", "starts"]
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ class LocalSearch:
         rng = np.random.default_rng(seed)
         while not found.over:
             better = False
-            neighbours = None
-            for neighbours in _neighbours(problem, current, rng, self.batch):
-                costs = found.offer(neighbours)
+            near = None
+            for near in neighbours(problem, current, rng, self.batch):
+                costs = found.offer(near)
                 at = int(np.argmin(costs))
                 better = bool(costs[at] < now)
                 if better:
-                    current, now = neighbours[at], float(costs[at])
+                    current, now = near[at], float(costs[at])
                 if better or found.over:
                     break
-            if neighbours is None:
+            if near is None:
                 break  # no op can be moved alone
             if not better and not found.over:
                 current = _kick(problem, found.placement, rng, max(2, round(self.kick * len(problem))))
@@ -99,7 +99,7 @@ def starts(problem: Problem, links: LinkModel = EXECUTED_RULES.links) -> NDArray
     return np.stack(list(distinct.values()))
 
 
-def _neighbours(
+def neighbours(
     problem: Problem, placement: NDArray[np.int32], rng: np.random.Generator, batch: int
 ) -> Iterator[NDArray[np.int32]]:
     """All feasible placements that differ in one op, in random order, in batches."""
@@ -109,9 +109,9 @@ def _neighbours(
     moves = rng.permutation(np.flatnonzero(able))
     for first in range(0, len(moves), batch):
         ops, devices = np.divmod(moves[first : first + batch], problem.devices)
-        neighbours = np.repeat(placement[None], len(ops), axis=0)
-        neighbours[np.arange(len(ops)), ops] = devices
-        yield neighbours
+        moved = np.repeat(placement[None], len(ops), axis=0)
+        moved[np.arange(len(ops)), ops] = devices
+        yield moved
 
 
 def _kick(problem: Problem, placement: NDArray[np.int32], rng: np.random.Generator, moves: int) -> NDArray[np.int32]:

@@ -325,6 +325,24 @@ class Segmenter:
         of = np.empty(len(self.graph), np.int32)
         return np.array([self._groups.merge(row, of) for row in rows])
 
+    def work(self, placements: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return :meth:`seconds` of placements, and for how long each device is busy: ``float64[B]`` and ``float64[B, D]``.
+
+        Raises:
+            PlacementError: wrong length or unknown device.
+        """
+        rows = [self._in_range(row) for row in np.atleast_2d(np.asarray(placements))]
+        of, moves = np.empty(len(self.graph), np.int32), np.empty((len(self.graph.edges), 3), np.int32)
+        seconds, busy = np.empty(len(rows)), np.zeros((len(rows), len(self.costs.cluster)))
+        for i, row in enumerate(rows):
+            seconds[i] = self._groups.merge(row, of)
+            if np.isfinite(seconds[i]):
+                took, where = np.empty(of.max() + 1), np.empty(of.max() + 1, np.int32)
+                self._groups.divide(of, row, moves, took)
+                where[of] = row
+                np.add.at(busy[i], where, took)
+        return seconds, busy
+
     def search(
         self,
         placement: ArrayLike,

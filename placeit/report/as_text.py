@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from placeit.runtime.compiling import Compiled
     from placeit.runtime.load import RateReport
     from placeit.runtime.run_report import RunReport
+    from placeit.simulator.objectives import Objective
     from placeit.workbench.estimating import Estimate
 
 _REFERENCES = "References are what OpenVINO does by itself on these devices. They are no placements, and cannot be chosen."
@@ -295,15 +296,18 @@ def links(console: Console, known: Mapping[tuple[str, str], Link]) -> None:
     text.table(console, ("from", "to", "origin", "bandwidth", "latency"), rows, left=3)
 
 
-def optimized(console: Console, found: Optimized, path: Path | None, recording: Path | None = None) -> None:
-    """Print what was found, a table for each race, why it was chosen, and which files are written."""
+def optimized(
+    console: Console, found: Optimized, path: Path | None, recording: Path | None = None, points: Sequence[Path] = ()
+) -> None:
+    """Print what was found, a table for each race, why it was chosen, and which files are written: ``points`` of a front."""
     best = found.best_single
     others = [candidate for candidate in found.candidates if candidate.placer == "single" and candidate is not best]
     singles = [*([] if best is None else [best]), *others]
     objective, modelled = found.objective, not found.objective.is_measured
     rates = ["requests/s"] if objective.steady else []
     heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", *rates, "95 % interval"]
-    heads += [f"{objective.name} simulated", f"{objective.name} by measured times"] if modelled else []
+    by_times = ["joules modelled", "joules measured"] if objective.unit == "J" else [f"{objective.name} by measured times"]
+    heads += [f"{objective.name} simulated", *by_times] if modelled else []
     heads += [f"speed-up over {single.name}" for single in singles]
     heads += ["output error", "simulator off by"]
 
@@ -316,7 +320,7 @@ def optimized(console: Console, found: Optimized, path: Path | None, recording: 
             text.seconds(None if candidate.measured is None else candidate.measured.median),
             *([_rate(candidate)] if rates else []),
             text.interval(candidate.measured),
-            *(_values(candidate, objective.unit) if modelled else ()),
+            *(_values(candidate, objective) if modelled else ()),
             *(_speedup(found, single, candidate) for single in singles),
             text.error(candidate.output_error),
             _simulator_error(candidate),
@@ -347,11 +351,38 @@ def optimized(console: Console, found: Optimized, path: Path | None, recording: 
     if found.references:
         text.paragraph(console, _REFERENCES)
     console.print()
+    _show_front(console, found, points)
     _show_spending(console, found)
     console.print()
     files = {"placement": path, "recording": recording}
     text.facts(console, _facts(found) | {what: str(file) for what, file in files.items() if file is not None})
     text.show_notes(console, found.cluster)
+
+
+def _show_front(console: Console, found: Optimized, files: Sequence[Path]) -> None:
+    """Print the front of latency and energy, if it was asked for, with the file of each point."""
+    if found.pareto is None:
+        return
+    names = [file.name for file in files[: len(found.pareto)]] or [""] * len(found.pareto)
+    rows = [
+        (
+            f"{number} *" if one.candidate.name == found.chosen.name else str(number),
+            text.ops_by_device(one.candidate.placement.counts()),
+            text.seconds(one.latency_s),
+            text.amount(one.energy_j, "J", least=-3),
+            one.latency_from if one.latency_from == one.energy_from else f"{one.latency_from}, energy {one.energy_from}",
+            name,
+        )
+        for number, (one, name) in enumerate(zip(found.pareto, names, strict=True), 1)
+    ]
+    heads = ("Pareto front", "devices (ops)", "latency", "energy", "values are", "placement")
+    text.table(console, heads, rows, left=2, spare=[] if files else ["placement"])
+    named = any(one.candidate.name == found.chosen.name for one in found.pareto)
+    said = ["No placement that was found is better than one of these in latency or energy without being worse in the other."]
+    said += ["The answer is marked *." if named else f"The answer, {found.chosen.name}, is none of them by these values."]
+    said += ["`placeit run` takes the file of any of them."] if files else []
+    text.paragraph(console, " ".join(said))
+    console.print()
 
 
 def _show_spending(console: Console, found: Optimized) -> None:
@@ -401,6 +432,7 @@ def _facts(found: Optimized) -> dict[str, str]:
         "chosen": f"{_name(found.chosen)}, marked * above",
         "why": found.reason,
         "objective": None if found.objective.note is None else f"{found.objective.name}: {found.objective.note}",
+        "energy": None if found.energy is None else str(found.energy),
         **_service_facts(found.service),
         "speed-up": None
         if found.speedup is None or best is None or found.chosen is best
@@ -507,13 +539,11 @@ def _name(candidate: Candidate | Unplanned) -> str:
     return f"{candidate.name} ({said})" if said else candidate.name
 
 
-def _values(candidate: Candidate, unit: str) -> tuple[str, str]:
-    """Objective of a candidate: by its simulated schedule, and by the times of its runs."""
-    value = candidate.value
-    return (
-        text.amount(candidate.simulated_value, unit, least=-3),
-        text.amount(None if value is None else value.median, unit, least=-3),
-    )
+def _values(candidate: Candidate, objective: Objective) -> list[str]:
+    """Objective of a candidate: by its simulated schedule, and by the times of its runs; joules also by meters."""
+    of_runs = [candidate.modelled, candidate.joules] if objective.unit == "J" else [candidate.value]
+    values = [candidate.simulated_value, *(None if value is None else value.median for value in of_runs)]
+    return [text.amount(value, objective.unit, least=-3) for value in values]
 
 
 def _speedup(found: Optimized, single: Candidate, candidate: Candidate) -> str:

@@ -11,7 +11,7 @@ from placeit.core.errors import UsageError
 from placeit.core.extras import import_extra
 from placeit.profiler.recording import Recording
 from placeit.report.layers import draw
-from placeit.report.shown import PATH, candidates, device_names, name_of, op_rows, states, timelines
+from placeit.report.shown import PATH, candidates, device_names, front, name_of, op_rows, states, timelines
 from placeit.report.style import CRITICAL, GREY, STATES, looks, shortened
 from placeit.report.text import seconds
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["candidates_figure", "graph_figure", "timeline_figure", "utilization_figure"]
+__all__ = ["candidates_figure", "graph_figure", "pareto_figure", "timeline_figure", "utilization_figure"]
 
 _MOST = 30  # candidates in a figure
 
@@ -108,6 +108,33 @@ def candidates_figure(search: Mapping[str, Any] | None) -> Figure:
     axis.set_xlim(left=0)
     axis.grid(axis="x", alpha=0.3)
     axis.set_xlabel(f"objective, {written}")
+    axis.legend(fontsize="x-small", frameon=False)
+    return figure
+
+
+def pareto_figure(search: Mapping[str, Any] | None) -> Figure:
+    """Draw the front of latency and energy: measured points are filled, simulated ones are not.
+
+    Raises:
+        UsageError: matplotlib is not installed, or no front was searched for.
+    """
+    shown = front(search)
+    if not shown:
+        raise UsageError(
+            "There is no front of latency and energy: ask for it by 'placeit optimize --pareto', or Candidates(pareto=True)."
+        )
+    factor, unit = (1e3, "ms") if max(row.latency_s for row in shown) < 2 else (1.0, "s")
+    figure, (axis,) = _figure(6.0, 4.0, 1)
+    axis.step([row.latency_s * factor for row in shown], [row.energy_j for row in shown], where="post", color=GREY, zorder=1)
+    for source in dict.fromkeys(row.source for row in shown):
+        mine = [row for row in shown if row.source == source]
+        colors = ["#0f7fc4" if row.chosen else GREY for row in mine]
+        filled = colors if source != "simulated" else "none"
+        points = [row.latency_s * factor for row in mine], [row.energy_j for row in mine]
+        axis.scatter(*points, facecolors=filled, edgecolors=colors, label=source, zorder=2)
+    axis.set_xlabel(f"latency, {unit}")
+    axis.set_ylabel("energy, J")
+    axis.grid(alpha=0.3)
     axis.legend(fontsize="x-small", frameon=False)
     return figure
 

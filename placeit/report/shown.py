@@ -17,11 +17,13 @@ __all__ = [
     "PATH",
     "Bar",
     "CandidateRow",
+    "FrontRow",
     "OpRow",
     "Timeline",
     "candidates",
     "decision",
     "device_names",
+    "front",
     "name_of",
     "number",
     "op_rows",
@@ -198,6 +200,8 @@ class CandidateRow:
         measured: the objective, by its last race.
         low: lower end of the 95 % interval.
         high: upper end.
+        modelled: joules of the same runs by the power model; for energy only.
+        joules: joules of the same runs by meters; for energy only.
         race: number of that race.
         chosen: whether it is the answer.
         note: why it is out, or did not run.
@@ -211,6 +215,8 @@ class CandidateRow:
     measured: float | None
     low: float | None
     high: float | None
+    modelled: float | None
+    joules: float | None
     race: int | None
     chosen: bool
     note: str
@@ -236,6 +242,8 @@ def candidates(search: Mapping[str, Any] | None) -> list[CandidateRow]:
             number(one.get("value_from_runs")),
             low,
             high,
+            number(one.get("joules_modelled")),
+            number(one.get("joules_measured")),
             None if race is None else int(race),
             one.get("name") == answer,
             name_of(one.get("failed") or one.get("not_run") or ""),
@@ -244,6 +252,53 @@ def candidates(search: Mapping[str, Any] | None) -> list[CandidateRow]:
     known = [row.measured if row.measured is not None else math.inf for row in rows]
     order = sorted(range(len(rows)), key=lambda i: (not rows[i].chosen, known[i], rows[i].simulated or math.inf))
     return [rows[i] for i in order]
+
+
+@dataclass(frozen=True)
+class FrontRow:
+    """A point of a front of latency and energy.
+
+    Attributes:
+        name: of its placement.
+        where: ops by device.
+        latency_s: seconds of a request.
+        energy_j: joules of a request.
+        source: where the two are from: ``measured``, ``measured, energy modelled`` or ``simulated``.
+        file: of the placement; empty if it was not written.
+        chosen: whether it is the answer.
+    """
+
+    name: str
+    where: str
+    latency_s: float
+    energy_j: float
+    source: str
+    file: str
+    chosen: bool
+
+
+def front(search: Mapping[str, Any] | None) -> list[FrontRow]:
+    """Return the front of latency and energy of a search, the fastest first; empty if it was not asked for."""
+    search = search or {}
+    chosen, rows = search.get("chosen"), []
+    answer = chosen.get("name") if isinstance(chosen, Mapping) else None
+    for one in records(search.get("pareto")):
+        latency, energy, devices = number(one.get("latency_s")), number(one.get("energy_j")), one.get("devices")
+        if latency is None or energy is None:
+            continue
+        used = devices.items() if isinstance(devices, Mapping) else ()
+        sources = [name_of(one.get("latency_from")), name_of(one.get("energy_from"))]
+        row = FrontRow(
+            name_of(one.get("name")),
+            ", ".join(f"{name_of(name)} {ops}" for name, ops in used if ops),
+            latency,
+            energy,
+            sources[0] if sources[0] == sources[1] else f"{sources[0]}, energy {sources[1]}",
+            name_of(one.get("placement_file") or ""),
+            one.get("name") == answer,
+        )
+        rows.append(row)
+    return rows
 
 
 def decision(recording: Recording) -> str:

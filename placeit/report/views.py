@@ -21,7 +21,7 @@ from placeit.report.shown import decision, name_of, op_rows
 from placeit.report.text import NOTHING, percent, seconds, signed_seconds
 from placeit.runtime.run_report import RunReport
 
-__all__ = ["candidates", "frame", "graph", "html", "page", "recording", "timeline", "utilization"]
+__all__ = ["candidates", "frame", "graph", "html", "page", "pareto", "recording", "timeline", "utilization"]
 
 _ROWS = 12  # of a table in a notebook
 
@@ -57,6 +57,11 @@ def graph(found: Recording | Optimized) -> Any:
 def candidates(found: Recording | Optimized) -> Any:
     """Return a figure of the candidates of a search."""
     return figures.candidates_figure(found.search if isinstance(found, Recording) else as_json.search(found))
+
+
+def pareto(found: Recording | Optimized) -> Any:
+    """Return a figure of the front of latency and energy of a search."""
+    return figures.pareto_figure(found.search if isinstance(found, Recording) else as_json.search(found))
 
 
 @functools.singledispatch

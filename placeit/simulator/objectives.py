@@ -22,6 +22,7 @@ __all__ = [
     "BusyTime",
     "Energy",
     "Latency",
+    "MeteredEnergy",
     "Objective",
     "Planned",
     "Planner",
@@ -65,6 +66,10 @@ class Planner(Protocol):
         """Simulated seconds of placements' plans, ``int32[B, V] -> float64[B]``: makespans, or if ``steady`` per request."""
         ...
 
+    def work(self, placements: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """These seconds, and for how long each device is busy, ``float64[B, D]``."""
+        ...
+
 
 @dataclass(frozen=True)
 class Objective(ABC):
@@ -79,7 +84,7 @@ class Objective(ABC):
         best: what the one of least of it is called.
         note: what a report says about it; None if the name says it all.
         is_makespan: whether it is the makespan.
-        is_measured: whether it is what is simulated and measured itself, and not a figure from such times.
+        is_measured: whether it is the time that is simulated and measured itself, and not another figure of runs.
         steady: whether many requests are in flight while it is simulated and measured. The seconds of a run are then seconds
             per request, and placements on several groups of devices may each serve whole requests.
     """
@@ -224,8 +229,8 @@ class Energy(Objective):
         unknown = [device.name for device in cluster.devices if device.power is None]
         if unknown:
             raise UsageError(
-                f"The objective 'energy' needs the power of every device, and that of {', '.join(unknown)} is not known: give "
-                "'busy_power' and 'idle_power' (watts) for it in a cluster file."
+                f"Energy needs the power of every device, and that of {', '.join(unknown)} is not known: give 'busy_power' and "
+                "'idle_power' (watts) for it in a cluster file. Placers go by them where there are meters, too."
             )
         apart = cluster.apart()
         power = [device.power for device in cluster.devices if device.power is not None]
@@ -233,14 +238,30 @@ class Energy(Objective):
         return cls(tuple(p.busy_w - p.idle_w + i for p, i in zip(power, idle, strict=True)), tuple(idle))
 
     def of_run(self, seconds: float, work: BusyTimes) -> float:
-        """Return joules."""
+        """Return joules by the power model."""
         busy, _ = work()
-        idle = np.array(self.idle_w)
-        return float(busy @ (np.array(self.busy_w) - idle) + seconds * idle.sum())
+        return float(self.of_work(np.array([seconds]), busy[None])[0])
 
     def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:
         """Return the energy of placements."""
         return EnergyCost(problem, self.busy_w, self.idle_w, makespan=makespan)
+
+    def of_plans(self, planner: Planner, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Return the joules of the plans, in compiled code."""
+        return self.of_work(*planner.work(placements))
+
+    def of_work(self, seconds: NDArray[np.float64], busy: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return joules, ``float64[B]``, by makespans, ``float64[B]``, and how long devices are busy, ``float64[B, D]``."""
+        idle = np.array(self.idle_w)
+        joules: NDArray[np.float64] = busy @ (np.array(self.busy_w) - idle) + seconds * idle.sum()
+        return joules
+
+
+class MeteredEnergy(Energy):
+    """Joules by meters where something runs, and by the power model where it is simulated."""
+
+    quantity, best = "energy", "the one of least energy"
+    note = "joules by meters of the devices; simulated ones by a power model"
 
 
 _OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (Latency, Throughput, BusyTime, Energy)}

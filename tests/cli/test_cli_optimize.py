@@ -107,6 +107,7 @@ def test_energy_is_named_as_modelled_and_total_cost_as_what_it_sums_up(cli: Any,
         result = cli("optimize", tiny, *options)
         assert result.exit_code == 0, result.stderr
         assert said in result.stdout
+        assert ("modelled; no meter for" in result.stdout) == (objective == "energy")
         data = json.loads(cli("optimize", tiny, *options, "--json").stdout)
         assert data.keys() >= KEYS
         assert (data["objective"], data["objective_unit"]) == (objective, unit)
@@ -114,6 +115,35 @@ def test_energy_is_named_as_modelled_and_total_cost_as_what_it_sums_up(cli: Any,
             assert candidate["simulated_value"] > 0
             assert candidate["value_from_runs"] is None
             assert candidate["value_ci"] == [None, None]
+
+
+def test_each_point_of_a_front_is_a_placement_beside_the_answer(cli: Any, tiny: Path, tmp_path: Path) -> None:
+    cluster, file = tmp_path / "cluster.yaml", tmp_path / "best.json"
+    cluster.write_text(DESCRIBED)
+    options = ("-d", cluster, "--budget", 1, "--placer", "heft", "--pareto", "-o", file)
+    result = cli("optimize", tiny, *options, "--json", "--record", tmp_path / "run.json")
+    assert result.exit_code == 0, result.stderr
+    points = json.loads(result.stdout)["pareto"]
+    assert [point["placement_file"] for point in points] == [
+        str(tmp_path / f"best.point-{number}.json") for number in range(1, len(points) + 1)
+    ]
+    for point in points:
+        placement = Placement.load(point["placement_file"])
+        assert placement.counts() == point["devices"]
+        assert (point["latency_from"], point["energy_from"]) == ("simulated", "simulated")
+    assert json.loads((tmp_path / "run.json").read_text())["search"]["pareto"] == points
+    shown = cli("optimize", tiny, *options)
+    assert shown.exit_code == 0, shown.stderr
+    assert "Pareto front" in shown.stdout
+    assert "best.point-1.json" in shown.stdout
+
+
+def test_a_front_replaces_no_point_that_the_search_starts_from(cli: Any, tiny: Path, placement: Path, tmp_path: Path) -> None:
+    start = tmp_path / "best.point-2.json"
+    start.write_bytes(placement.read_bytes())
+    result = cli("optimize", tiny, "-d", "CPU", "--pareto", "--start", start, "-o", tmp_path / "best.json")
+    assert result.exit_code == 2
+    assert "best.point-2.json is named twice" in result.stderr
 
 
 def test_the_objective_by_measured_times_stands_beside_the_latency(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
@@ -143,6 +173,8 @@ def test_ctrl_c_keeps_the_best_placement_and_exits_with_130(
         (["--placer", "annealing:speed=3"], "speed"),
         (["--objective", "speed"], "latency, throughput, total-cost, energy"),
         (["--objective", "energy"], "'busy_power' and 'idle_power'"),
+        (["--pareto"], "'busy_power' and 'idle_power'"),
+        (["--pareto", "--objective", "throughput"], "choose another objective"),
         (["--budget", "0"], "budget"),
         (["--budget", "nan"], "budget"),
         (["--input-shape", "1,3,16,16"], "--input-shape"),

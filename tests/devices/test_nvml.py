@@ -66,6 +66,7 @@ class FakeNvml:
         self.open = 0
         self.fails: dict[tuple[str, int | None], int] = {}
         self.busy = 25
+        self.energy_mj = 1_000_000
         self.asked = 0
 
     def _ask(self, function: str, gpu: int | None = None) -> None:
@@ -123,6 +124,10 @@ class FakeNvml:
     def nvmlDeviceGetPowerUsage(self, handle: SimpleNamespace) -> int:  # noqa: N802
         self._ask("nvmlDeviceGetPowerUsage", handle.number)
         return 71_500
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: SimpleNamespace) -> int:  # noqa: N802
+        self._ask("nvmlDeviceGetTotalEnergyConsumption", handle.number)
+        return self.energy_mj
 
 
 @pytest.fixture

@@ -155,6 +155,21 @@ def a_recording(ops: int = 40, requests: int = 5, names: dict[int, str] | None =
     )
 
 
+def a_front() -> list[dict[str, object]]:
+    """Points of a front of latency and energy, as ``placeit optimize --pareto --json`` prints them."""
+
+    def point(name: str, latency: float, energy: float, *known: str) -> dict[str, object]:
+        places, sources = {"CPU@0": 20, "CPU@1": 20}, {"latency_from": known[0], "energy_from": known[-1]}
+        values = {"name": name, "latency_s": latency, "energy_j": energy, "devices": places, "segments": 8}
+        return values | sources | {"placement_file": f"p.{name}.json"}
+
+    return [
+        point("annealing", 0.0161, 0.9, "measured", "modelled"),
+        point("<front 1>", 0.018, 0.5, "measured"),
+        point("CPU@0", 0.0205, 0.3, "simulated"),
+    ]
+
+
 def a_search(chosen: str = "annealing") -> dict[str, object]:
     """What ``placeit optimize --json`` prints, as far as pictures show it."""
 

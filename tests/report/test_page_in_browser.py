@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.report.made_recordings import a_recording, a_search
+from tests.report.made_recordings import a_front, a_recording, a_search
 
 # all elements, also those inside of shadow roots, in which Bokeh draws
 _ALL = """
@@ -146,7 +146,8 @@ def test_names_with_markup_are_text(browse: Callable[..., Any]) -> None:
         3: "emoji 🎉 \x00\x1b[31m\u202e",
         4: "long" * 2500,
     }
-    page = browse(a_recording(10, names=names))
+    page = browse(replace(a_recording(10, names=names), search=a_search() | {"pareto": a_front()}))
+    assert page.execute_script(_PLOTS + "return named('Step').length;") > 0
     box = page.execute_script(_ALL + "return found.find((one) => one.tagName == 'INPUT');")
     wanted = {
         "<img": names[0],

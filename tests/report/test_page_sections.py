@@ -11,7 +11,7 @@ import pytest
 from placeit.profiler.recording import RecordedEvent, Recording
 from placeit.report.layers import draw
 from placeit.report.page.document import render
-from tests.report.made_recordings import a_recording
+from tests.report.made_recordings import a_front, a_recording, a_search
 
 
 def sections(page: str) -> list[str]:
@@ -55,6 +55,24 @@ def test_a_recording_of_costs_alone_shows_graph_costs_and_environment() -> None:
     assert "Nothing ran" in page
     assert "&lt;g&gt;" in page
     assert "3.00 ms" in page
+
+
+def test_a_front_of_latency_and_energy_is_drawn_and_listed() -> None:
+    page = render(replace(a_recording(10), search=a_search() | {"pareto": a_front()}))
+    assert sections(page)[:2] == ["Candidates", "Latency and energy"]
+    for said in ("annealing (chosen)", "&lt;front 1&gt;", "measured, energy modelled", "simulated", "p.CPU@0.json"):
+        assert said in page
+    assert "Latency and energy" not in sections(render(replace(a_recording(10), search=a_search() | {"pareto": None})))
+    assert "Latency and energy" not in sections(render(replace(a_recording(10), search=a_search() | {"pareto": [{}, 3]})))
+
+
+def test_measured_joules_decide_and_those_of_the_model_have_a_column() -> None:
+    search = a_search() | {"objective": "energy", "objective_unit": "J", "energy": {"source": "measured"}}
+    assert "joules by the model" not in render(replace(a_recording(10), search=search))
+    rows = [{**row, "joules_measured": 2.5, "joules_modelled": 1.25} for row in search["candidates"]]  # type: ignore[attr-defined]
+    page = render(replace(a_recording(10), search=search | {"candidates": rows}))
+    for said in ("joules by the model", "1.25 J", "Energy of runs is by meters."):
+        assert said in page
 
 
 @pytest.mark.parametrize("search", [{}, {"candidates": [None, {}], "chosen": 3, "best_single": {"devices": []}}, {"reason": 1}])

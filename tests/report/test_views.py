@@ -17,7 +17,7 @@ from placeit.core.errors import UsageError
 from placeit.profiler.profile_report import ProfileReport
 from placeit.profiler.recording import Recording
 from tests.cli.conftest import make_tiny
-from tests.report.made_recordings import a_recording, a_search
+from tests.report.made_recordings import a_front, a_recording, a_search
 
 NAMES = {0: "<b>$x_1$</b>", 1: "\x1b[31m"}
 
@@ -80,6 +80,20 @@ def test_the_graph_shows_which_ops_are_on_which_device(recording: Recording) -> 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_figures_are_written_in_the_formats_of_papers(recording: Recording, kind: str) -> None:
     assert drawn(recording.plot_timeline(), kind)[:8] in ("\x89PNG\r\n\x1a\n", "<?xml ve", "%PDF-1.4")
+
+
+def test_a_front_is_a_line_with_a_mark_for_each_way_in_which_points_are_known(recording: Recording) -> None:
+    figure = replace(recording, search=a_search() | {"pareto": a_front()}).plot_pareto()
+    (axis,) = figure.axes
+    assert [label.get_text() for label in axis.get_legend().get_texts()] == [
+        "measured, energy modelled",
+        "measured",
+        "simulated",
+    ]
+    assert axis.lines[0].get_xdata().tolist() == pytest.approx([16.1, 18.0, 20.5])
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("latency, ms", "energy, J")
+    with pytest.raises(UsageError, match="--pareto"):
+        recording.plot_pareto()
 
 
 def test_a_recording_without_a_run_says_what_is_missing() -> None:

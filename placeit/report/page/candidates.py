@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from bokeh.models import ColumnDataSource, Range1d, Whisker
 from bokeh.plotting import figure
 
@@ -31,7 +33,9 @@ def candidate_section(recording: Recording) -> Section | None:
     if drawn:
         about = "; ".join(f"{row.name}: {written(row.measured)}" for row in drawn if row.measured is not None)
         parts.append(Picture(_picture(drawn, unit), about or "No candidate was measured."))
-    titles = ("candidate", "placer", "ops by device", "segments", "simulated", "measured", "95 % interval", "race", "note")
+    titles = ["candidate", "placer", "ops by device", "segments", "simulated", "measured", "95 % interval", "race", "note"]
+    by_meter = any(row.joules is not None for row in found)  # then the decision was by these
+    titles[7:7] = ["joules by the model"] if by_meter else []
     table = [
         (
             f"{row.name} (chosen)" if row.chosen else row.name,
@@ -41,15 +45,19 @@ def candidate_section(recording: Recording) -> Section | None:
             written(row.simulated),
             written(row.measured),
             NOTHING if row.low is None or row.high is None else f"{written(row.low)} .. {written(row.high)}",
+            *([written(row.modelled)] if by_meter else []),
             NOTHING if row.race is None else str(row.race + 1),
             row.note,
         )
         for row in found
     ]
     chosen = frozenset(i for i, row in enumerate(found) if row.chosen)
-    parts.append(Table(titles, table, frozenset({3, 4, 5, 6, 7}), chosen))
-    text = f"Objective: {search.get('objective', 'latency')}. Times of different races do not compare; less is better."
-    return Section("candidates", "Candidates", [text], parts)
+    parts.append(Table(titles, table, frozenset(range(3, len(titles) - 1)), chosen))
+    texts = [f"Objective: {search.get('objective', 'latency')}. Times of different races do not compare; less is better."]
+    if unit == "J" and isinstance(search.get("energy"), Mapping):
+        by = "meters" if search["energy"].get("source") == "measured" else "a power model, as not every device has a meter"
+        texts.append(f"Energy of runs is by {by}.")
+    return Section("candidates", "Candidates", texts, parts)
 
 
 def _picture(shown: list[CandidateRow], unit: str) -> figure:

@@ -14,6 +14,7 @@ from placeit.core.version import __version__
 from placeit.profiler.recording import Recording
 from placeit.report.page.candidates import candidate_section
 from placeit.report.page.facts import costs, environment, events, links
+from placeit.report.page.front import front_section
 from placeit.report.page.graph import graph
 from placeit.report.page.learning import learning
 from placeit.report.page.prediction import prediction
@@ -26,7 +27,7 @@ from placeit.report.shown import decision, name_of
 __all__ = ["render"]
 
 _SECTIONS = (
-    *(candidate_section, timeline, utilization, graph, costs, prediction, learning),
+    *(candidate_section, front_section, timeline, utilization, graph, costs, prediction, learning),
     *(links, requests, events, samples, environment),
 )
 

@@ -1,0 +1,123 @@
+"""Search for placements that no other one dominates, by two values: Pareto local search after searches by weighted sums."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.base import is_over
+from placeit.placers.feasibility import fits
+from placeit.placers.local_search import LocalSearch, neighbours
+
+__all__ = ["TwoValues", "explore", "non_dominated", "spread"]
+
+TwoValues: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float64]]
+"""Values placements, ``int32[B, V] -> float64[B, 2]``; less is better in both."""
+
+_WEIGHTS = (0.0, 1.0, 0.5, 0.25, 0.75)  # of the first value, in the searches for weighted sums
+_SUMS_SHARE = 0.5  # of the evaluations, for these searches
+_BATCH = 64
+
+
+def non_dominated(values: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return which of some points, ``float64[N, 2]``, no other one dominates, by their first value; of equal ones, the first.
+
+    A point dominates another if it is no worse in both values and better in one.
+    """
+    order = np.lexsort((values[:, 1], values[:, 0]))
+    second = values[order, 1]
+    before = np.concatenate([[np.inf], np.minimum.accumulate(second)[:-1]]) if len(order) else second
+    kept: NDArray[np.intp] = order[second < before]
+    return kept
+
+
+def spread(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
+    """Choose so many points of a front, ``float64[N, 2]``: its ends, and then each time the one farthest from the others."""
+    size = np.ptp(values, axis=0) if len(values) else np.ones(2)
+    scaled = values / np.where(size > 0, size, 1.0)
+    chosen = list(dict.fromkeys([0, len(values) - 1]))[: len(values)]
+    while len(chosen) < min(most, len(values)):
+        gaps = np.linalg.norm(scaled[:, None] - scaled[chosen], axis=2).min(axis=1)
+        chosen.append(int(np.argmax(gaps)))
+    return np.array(chosen[:most], np.intp)
+
+
+class _Archive:
+    """Placements that none of those that were valued dominates, and how many were."""
+
+    def __init__(self, values_of: TwoValues, evaluations: int, deadline: float | None) -> None:
+        self._values_of, self.left, self._deadline = values_of, evaluations, deadline
+        self.rows, self.values = np.empty((0, 0), np.int32), np.empty((0, 2))
+
+    def over(self) -> bool:
+        return self.left <= 0 or is_over(self._deadline)
+
+    def offer(self, rows: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Value placements and keep what is not dominated; return the values."""
+        found = self._values_of(rows)
+        self.left -= len(rows)
+        rows = np.concatenate([self.rows.reshape(-1, rows.shape[1]), rows])
+        values = np.concatenate([self.values, found])
+        kept = non_dominated(values)
+        kept = kept[np.isfinite(values[kept]).all(axis=1)]
+        self.rows, self.values = rows[kept], values[kept]
+        return found
+
+    def weighted(self, weights: NDArray[np.float64]) -> CostFunction:
+        """Return a cost function that offers what it is asked about, and returns weighted sums of the values."""
+        return lambda rows: self.offer(rows) @ weights
+
+
+def explore(
+    problem: Problem, values_of: TwoValues, starts: NDArray[np.int32], *, seed: int, evaluations: int, deadline: float | None
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Find placements that no other one dominates, by their first value.
+
+    If there are no more placements than evaluations, all are valued. Otherwise, local searches minimise weighted sums of the
+    two values, and then all moves of one op are tried from each placement of the front, until none is left that was not tried
+    (two-phase Pareto local search: J. Dubois-Lacoste, M. Lopez-Ibanez, T. Stuetzle, "Improving the anytime behavior of
+    two-phase local search", Annals of Mathematics and Artificial Intelligence 61, 2011). Whatever is valued counts.
+
+    Args:
+        problem: says what is feasible, and what fits.
+        values_of: values placements.
+        starts: feasible ones to begin with, ``int32[B, V]``, at least one.
+        seed: of the order of moves.
+        evaluations: most placements that are valued, by and large.
+        deadline: when to end, by :func:`placeit.core.clock.now`; the starts are valued in any case.
+
+    Returns:
+        The placements, ``int32[K, V]``, and their values, ``float64[K, 2]``.
+    """
+    front, rng = _Archive(values_of, evaluations, deadline), np.random.default_rng(seed)
+    front.offer(starts)
+    choices = [np.flatnonzero(row) for row in problem.feasible]
+    if math.prod(map(len, choices)) <= evaluations:
+        every = (np.array(row, np.int32) for row in itertools.product(*choices))
+        able = (row for row in every if fits(problem, row))
+        while (some := list(itertools.islice(able, _BATCH))) and not is_over(deadline):
+            front.offer(np.stack(some))
+        return front.rows, front.values
+    scale = np.maximum(front.values.min(axis=0), np.finfo(float).tiny)
+    each = int(front.left * _SUMS_SHARE) // len(_WEIGHTS)
+    for i, weight in enumerate(_WEIGHTS):
+        if front.over():
+            break
+        cost = front.weighted(np.array([weight, 1.0 - weight]) / scale)
+        search = LocalSearch(evaluations=each, batch=_BATCH)
+        search.improve(front.rows, problem, cost, seed=seed + i, evaluations=each, deadline=deadline)
+    tried: set[bytes] = set()
+    while not front.over() and len(fresh := [row for row in front.rows if row.tobytes() not in tried]):
+        row = fresh[int(rng.integers(len(fresh)))]
+        tried.add(row.tobytes())
+        for rows in neighbours(problem, row, rng, _BATCH):
+            front.offer(rows)
+            if front.over():
+                break
+    return front.rows, front.values

@@ -1,0 +1,188 @@
+"""The Pareto front of latency and energy: placements that no other one that is known dominates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core import clock
+from placeit.core.placement import Conditions, Placement
+from placeit.devices.energy import EnergyMeters
+from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.front import explore, non_dominated, spread
+from placeit.optimizer.races import Races
+from placeit.optimizer.search import Search
+from placeit.runtime.budget import needed
+from placeit.runtime.measure import FEWEST
+from placeit.simulator.objectives import Energy, MeteredEnergy
+
+__all__ = ["FRONT", "MOST_POINTS", "Pareto", "Point", "find_front"]
+
+FRONT = "front"
+"""Name of the placer of placements that only the search for the front has found."""
+MOST_POINTS = 12
+_EVALUATIONS = 10_000  # placements that are simulated
+_EXPLORING_SHARE = 0.4  # of the time left, for simulation; the rest is for a race
+_ROUNDS = 12  # of that race
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """A point of the front.
+
+    Attributes:
+        candidate: the placement, as the race of the front has measured it.
+        latency_s: seconds of a request: the median of measured runs, or else simulated.
+        energy_j: joules of the same runs, or simulated.
+        latency_from: where the latency is from.
+        energy_from: where the energy is from: of ``measured`` joules meters, of ``modelled`` ones measured times.
+        conditions: precision, and what else the placement was found for.
+    """
+
+    candidate: Candidate
+    latency_s: float
+    energy_j: float
+    latency_from: Literal["measured", "simulated"]
+    energy_from: Literal["measured", "modelled", "simulated"]
+    conditions: Conditions
+
+    @property
+    def placement(self) -> Placement:
+        """Device of every op, and its segment."""
+        return replace(self.candidate.placement, conditions=self.conditions)
+
+    def save(self, path: str | Path) -> None:
+        """Write the placement, which ``placeit run`` and :meth:`placeit.Placement.load` read. Raises FileError."""
+        replace(self.placement, result=self.to_dict()).save(path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "name": self.candidate.name,
+            "latency_s": self.latency_s,
+            "latency_from": self.latency_from,
+            "energy_j": self.energy_j,
+            "energy_from": self.energy_from,
+            "devices": self.candidate.placement.counts(),
+            "segments": self.candidate.segments,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Pareto:
+    """What the search for a front has found.
+
+    Attributes:
+        points: by latency, ascending; so energy descends.
+        meters: of the devices; joules were measured by them if they are complete.
+        interrupted: whether Ctrl-C ended it early.
+    """
+
+    points: tuple[Point, ...]
+    meters: EnergyMeters | None
+    interrupted: bool
+
+
+def find_front(search: Search, energy: Energy, chosen: Candidate, deadline: float, *, interrupted: bool = False) -> Pareto:
+    """Find the front of latency and energy among placements of a search and others, by simulation and then by a race.
+
+    Args:
+        search: has decided.
+        energy: the power model.
+        chosen: the answer, which takes part.
+        deadline: when to end, by :func:`placeit.core.clock.now`.
+        interrupted: whether the search was; then only what it knows takes part, and nothing runs.
+    """
+    races = Races(search.session, energy, deadline, search.seed, search.progress, search.ledger)
+    races.say("exploring latency and energy", 0.0)
+    rows = [one.groups for one in search.standing if search.is_placed(one)]
+    try:
+        if rows and not search.session.costs.shared and not interrupted:
+            rows = _explored(search, energy, np.stack(rows), deadline)
+    except KeyboardInterrupt:
+        search.session.hurry()
+        interrupted = True
+    _enter(search, races, rows, chosen)
+    try:
+        if search.session.executable and not interrupted:
+            _race(search, races)
+    except KeyboardInterrupt:
+        search.session.hurry()
+        interrupted = True
+    points = [_point(search, races, one) for one in races.known.values()]
+    known = [one for one in points if one is not None]
+    values = np.array([(one.latency_s, one.energy_j) for one in known]).reshape(-1, 2)
+    front = non_dominated(values)
+    shown = front[np.sort(spread(values[front], MOST_POINTS))]
+    return Pareto(tuple(known[i] for i in shown), races.meters, interrupted)
+
+
+def _explored(search: Search, energy: Energy, starts: NDArray[np.int32], deadline: float) -> list[NDArray[np.int32]]:
+    """Placements of the simulated front, by costs that know what was measured: as many as may be shown, its ends first."""
+    if search.session.executable:
+        search.learn()
+    segmenter, now = search.segmenter, clock.now()
+
+    def values_of(rows: NDArray[np.int32]) -> NDArray[np.float64]:
+        seconds, busy = segmenter.work(rows)
+        return np.stack([seconds, energy.of_work(seconds, busy)], axis=1)
+
+    until = now + max(0.0, deadline - now) * _EXPLORING_SHARE
+    rows, values = explore(search.problem, values_of, starts, seed=search.seed, evaluations=_EVALUATIONS, deadline=until)
+    return [rows[i] for i in spread(values, MOST_POINTS)]
+
+
+def _enter(search: Search, races: Races, rows: Sequence[NDArray[np.int32]], chosen: Candidate) -> None:
+    """Enter placements in the race of the front, and before them the answer and single devices, however they are modelled."""
+    known = {one.groups.tobytes(): one for one in search.standing if search.is_placed(one)}
+    beside = [chosen, *(one for one in search.standing if one.placer == "single")]
+    entered: dict[str, Candidate] = {}
+    for one in beside:
+        entered[one.name] = one
+    for number, row in enumerate(rows, 1):
+        if (found := known.get(row.tobytes())) is None:
+            plan = search.segmenter.plan(row)
+            found = Candidate(search.free_name(f"{FRONT} {number}"), FRONT, plan, search.session.placing, None, None)
+        entered.setdefault(found.name, found)
+    for one in entered.values():
+        simulated: tuple[float | None, float | None] = (None, None)
+        if search.is_placed(one):
+            simulated = races.simulated_of(search.segmenter.priced(one.plan))
+        fresh = Candidate(one.name, one.placer, one.plan, one.placing, *simulated, plain=one.plain)
+        races.enter(fresh, search.homes.get(one.name))
+
+
+def _race(search: Search, races: Races) -> None:
+    """Race as many of what is entered as there is time for, the first ones before the others."""
+
+    def takes(some: Sequence[Candidate]) -> float:
+        runs = (races.lasting(one.simulated_s or _run_s(search, one)) for one in some)
+        return needed(runs, FEWEST) + races.compiling_s(some)
+
+    racing = list(races.known.values())
+    while len(racing) > 1 and takes(racing) > races.left():
+        racing.pop()
+    if len(racing) > 1:
+        races.race(racing, "measuring the front", rounds=_ROUNDS, share=1.0, min_rounds=FEWEST, drop_losers=False)
+
+
+def _run_s(search: Search, one: Candidate) -> float:
+    return search.run_s(search.known[one.name]) if one.name in search.known else 0.0
+
+
+def _point(search: Search, races: Races, one: Candidate) -> Point | None:
+    """The latency and the energy of a placement, both of the same runs or both simulated; None if neither is known."""
+    conditions = search.session.conditions
+    if one.failed is not None:
+        return None
+    if one.measured is not None and one.value is not None:
+        source: Literal["measured", "modelled"] = "measured" if isinstance(races.objective, MeteredEnergy) else "modelled"
+        return Point(one, one.measured.median, one.value.median, "measured", source, conditions)
+    if one.simulated_s is not None and one.simulated_value is not None:
+        return Point(one, one.simulated_s, one.simulated_value * races.scale, "simulated", "simulated", conditions)
+    return None
