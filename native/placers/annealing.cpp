@@ -12,12 +12,25 @@ namespace {
 
 // Found on problems of the GiPH generator, on random layered graphs of 8 to 200 ops, and on DOPPLER's published cost graphs,
 // where chains of dear tensors have to move as one.
-constexpr double kCritical = 0.5;  // share of moves that are of an op on the critical chain
+constexpr double kCritical = 0.5;  // share of moves that are of an op on the critical path
 constexpr double kFollow = 0.4;    // share of moves that take an op to where a neighbour is
 constexpr double kTogether = 0.5;  // share of moves that take along neighbours on the op's device
 constexpr double kSpread = 0.9;    // share of edges along which such a move spreads
 constexpr double kHot = 1.0;       // temperature at the start, as a share of an op's mean share of the cost
 constexpr double kCold = 0.0002;   // temperature at the end, as a share of the cost
+
+// Many moves at once, found on layered graphs and rows of blocks of 10,000 ops and 8 or 64 devices.
+constexpr std::int64_t kFew = 25;      // evaluations an op below which many moves are valued at once
+constexpr double kManyCritical = 0.8;  // share of these moves that are of a critical op
+constexpr double kEstimated = 0.7;     // share that go where they are estimated to be best
+constexpr double kManyFollow = 0.6;    // share of the others that go where a neighbour is
+constexpr double kTight = 0.1;         // slack up to which an op is critical, in mean durations of an op
+constexpr double kDoubt = 0.1;         // random part of an estimate, in mean durations of an op
+constexpr std::size_t kTargets = 16;   // devices that are estimated for an op
+constexpr std::size_t kTries = 1000;   // proposals after which there may be no move at all
+constexpr std::size_t kMost = 16;      // ops that move together
+constexpr double kWindow = 2.0;        // ops before and after a move that it is judged by, per op that runs at a time
+constexpr double kWarm = 0.05;         // temperature at the start, as a share of an op's mean share of the cost
 
 double power(double base, std::int64_t exponent) {
     if (exponent > 0x10000) return std::pow(base, static_cast<double>(exponent));
@@ -33,14 +46,16 @@ double power(double base, std::int64_t exponent) {
 Annealing::Annealing(const CostModel& model, Span<const std::int32_t> place, double scale, std::uint64_t seed)
     : tables_(*model.tables),
       evaluate_(model),
+      leeway_(tables_),
       random_(seed),
       scale_(scale),
       place_(place.begin(), place.end()),
       best_(place_),
       able_(place.size()),
-      chain_(place.size()),
-      start_(place.size()),
-      finish_(place.size()) {
+      moving_(place.size()),
+      used_(tables_.memory.size()),
+      later_(place.size() + 1),
+      critical_(place.size()) {
     for (std::size_t v = 0; v < place_.size(); ++v) {
         for (std::int32_t d = 0; d < tables_.devices(); ++d) {
             if (tables_.compute(v, static_cast<std::size_t>(d)) < infinity) able_[v].push_back(d);
@@ -54,48 +69,188 @@ void Annealing::run(std::int64_t first, std::int64_t last, std::int64_t steps) {
     if (first < 0 || last < first || steps < last || steps < 1) {
         throw std::invalid_argument("'first', 'last' and 'steps' must ascend from 0 on, and 'steps' be at least 1.");
     }
-    const auto ops = static_cast<double>(place_.size());
-    const double hot = kHot * scale_ / ops, cold = kCold * scale_;
+    const bool few = !evaluate_.model().capacity && steps / kFew < static_cast<std::int64_t>(movable_.size());
+    const double hot = kHot * scale_ / static_cast<double>(place_.size()), cold = kCold * scale_;
     const double cooling = std::pow(std::min(1.0, cold / hot), 1.0 / static_cast<double>(steps));
     double temperature = hot * power(cooling, first);
-    const auto rarely = static_cast<std::int64_t>(place_.size() / 64);  // finding a chain is quadratic
-    std::int64_t renewed = 0;
-    links_ = 0;
-    for (std::int64_t step = first; step < last; ++step, temperature *= cooling) {
-        std::size_t v = movable_[draw(movable_.size())];
-        if (links_ > 0 && random_.uniform() < kCritical) {
-            const auto critical = static_cast<std::size_t>(chain_[draw(links_)]);
-            if (able_[critical].size() > 1) v = critical;
-        }
-        const std::int32_t before = place_[v];
-        moved_.assign(1, v);
-        if (step > 0) {
-            place_[v] = target(v);
-            if (random_.uniform() < kTogether) take_along(before);
-        }
+    std::int64_t step = first;
+    if (step == 0 && step < last) {
         const double seconds = evaluate_(place_);
-        // infinite (no room for the weights) is never accepted; log(0) accepts anything finite
-        if (seconds < infinity && seconds <= current_ - temperature * std::log(random_.uniform())) {
-            current_ = seconds;
-            if (evaluate_.model().capacity) {
-                links_ = static_cast<std::size_t>(busiest_ops(tables_, place_, evaluate_.busy(), chain_));
-            } else if (links_ == 0 || step - renewed >= rarely) {
-                find_critical_chain();
-                renewed = step;
-            }
-            if (seconds < least_) {
-                least_ = seconds;
-                best_ = place_;
-            }
-        } else {
-            for (const std::size_t w : moved_) place_[w] = before;
+        if (seconds < infinity) accept(seconds, true);
+        temperature *= cooling;
+        ++step;
+    }
+    if (few && since_ > 0 && current_ < infinity && step < last) {  // many moves are judged by the current schedule
+        accept(evaluate_(place_), true);
+        ++step;
+    }
+    while (step < last) {
+        if (few && current_ < infinity) {
+            const double left = 1.0 - static_cast<double>(step) / static_cast<double>(steps);
+            step += many_moves(kWarm * hot * left, last - step);
+            continue;
         }
+        one_move(temperature);
+        temperature *= cooling;
+        ++step;
     }
 }
 
 /// Draws a number from 0 on, below `count`.
 std::size_t Annealing::draw(std::size_t count) {
     return static_cast<std::size_t>(random_.uniform() * static_cast<double>(count));
+}
+
+/// Takes the placement that was valued last as the current one. `renew`: find out what is critical now, too, which takes as
+/// long as valuing a placement.
+void Annealing::accept(double seconds, bool renew) {
+    current_ = seconds;
+    if (evaluate_.model().capacity) {
+        links_ = static_cast<std::size_t>(busiest_ops(tables_, place_, evaluate_.busy(), critical_));
+    } else if (renew) {
+        leeway_.take(evaluate_.simulation(), place_);
+        find_critical(0.0);
+        since_ = 0;
+    }
+    if (seconds < least_) {
+        least_ = seconds;
+        best_ = place_;
+    }
+}
+
+/// Finds the ops that could not finish later than a number of seconds without making the schedule longer.
+void Annealing::find_critical(double slack) {
+    links_ = 0;
+    for (std::size_t v = 0; v < place_.size(); ++v) {
+        if (leeway_.slack(v) <= slack + 1e-9 * current_) critical_[links_++] = static_cast<std::int32_t>(v);
+    }
+}
+
+/// Moves an op, and perhaps neighbours with it, and takes it back if that is too bad.
+void Annealing::one_move(double temperature) {
+    std::size_t v = movable_[draw(movable_.size())];
+    if (links_ > 0 && random_.uniform() < kCritical) {
+        const auto critical = static_cast<std::size_t>(critical_[draw(links_)]);
+        if (able_[critical].size() > 1) v = critical;
+    }
+    moved_.assign(1, v);
+    Move move{0, 1, place_[v], target(v), true};
+    place_[v] = move.to;
+    if (random_.uniform() < kTogether) take_along(move, place_.size());
+    for (const std::size_t w : moved_) moving_[w] = 0;
+    const double seconds = evaluate_(place_);
+    ++since_;
+    // infinite (no room for the weights) is never accepted; log(0) accepts anything finite
+    if (seconds < infinity && seconds <= current_ - temperature * std::log(random_.uniform())) {
+        accept(seconds, since_ > place_.size() / 64);
+    } else {
+        put(move, move.from);
+    }
+}
+
+/// Does many moves, far apart in the schedule, takes back those that made it longer where they are, and the rest if that is too
+/// bad. Returns the number of evaluations, 1 or 2; if only 1 is `allowed`, it is one move.
+int Annealing::many_moves(double temperature, std::int64_t allowed) {
+    const double mean = leeway_.width() * current_ / static_cast<double>(place_.size());  // seconds of an op
+    const double most = 1.0 + static_cast<double>(place_.size()) / (2.0 * (kWindow * leeway_.width() + 4.0));
+    if (at_once_ == 0.0) at_once_ = std::max(1.0, 0.3 * most);
+    find_critical(kTight * mean);
+    moved_.clear();
+    moves_.clear();
+    std::fill(used_.begin(), used_.end(), 0.0);
+    for (std::size_t v = 0; v < place_.size(); ++v) used_[static_cast<std::size_t>(place_[v])] += tables_.op[v].param_bytes;
+    const std::size_t wanted = allowed > 1 ? static_cast<std::size_t>(at_once_) : 1;
+    for (std::size_t tries = 0; tries < wanted || (moves_.empty() && tries < kTries); ++tries) propose(mean);
+    int evaluations = 1;
+    double seconds = evaluate_(place_);
+    if (moves_.size() > 1 && seconds < infinity) {
+        const std::size_t kept = judge(temperature);
+        if (kept == 0) {
+            seconds = infinity;
+        } else if (kept < moves_.size()) {
+            for (const Move& move : moves_) {
+                if (!move.kept) put(move, move.from);
+            }
+            seconds = evaluate_(place_);
+            evaluations = 2;
+        }
+    }
+    for (const std::size_t v : moved_) moving_[v] = 0;
+    if (seconds < infinity && seconds <= current_ - temperature * std::log(random_.uniform())) {
+        accept(seconds, true);
+        at_once_ = std::min(most, 1.05 * at_once_);
+    } else {
+        for (const Move& move : moves_) put(move, move.from);
+        at_once_ = std::max({1.0, 0.02 * most, 0.97 * at_once_});
+    }
+    return evaluations;
+}
+
+/// Does one of many moves, if the one that is drawn can be done. `mean`: seconds of an op.
+void Annealing::propose(double mean) {
+    std::size_t v = movable_[draw(movable_.size())];
+    if (links_ > 0 && random_.uniform() < kManyCritical) v = static_cast<std::size_t>(critical_[draw(links_)]);
+    if (moving_[v] || able_[v].size() < 2) return;
+    const bool estimated = random_.uniform() < kEstimated;
+    Move move{moved_.size(), moved_.size() + 1, place_[v], place_[v], true};
+    if (estimated) {
+        move.to = estimated_target(v, mean);
+    } else if (random_.uniform() < kManyFollow) {
+        move.to = neighbouring_device(v);
+    } else {
+        move.to = able_[v][draw(able_[v].size())];
+    }
+    if (move.to == move.from || tables_.compute(v, static_cast<std::size_t>(move.to)) == infinity) return;
+    moved_.push_back(v);
+    moving_[v] = 1;
+    place_[v] = move.to;
+    if (!estimated && random_.uniform() < kTogether) {
+        take_along(move, std::min(kMost, 1 + static_cast<std::size_t>(1.0 / (1.001 - random_.uniform()))));
+    }
+    if (!fits(move)) {
+        put(move, move.from);
+        for (std::size_t i = move.first; i < move.end; ++i) moving_[moved_[i]] = 0;
+        moved_.resize(move.first);
+        return;
+    }
+    for (std::size_t i = move.first; i < move.end; ++i) {
+        used_[static_cast<std::size_t>(move.from)] -= tables_.op[moved_[i]].param_bytes;
+        used_[static_cast<std::size_t>(move.to)] += tables_.op[moved_[i]].param_bytes;
+    }
+    moves_.push_back(move);
+}
+
+bool Annealing::fits(const Move& move) const {
+    double bytes = used_[static_cast<std::size_t>(move.to)];
+    for (std::size_t i = move.first; i < move.end; ++i) bytes += tables_.op[moved_[i]].param_bytes;
+    return bytes <= tables_.memory[static_cast<std::size_t>(move.to)];
+}
+
+/// Decides, by the schedule that was simulated last, which of many moves to keep, and returns how many.
+std::size_t Annealing::judge(double temperature) {
+    const auto order = leeway_.order();
+    const Simulation& simulation = evaluate_.simulation();
+    const std::size_t count = order.size();
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::uint32_t v = order[i];
+        later_[i + 1] = later_[i] + (simulation.finish(static_cast<std::int32_t>(v)) - leeway_.finish(v));
+    }
+    const auto mean = [this](std::size_t first, std::size_t last) {
+        return (later_[last] - later_[first]) / static_cast<double>(last - first);
+    };
+    const std::size_t window = static_cast<std::size_t>(kWindow * leeway_.width()) + 4;
+    double end = 0.0;
+    for (std::size_t v = 0; v < count; ++v) end = std::max(end, simulation.finish(static_cast<std::int32_t>(v)));
+    std::size_t kept = 0;
+    for (Move& move : moves_) {
+        const std::size_t turn = leeway_.turn(moved_[move.first]);
+        const std::size_t before = turn > window ? turn - window : 0, after = std::min(count, turn + window);
+        const double delay = before > 0 ? mean(before > window ? before - window : 0, before) : 0.0;
+        const double longer = (after < count ? mean(after, std::min(count, after + window)) : end - leeway_.makespan()) - delay;
+        move.kept = longer <= -temperature * std::log(random_.uniform());
+        kept += move.kept;
+    }
+    return kept;
 }
 
 /// Visits the consumers of an op, then its producers.
@@ -106,15 +261,19 @@ void Annealing::each_neighbour(std::size_t v, Visit visit) const {
         visit(tables_.edge[tables_.in_edge[i]].tail);
 }
 
-/// Draws another device for an op that has a choice: that of a neighbour, or any.
-std::int32_t Annealing::target(std::size_t v) {
+/// Draws a neighbour and returns its device; the op's own if it has no neighbours.
+std::int32_t Annealing::neighbouring_device(std::size_t v) {
     const std::size_t first = tables_.op[v].first, in_first = tables_.op[v].in_first;
     const std::size_t outputs = tables_.op[v + 1].first - first, inputs = tables_.op[v + 1].in_first - in_first;
-    if (outputs + inputs > 0 && random_.uniform() < kFollow) {
-        const std::size_t k = draw(outputs + inputs);
-        const std::size_t neighbour =
-            k < outputs ? tables_.edge[first + k].head : tables_.edge[tables_.in_edge[in_first + k - outputs]].tail;
-        const std::int32_t device = place_[neighbour];
+    if (outputs + inputs == 0) return place_[v];
+    const std::size_t k = draw(outputs + inputs);
+    return place_[k < outputs ? tables_.edge[first + k].head : tables_.edge[tables_.in_edge[in_first + k - outputs]].tail];
+}
+
+/// Draws another device for an op that has a choice: that of a neighbour, or any.
+std::int32_t Annealing::target(std::size_t v) {
+    if (random_.uniform() < kFollow) {
+        const std::int32_t device = neighbouring_device(v);
         if (device != place_[v] && tables_.compute(v, static_cast<std::size_t>(device)) < infinity) return device;
     }
     const auto& able = able_[v];
@@ -122,53 +281,45 @@ std::int32_t Annealing::target(std::size_t v) {
     return device == place_[v] ? able.back() : device;
 }
 
-/// Moves most neighbours that the op which was moved had on its device `before` after it, and theirs.
-void Annealing::take_along(std::int32_t before) {
-    const std::int32_t to = place_[moved_[0]];
-    for (std::size_t at = 0; at < moved_.size(); ++at) {
+/// Returns the device where the longest path through an op is estimated to be shortest, or the op's own. `mean`: seconds of an
+/// op. Where there are many devices, some of them are drawn, half of them those of neighbours.
+std::int32_t Annealing::estimated_target(std::size_t v, double mean) {
+    const auto& able = able_[v];
+    const std::int32_t here = place_[v];
+    const bool all = able.size() <= kTargets;
+    double least = infinity;
+    std::int32_t best = here;
+    for (std::size_t i = 0; i < (all ? able.size() : kTargets); ++i) {
+        const std::int32_t device = all ? able[i] : i < kTargets / 2 ? neighbouring_device(v) : able[draw(able.size())];
+        const auto d = static_cast<std::size_t>(device);
+        if (device == here || tables_.compute(v, d) == infinity) continue;
+        const double excess = leeway_.excess(v, d, place_) + kDoubt * mean * random_.uniform();
+        if (excess < least) {
+            least = excess;
+            best = device;
+        }
+    }
+    return least <= -leeway_.slack(v) + 2.0 * kDoubt * mean * random_.uniform() ? best : here;
+}
+
+/// Moves most neighbours that the op which was moved had on its device before after it, and theirs, up to a number of ops.
+void Annealing::take_along(Move& move, std::size_t limit) {
+    for (std::size_t at = move.first; at < moved_.size(); ++at) {
         each_neighbour(moved_[at], [&](std::size_t w) {
-            if (place_[w] == before && tables_.compute(w, static_cast<std::size_t>(to)) < infinity &&
-                random_.uniform() < kSpread) {
-                place_[w] = to;
+            if (moved_.size() - move.first < limit && place_[w] == move.from && !moving_[w] &&
+                tables_.compute(w, static_cast<std::size_t>(move.to)) < infinity && random_.uniform() < kSpread) {
+                place_[w] = move.to;
                 moved_.push_back(w);
+                moving_[w] = 1;
             }
         });
     }
+    move.end = moved_.size();
 }
 
-/// Finds the ops that the simulated makespan is made of, last first.
-///
-/// An op follows the one that kept its device busy until it started, or one that conflicts with it, or else the input that
-/// arrived last. Contention on links is left out: the chain is a guide, not a bound.
-void Annealing::find_critical_chain() {
-    const Simulation& simulation = evaluate_.simulation();
-    for (std::size_t v = 0; v < place_.size(); ++v) {
-        start_[v] = simulation.start(static_cast<std::int32_t>(v));
-        finish_[v] = simulation.finish(static_cast<std::int32_t>(v));
-    }
-    const auto waits_for = [this](std::size_t v, std::size_t u) {
-        const auto at = static_cast<std::size_t>(place_[v]), other = static_cast<std::size_t>(place_[u]);
-        return (at == other || (!tables_.conflict.empty() && tables_.conflict(other, at))) && start_[u] < start_[v];
-    };
-    const std::size_t none = place_.size();
-    auto v = static_cast<std::size_t>(std::max_element(finish_.begin(), finish_.end()) - finish_.begin());
-    for (links_ = 0; v != none && links_ < place_.size();) {
-        chain_[links_++] = static_cast<std::int32_t>(v);
-        std::size_t before = 0;
-        while (before < none && !(finish_[before] == start_[v] && waits_for(v, before))) ++before;
-        const bool waits_for_inputs = before == none && start_[v] > 0;
-        double latest = -1.0;
-        for (std::size_t i = tables_.op[v].in_first; waits_for_inputs && i < tables_.op[v + 1].in_first; ++i) {
-            const Edge& edge = tables_.edge[tables_.in_edge[i]];
-            const auto from = static_cast<std::size_t>(place_[edge.tail]), to = static_cast<std::size_t>(place_[v]);
-            const double arrival = finish_[edge.tail] + (from == to ? 0.0 : tables_.link(from, to).seconds(edge.size));
-            if (arrival > latest) {
-                latest = arrival;
-                before = edge.tail;
-            }
-        }
-        v = before;
-    }
+/// Puts the ops of a move on a device.
+void Annealing::put(const Move& move, std::int32_t device) {
+    for (std::size_t i = move.first; i < move.end; ++i) place_[moved_[i]] = device;
 }
 
 }  // namespace placeit

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "placers/leeway.hpp"
 #include "rules/span.hpp"
 #include "rules/tables.hpp"
 #include "simulator/cost_model.hpp"
@@ -12,15 +13,18 @@
 
 namespace placeit {
 
-/// One search from a placement on. Half of the moves are of an op on the critical chain of the current schedule.
+/// One search from a placement on. Half of the moves are of an op on the critical path of the current schedule.
+///
+/// Where there are few evaluations for the number of ops, many moves are valued by one simulation, far apart in the schedule. A
+/// move is kept if ops that start soon after the moved ones finish earlier, compared with those that start shortly before.
 class Annealing {
 public:
     /// `model`: outlives this, without noise; `place`: [V], device numbers within range; `scale`: its cost, or what costs are
     /// like, seconds; `seed`: of all moves.
     Annealing(const CostModel& model, Span<const std::int32_t> place, double scale, std::uint64_t seed);
 
-    /// Does moves `first` to `last`, excluded, of `steps` in all, over which the temperature falls. The first one of all values
-    /// the start itself.
+    /// Does evaluations `first` to `last`, excluded, of `steps` in all, over which the temperature falls. The first one of all
+    /// values the start itself.
     void run(std::int64_t first, std::int64_t last, std::int64_t steps);
 
     /// The best placement so far, [V], and its cost in seconds; infinity before there is one that can run.
@@ -28,25 +32,47 @@ public:
     double seconds() const { return least_; }
 
 private:
+    /// Ops that go from one device to another together: `moved_` from `first` to `end`, excluded.
+    struct Move {
+        std::size_t first, end;
+        std::int32_t from, to;
+        bool kept;
+    };
+
     std::size_t draw(std::size_t count);
     template <class Visit>
     void each_neighbour(std::size_t v, Visit visit) const;
+    std::int32_t neighbouring_device(std::size_t v);
     std::int32_t target(std::size_t v);
-    void take_along(std::int32_t before);
-    void find_critical_chain();
+    std::int32_t estimated_target(std::size_t v, double mean);
+    void take_along(Move& move, std::size_t limit);
+    void put(const Move& move, std::int32_t device);
+    bool fits(const Move& move) const;
+    void one_move(double temperature);
+    int many_moves(double temperature, std::int64_t allowed);
+    void propose(double mean);
+    std::size_t judge(double temperature);
+    void accept(double seconds, bool renew);
+    void find_critical(double slack);
 
     const Tables& tables_;
     Evaluator evaluate_;
+    Leeway leeway_;
     SplitMix random_;
     double scale_;
     double current_ = infinity, least_ = infinity;  // seconds, of the current placement and of the best
     std::vector<std::int32_t> place_, best_;        // [V]
     std::vector<std::vector<std::int32_t>> able_;   // [V] devices that can run each op
     std::vector<std::size_t> movable_;              // ops that several devices can run
-    std::vector<std::size_t> moved_;                // ops that the last move has moved
-    std::vector<std::int32_t> chain_;               // [V] ops that the cost is made of, the first `links_` of it
+    std::vector<std::size_t> moved_;                // ops that the last moves have moved
+    std::vector<Flag> moving_;                      // [V] whether they have moved an op
+    std::vector<Move> moves_;                       // the last moves
+    double at_once_ = 0.0;                          // how many moves to value at once; 0 before the first were
+    std::vector<double> used_;                      // [D] bytes of weights under many moves
+    std::vector<double> later_;                     // [V + 1] how much later ops finish, sums in the order of their starts
+    std::vector<std::int32_t> critical_;            // [V] ops that the cost is made of, the first `links_` of it
     std::size_t links_ = 0;
-    std::vector<double> start_, finish_;  // [V] seconds
+    std::size_t since_ = 0;  // evaluations since these were found
 };
 
 }  // namespace placeit

@@ -23,12 +23,17 @@ _SLICE, _SIZE = 5000, 256  # steps between two looks at the clock, in graphs of 
 
 @dataclass(frozen=True)
 class Annealing:
-    """Simulated annealing (Kirkpatrick et al. 1983) in the compiled simulator, from the best of HEFT, PEFT and single devices.
+    """Simulated annealing (Kirkpatrick et al. 1983) in the compiled simulator, from the best list schedule or single device.
 
-    Half of the moves are of an op on the critical chain of the current schedule, the ops and waits that the makespan consists
-    of, as no move of another op alone can shorten it much. A part of the moves takes an op to where one of its neighbours is,
-    and half take along most of the neighbours that it has on its device, and theirs: where transfers cost much, an op that
-    leaves them alone makes any placement worse.
+    Half of the moves are of an op on the critical path of the current schedule, which no move of another op alone can shorten
+    much. A part of the moves takes an op to where one of its neighbours is, and half take along most of the neighbours that it
+    has on its device, and theirs: where transfers cost much, an op that leaves them alone makes any placement worse.
+
+    Where there are fewer than 25 evaluations for each op, one simulation values up to hundreds of moves that are far apart in
+    the schedule. Most of them are of ops with hardly any slack, and go to the device where the longest path through the op is
+    estimated to be shortest, by the earliest and latest times of the current schedule. A move stays if the ops that start
+    after it finish earlier, compared with those that start before it. What is left is simulated again, and taken or left
+    as a whole. Capacities (:class:`placeit.simulator.throughput.ThroughputCost`) have no schedule: there it is always one.
 
     The temperature falls with the evaluations; if there is a deadline before which not all of them can be made, with the time.
 
@@ -50,7 +55,7 @@ class Annealing:
             InfeasibleError: the weights fit in no way that was found.
         """
         budget = self.evaluations if evaluations is None else evaluations
-        return self._from(starts(problem, links_of(cost)), problem, cost, seed, budget, deadline)
+        return self._from(starts(problem, links_of(cost), deadline), problem, cost, seed, budget, deadline)
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None

@@ -9,6 +9,7 @@ estimate of what comes after it are least.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ from placeit.simulator.simulate import SimulatedCost
 __all__ = [
     "ListPlacer",
     "ListSchedule",
+    "balanced_schedules",
     "downward_ranks",
     "links_of",
     "list_schedule",
@@ -40,6 +42,8 @@ __all__ = [
 
 _EXCESS = (1.9, 1.6, 1.35, 1.15, 1.0)
 """Limit of an op's time where devices conflict, as a multiple of the least time of cores."""
+_SAMPLE, _TURNS = 2000, 100  # ops by which seconds of devices are valued, and steps of doing so
+_LIMITED = 0.7  # share of a makespan that work alone takes, from which on balancing it is tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,6 +237,40 @@ def list_schedule(
     # by start, then finish (an op of no duration goes before the one that starts with it), then order of planning
     priority[np.lexsort((turn, finish, start))] = np.arange(len(problem), 0, -1)
     return ListSchedule(placement, start, finish, float(finish.max()), priority)
+
+
+def balanced_schedules(problem: Problem, makespan: float, links: LinkModel = "contention-free") -> Iterator[ListSchedule]:
+    """Plan schedules that give ops to devices that are fast at them, if the work of all devices is what limits a schedule.
+
+    A list scheduler takes an op to where it finishes first, be it on a device that takes long for it while others are busy.
+    Here seconds of a device have a price beside that: what they are worth where work is shared best (the dual of the linear
+    program that shares it in fractions, solved by multiplicative weights), times 2, 8 or 32.
+
+    Args:
+        problem: the problem; nothing is planned where devices conflict.
+        makespan: seconds of a schedule; nothing is planned if the work alone takes less than 70 % of it.
+        links: how transfers are planned.
+    """
+    if problem.conflicts.any():
+        return
+    sample = problem.compute[:: max(1, len(problem) // _SAMPLE)]
+    price = np.full(problem.devices, 1.0 / problem.devices)
+    least = 0.0
+    for turn in range(_TURNS):
+        paid = price * sample
+        device = paid.argmin(axis=1)
+        rows = np.arange(len(sample))
+        least = max(least, float(paid[rows, device].sum()) * len(problem) / len(sample))
+        load = np.bincount(device, sample[rows, device], minlength=problem.devices)
+        if not load.any():
+            return
+        price = price * np.exp(0.5 / (1 + turn / 20) * np.minimum(load / load.mean() - 1, 2.0))
+        price /= price.sum()
+    if least < _LIMITED * makespan:
+        return
+    order = priority_order(problem, upward_ranks(problem))
+    for times in (2.0, 8.0, 32.0):
+        yield list_schedule(problem, order, onward=times * problem.devices * price * problem.compute, links=links)
 
 
 def pinned(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.float64]:

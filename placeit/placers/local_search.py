@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.problem import CostFunction, Problem
-from placeit.placers.base import Incumbent, Measured, option
+from placeit.placers.base import Incumbent, Measured, is_over, option
 from placeit.placers.feasibility import fits
 from placeit.placers.heft import Heft
-from placeit.placers.list_scheduling import links_of
+from placeit.placers.list_scheduling import balanced_schedules, links_of
 from placeit.placers.peft import Peft
 from placeit.simulator.scheduler import EXECUTED_RULES, LinkModel
 
@@ -40,7 +40,9 @@ class LocalSearch:
             InfeasibleError: the weights fit in no way that was found.
         """
         limit = self.evaluations if evaluations is None else evaluations
-        return self.improve(starts(problem, links_of(cost)), problem, cost, seed=seed, evaluations=limit, deadline=deadline)
+        return self.improve(
+            starts(problem, links_of(cost), deadline), problem, cost, seed=seed, evaluations=limit, deadline=deadline
+        )
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
@@ -83,19 +85,26 @@ class LocalSearch:
         return found.placement
 
 
-def starts(problem: Problem, links: LinkModel = EXECUTED_RULES.links) -> NDArray[np.int32]:
-    """Return placements to start a search from, ``int32[B, V]``: HEFT, PEFT, then every device that can hold the whole graph.
+def starts(problem: Problem, links: LinkModel = EXECUTED_RULES.links, deadline: float | None = None) -> NDArray[np.int32]:
+    """Return placements to start a search from, ``int32[B, V]``, each once.
 
-    Each is there once. Where links are channels, HEFT's placement without contention is another one, so that no search is worse
-    than HEFT.
+    They are those of HEFT and PEFT, every device that can hold the whole graph, and, until the deadline, list schedules that
+    balance work. Where links are channels, HEFT's placement without contention is another one, so that no search is worse than
+    HEFT.
 
     Args:
         problem: the problem.
-        links: how HEFT and PEFT plan transfers.
+        links: how list schedules plan transfers.
+        deadline: when to plan no more, by :func:`placeit.core.clock.now`; None for no limit.
     """
     plans = [Heft().plan(problem, links), Peft().plan(problem, links), *([Heft().plan(problem)] if links == "channel" else [])]
-    singles = [np.full(len(problem), device, np.int32) for device in problem.single_devices]
-    distinct = {placement.tobytes(): placement for placement in (*(plan.placement for plan in plans), *singles)}
+    found = [plan.placement for plan in plans]
+    found += [np.full(len(problem), device, np.int32) for device in problem.single_devices]
+    for balanced in balanced_schedules(problem, min(plan.makespan for plan in plans), links):
+        found.append(balanced.placement)
+        if is_over(deadline):
+            break
+    distinct = {placement.tobytes(): placement for placement in found}
     return np.stack(list(distinct.values()))
 
 

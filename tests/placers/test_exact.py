@@ -99,8 +99,8 @@ def test_bounds_leave_most_placements_out():
 
 
 def test_what_is_too_large_is_an_error_and_not_a_guess():
-    problem = random_problem(60, 4, everywhere=1.0)
-    with pytest.raises(UsageError, match="best placement of 60 ops on 4 devices for certain within 10 evaluations"):
+    problem = random_problem(24, 4, everywhere=1.0)
+    with pytest.raises(UsageError, match="best placement of 24 ops on 4 devices for certain within 10 evaluations"):
         Exact().place(problem, SimulatedCost(problem, rules=GIPH_RULES), seed=0, evaluations=10)
     with pytest.raises(UsageError, match="within 1000 partial placements"):
         Exact(nodes=1000).place(problem, SimulatedCost(problem), seed=0, evaluations=None)

@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeit import _core
 from placeit.core import clock
 from placeit.core.problem import Problem
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
+from placeit.placers.feasibility import fits
 from placeit.placers.heft import Heft
-from placeit.placers.local_search import LocalSearch
+from placeit.placers.list_scheduling import upward_ranks
+from placeit.placers.local_search import LocalSearch, starts
+from placeit.placers.peft import Peft
 from placeit.placers.random_search import RandomSearch
 from placeit.placers.random_task_eft import RandomTaskEft
 from placeit.placers.single import Single
@@ -56,6 +60,53 @@ def test_annealing_minimises_the_very_simulation_that_it_is_given(rules):
     cost = SimulatedCost(problem, rules=rules)
     found = cost(Annealing(evaluations=5000).place(problem, cost, seed=0, evaluations=None)[None])[0]
     assert found == pytest.approx(cost(Exact().place(problem, cost, seed=0, evaluations=None)[None])[0], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "rules", [GIPH_RULES, Rules(queue="fifo"), Rules("contention-free"), EXECUTED_RULES, Rules(queue="planned")]
+)
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**20), tight=st.booleans(), conflicts=st.sampled_from([0.0, 0.5]), live=st.booleans())
+def test_many_moves_at_once_obey_the_rules_that_a_placement_is_valued_by(rules, seed, tight, conflicts, live):
+    problem = random_problem(60, 4, seed, tight=tight, conflicts=conflicts)
+    priority = upward_ranks(problem) if rules.queue == "planned" else None
+    cost = SimulatedCost(problem, rules=rules, priority=priority, memory=live)
+    start = Heft().plan(problem).placement
+    search = _core.Annealing(cost.model, start, problem.compute.min(axis=1).sum(), seed)
+    search.run(0, 200, 200)  # few for 60 ops
+    best = np.empty(60, np.int32)
+    search.best(best)
+    assert search.seconds <= cost(start)[0]
+    assert np.isinf(search.seconds) or search.seconds == cost(best)[0]
+    assert np.isinf(search.seconds) or fits(problem, best)
+    assert problem.feasible[np.arange(60), best].all()
+
+
+def blocks(count: int, devices: int) -> Problem:
+    """A row of blocks of four branches of two ops each, as of a network: only one block can run at a time."""
+    edges = []
+    for b in range(0, 10 * count, 10):
+        edges += [(b, b + k) for k in (1, 3, 5, 7)] + [(b + k, b + k + 1) for k in (1, 3, 5, 7)]
+        edges += [(b + k, b + 9) for k in (2, 4, 6, 8)] + ([(b - 1, b)] if b else [])
+    rng = np.random.default_rng(0)
+    compute = rng.lognormal(0, 0.8, (10 * count, 1)) * rng.uniform(0.6, 1.4, (10 * count, devices))
+    links = (np.ones((devices, devices)), np.full((devices, devices), 0.1))
+    return Problem.from_arrays(compute, edges, rng.lognormal(0, 0.8, len(edges)), *links)
+
+
+def test_a_search_of_fewer_evaluations_than_ops_is_much_better_than_list_schedulers() -> None:
+    problem = blocks(300, 8)
+    cost = SimulatedCost(problem)
+    found = cost(Annealing().place(problem, cost, seed=0, evaluations=1500))[0]
+    assert found < 0.93 * min(cost(placer.plan(problem).placement)[0] for placer in (Heft(), Peft()))
+
+
+def test_a_search_starts_from_balanced_work_where_work_limits_a_schedule() -> None:
+    rng = np.random.default_rng(0)
+    compute = rng.lognormal(0, 0.5, (400, 1)) * rng.uniform(0.5, 1.5, (400, 4))
+    problem = Problem.from_arrays(compute, [], [], np.ones((4, 4)), np.zeros((4, 4)))
+    costs = SimulatedCost(problem)(starts(problem))
+    assert costs.min() < 0.95 * costs[:2].min()  # HEFT and PEFT
 
 
 def test_restarts_share_the_budget():

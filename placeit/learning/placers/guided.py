@@ -63,7 +63,7 @@ class Guided:
             UsageError: the policy chooses ops without devices; no batch.
         """
         limit = self.evaluations if evaluations is None else evaluations
-        return self._from(starts(problem, links_of(cost)), problem, cost, seed, limit, deadline)
+        return self._from(starts(problem, links_of(cost), deadline), problem, cost, seed, limit, deadline)
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
