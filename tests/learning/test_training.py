@@ -176,6 +176,21 @@ def test_a_learned_decision_is_weighted_as_the_formula_says():
     assert record.episode_return == pytest.approx(gamma**5 * rewards[5].mean())
 
 
+@pytest.mark.parametrize("baseline", ["moving", "none"])
+def test_one_episode_with_one_reward_is_learned_from(baseline):
+    agent, instance, draws = toy(), toy_instance(0), []
+
+    def draw(rng, count, progress):
+        draws.append(weights_of(agent))
+        worse = float(len(draws))  # than all episodes before
+        return [dataclasses.replace(instance, cost=lambda placements: worse * instance.cost(placements))] * count
+
+    one = stage(3, problems=1, episodes=1, gamma=1.0, baseline=baseline)
+    history = train(agent, [dataclasses.replace(one, draw=draw)], evaluate_on=(), seed=0).history
+    assert not same(draws[-1], weights_of(agent))
+    assert history[-1].loss != 0.0
+
+
 def test_a_baseline_can_be_a_function():
     seen = []
 

@@ -108,7 +108,8 @@ class Stage:
         final_explore: where it ends, linearly; None to stay.
         baseline: what returns are compared with: a name of ``BASELINES`` in
             :mod:`placeit.learning.training.baselines`, or a function.
-        normalize: bring the advantages of an update to mean 0 and deviation 1.
+        normalize: bring the advantages of an update to deviation 1, and to mean 0 unless the baseline is ``moving``; those of a
+            single episode that are all equal stay as they are.
         evaluate_every: updates between evaluations.
         patience: evaluations without a new best after which the stage ends early; None to go on.
 

@@ -35,7 +35,8 @@ def update(agent: Agent, stage: Stage, drawn: Sequence[ProblemInstance], run: Tr
 
     Differs from the paper: the leading gamma^t is left out unless ``Stage.discount_steps`` asks for it, as in most
     implementations (with it, decisions late in an episode hardly count); the sum is divided by the number of decisions in the
-    batch, so that clipping means the same for episodes of any length; advantages are normalised unless that is switched off.
+    batch, so that clipping means the same for episodes of any length; advantages are normalised unless that is switched off
+    (those by the mean of earlier episodes keep their mean).
     Without ``Stage.reward_to_go`` the term is grad log pi(a_t | s_t) (gamma^t r_t - b_t) (HSDAG, Eq. 14, which has no b_t).
 
     A decision whose return depends on a cost that is NaN is left out; if all are, weights stay as they are.
@@ -131,7 +132,7 @@ def _play(
     baseline = find_baseline(stage.baseline) if isinstance(stage.baseline, str) else stage.baseline
     advantage = episodes.returns - baseline(episodes, run.memory)
     if stage.normalize and learned.any():
-        advantage = (advantage - advantage[learned].mean()) / (advantage[learned].std() + 1e-8)
+        advantage = _normalized(advantage, learned, centred=stage.baseline != "moving")
     if stage.discount_steps:
         advantage = advantage * stage.gamma ** np.arange(len(advantage))[:, None]
     lesson = _Lesson(trajectory, learned, advantage)
@@ -139,6 +140,19 @@ def _play(
     if whole.any():
         figures["episode_return"] = float(discounted[:1, whole].sum()) / int(whole.sum())
     return lesson, figures
+
+
+def _normalized(advantage: NDArray[np.float64], learned: NDArray[np.bool_], *, centred: bool) -> NDArray[np.float64]:
+    """Bring the advantages of an update to deviation 1, and to mean 0 unless they are by a baseline of earlier updates.
+
+    The advantages of a single episode stay as they are if they are all equal: about their mean, nothing would be left of them.
+    """
+    values = advantage[learned]
+    if np.ptp(values) <= 1e-9 * np.abs(values).max() and learned.any(axis=0).sum() == 1:
+        return advantage
+    shifted = advantage - values.mean() if centred else advantage
+    scaled: NDArray[np.float64] = shifted / (np.sqrt(np.mean(shifted[learned] ** 2)) + 1e-8)
+    return scaled
 
 
 def _policy_gradient(agent: Agent, lesson: _Lesson, weight: float) -> dict[str, float]:
