@@ -56,11 +56,15 @@ def test_a_draw_repeats_problems_only_when_there_are_too_few():
     assert len({tuple(len(i.problem) for i in draw(rng, 3, 0.0)) for _ in range(40)}) == 6  # in any order
 
 
-def test_generated_sets_are_those_of_the_dataset():
+def test_the_problems_that_weights_are_chosen_by_are_neither_learned_from_nor_tests():
     source = find_source("single", held_out=2)
-    assert source.size == 150
-    expected = giph_dataset("single", 0, train=1, test=2)[1]
-    assert [instance.problem.compute.tolist() for instance in source.held_out] == [p.compute.tolist() for p in expected]
+    assert source.size == 148
+    train, tests = ([p.compute.tobytes() for p in part] for part in giph_dataset("single", 0))
+    held_out = [instance.problem.compute.tobytes() for instance in source.held_out]
+    drawn = {i.problem.compute.tobytes() for i in source.draw(np.random.default_rng(0), 148, 0.0)}
+    assert held_out == train[148:]
+    assert drawn == set(train[:148])
+    assert not {*held_out, *drawn} & set(tests)
 
 
 def test_what_has_neither_parts_nor_fresh_problems_is_not_for_training():
@@ -69,8 +73,8 @@ def test_what_has_neither_parts_nor_fresh_problems_is_not_for_training():
 
 
 def test_more_problems_than_there_are_cannot_be_held_out():
-    with pytest.raises(UsageError, match="There are 1200 problems of kind 'multi' to test with, fewer than 1201"):
-        find_source("multi", held_out=1201)
+    with pytest.raises(UsageError, match="There are 500 problems of kind 'multi' to train with; hold out fewer than 500"):
+        find_source("multi", held_out=500)
 
 
 def test_fresh_problems_never_end_and_are_not_those_held_out():

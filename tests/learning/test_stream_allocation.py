@@ -148,7 +148,7 @@ def test_strange_options_are_refused():
 
 def test_stream_graphs_are_a_source_of_training_problems():
     source = find_source("streams", held_out=2)
-    assert (source.size, source.unit) == (2520, "least seconds per request")
+    assert (source.size, source.unit) == (2518, "least seconds per request")
     for instance in source.held_out:
         assert (instance.cost(np.zeros(len(instance.problem), np.int32)) >= instance.unit).all()
 

@@ -18,7 +18,7 @@ from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput import ThroughputCost, least_seconds
 from placeit.workloads.datasets import MAX_TASKS
 from placeit.workloads.export import INDEX
-from placeit.workloads.registry import dataset_names, find_dataset, some_problems
+from placeit.workloads.registry import Split, dataset_names, find_dataset, some_problems
 
 __all__ = ["HELD_OUT", "Source", "draw_from", "find_source", "read_folder", "served", "simulated"]
 
@@ -98,13 +98,17 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
     if not dataset.parts and dataset.draw is None:
         raise UsageError(f"The problems '{name}' are not for training: they neither have parts nor are drawn one by one.")
     priced = _against_heft if dataset.mixed else served if dataset.throughput else simulated
-    test = some_problems(dataset.cases("test" if dataset.parts else None, seed), name, "test", kept_out)
-    kept = [priced(problem) for problem in test]
     unit = "HEFT's makespan" if dataset.mixed else "least seconds per request" if dataset.throughput else "critical path"
+    part: Split | None = "train" if dataset.parts else None  # the other one is for tests: no weights are chosen by it
+    cases = dataset.cases(part, seed)
     if dataset.draw is not None:
+        kept = [priced(problem) for problem in some_problems(cases, name, part, kept_out)]
         return Source(_fresh(dataset.draw, priced, grow=dataset.mixed), kept, None, unit)
-    learned = some_problems(dataset.cases("train", seed), name, "train", dataset.size)
-    return Source(draw_from([priced(problem) for problem in learned]), kept, len(learned), unit)
+    every = [priced(problem) for problem in some_problems(cases, name, part, dataset.size)]
+    if kept_out >= len(every):
+        raise UsageError(f"There are {len(every)} problems of kind '{name}' to train with; hold out fewer than {kept_out}.")
+    learned = every[: len(every) - kept_out]
+    return Source(draw_from(learned), every[len(learned) :], len(learned), unit)
 
 
 def _fresh(
