@@ -14,6 +14,7 @@ from placeit.learning.placers.guided import Guided
 from placeit.placers.exact import Exact
 from placeit.placers.feasibility import fits
 from placeit.placers.heft import Heft
+from placeit.placers.local_search import starts
 from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
@@ -86,6 +87,22 @@ def test_it_stops_when_there_is_nothing_new_around():
 def test_without_evaluations_the_answer_is_hefts():
     problem = random_problem(30, 4, 2)
     assert np.array_equal(place(problem, Asked(problem), 0), Heft().plan(problem, "channel").placement)
+
+
+def test_a_single_evaluation_is_of_hefts_placement():
+    problem = random_problem(30, 2, 1, everywhere=1.0)
+    start = Heft().plan(problem).placement
+    asked = []
+
+    def cost(placements):
+        asked.append(placements)
+        return np.ones(len(placements))
+
+    for doubles in (starts(problem), np.concatenate([starts(problem), start[None]])):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("placeit.learning.placers.guided.starts", lambda *_, rows=doubles: rows)
+            Guided().place(problem, cost, seed=0, evaluations=1)
+        assert asked.pop().tolist() == [start.tolist()]
 
 
 def test_small_problems_are_solved():

@@ -140,9 +140,12 @@ class _Known:
     def value(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """Return ``float64[B]`` costs of ``int32[B, V]`` placements; infinite for those that may not be valued any more."""
         keys = [placement.tobytes() for placement in placements]
-        new = {key: i for i, key in enumerate(keys) if key not in self._costs}
+        new: dict[bytes, int] = {}
+        for i, key in enumerate(keys):
+            if key not in self._costs:
+                new.setdefault(key, i)  # the first of equals: there may be evaluations for the first ones alone
         if new:
-            rows = sorted(new.values())
+            rows = list(new.values())
             costs = self._found.offer(placements[rows])
             self._costs |= {keys[i]: cost for i, cost in zip(rows, costs.tolist(), strict=False)}  # as many as may be
         return np.array([self._costs.get(key, np.inf) for key in keys])
