@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from placeit.learning.agents.giph.shipped import FRESH
 from placeit.learning.checkpoint import read_checkpoint
 from placeit.placers.registry import parse_placer, placer_names
 
@@ -28,29 +29,36 @@ _SHIPPED_TRAINING_S = {"giph": 540.0, "guided": 540.0}
 
 
 def contenders(extra: Sequence[str] = ()) -> list[str]:
-    """Return all registered placers by name, and others with options, such as ``doppler:weights=FILE``."""
-    return [*placer_names(), *extra]
+    """Return all registered placers by name, ``guided`` with policies that have learned nothing, and others with options."""
+    return [*placer_names(), *(f"guided:weights={name}" for name in FRESH), *extra]
 
 
 def in_full(placer: str) -> str:
-    """Return a placer with options by which it goes on for as long as its budget lasts, unless it has options already."""
-    options = _ENDLESS | _TIMED
-    return f"{placer}:{options[placer]}" if placer in options else placer
+    """Return a placer with the option by which it goes on for as long as its budget lasts, unless that is given."""
+    name, _, given = placer.partition(":")
+    endless = (_ENDLESS | _TIMED).get(name)
+    if endless is None or f"{endless.partition('=')[0]}=" in given:
+        return placer
+    return f"{name}:{endless},{given}".rstrip(",")
 
 
 def needs_time(placer: str) -> bool:
     """Whether only a deadline limits a placer."""
-    return name_of(in_full(placer)) in _TIMED
+    return placer.partition(":")[0] in _TIMED
 
 
 def name_of(placer: str) -> str:
-    """Return a placer as it was asked for, without the options of :func:`in_full`."""
-    name = placer.partition(":")[0]
-    return name if placer == in_full(name) else placer
+    """Return a placer as it was asked for, without the option of :func:`in_full`."""
+    name, _, given = placer.partition(":")
+    endless = (_ENDLESS | _TIMED).get(name)
+    kept = ",".join(option for option in given.split(",") if option != endless)
+    return f"{name}:{kept}".rstrip(":")
 
 
 def is_learned(placer: str) -> bool:
     """Whether a placer learns, before or while it places; what is no placer, such as all of ``optimize``, does not."""
+    if placer.rpartition("weights=")[2] in FRESH:
+        return False
     return placer.partition(":")[0] in placer_names() and type(parse_placer(placer)).__module__.startswith("placeit.learning.")
 
 
@@ -58,6 +66,8 @@ def training_seconds(placer: str) -> float | None:
     """Return for how long a policy was trained before; None if it was not, or its file does not say."""
     made = parse_placer(placer)
     weights = getattr(made, "weights", "") if dataclasses.is_dataclass(made) else ""
+    if weights in FRESH:
+        return None
     if not weights:
         return _SHIPPED_TRAINING_S.get(placer.partition(":")[0])
     seconds = read_checkpoint(weights).about.get("seconds")

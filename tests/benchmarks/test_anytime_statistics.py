@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks import anytime
 from benchmarks._anytime_journal import Answer, Journal
+from benchmarks._anytime_placers import contenders, in_full, is_learned, name_of
 from benchmarks._anytime_plan import answered, problems_at
 from benchmarks._anytime_problems import Case, family
 from benchmarks._anytime_regret import best_known, front, learning_pays, mean_interval, regrets
@@ -140,3 +141,11 @@ def test_what_does_not_exist_or_is_no_journal_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text('{"something": "else"}\n')
     with pytest.raises(FileError, match="Line 1"):
         Journal(tmp_path / "notes.txt")
+
+
+def test_a_placer_is_told_without_the_option_by_which_it_goes_on():
+    for placer in [*contenders(), "annealing:restarts=2", "random:samples=7"]:
+        assert name_of(in_full(placer)) == placer
+    assert "evaluations=" in in_full("guided:weights=uniform")
+    assert in_full("random:samples=7") == "random:samples=7"
+    assert not is_learned("guided:weights=untrained")

@@ -9,6 +9,7 @@ from placeit.core import clock
 from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.learning.agents.giph.agent import GiphAgent
+from placeit.learning.agents.giph.shipped import policy
 from placeit.learning.checkpoint import save_agent
 from placeit.learning.placers.guided import Guided
 from placeit.placers.exact import Exact
@@ -185,3 +186,13 @@ def test_it_cools_down_by_its_deadline_if_there_is_no_time_for_all_evaluations(m
     planned = [Guided(evaluations=400).place(problem, cost, seed=s, evaluations=None) for s in range(4)]
     np.testing.assert_array_equal(enough, planned)  # a deadline that is far changes nothing
     assert cost(np.stack(hurried)).mean() <= 1.01 * cost(np.stack(planned)).mean()
+
+
+def test_policies_that_have_learned_nothing_can_propose_the_same_moves():
+    problem = random_problem(40, 4, 1, everywhere=1.0)
+    cost, start = SimulatedCost(problem, rules=GIPH_RULES), Heft().plan(problem).placement
+    scores = {name: policy(name).answering(problem, start).scores() for name in ("", "untrained", "uniform")}
+    assert np.ptp(scores["uniform"]) == 0 < np.ptp(scores["untrained"])
+    assert (scores[""] != scores["untrained"]).any()
+    for name in scores:
+        assert cost(Guided(weights=name).place(problem, cost, seed=0, evaluations=60))[0] <= cost(start)[0]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from benchmarks.papers import _lab
 from benchmarks.papers._lab import Job, Outcome
 from benchmarks.papers.doppler.graphs import Case
 from benchmarks.papers.doppler.sizes import Sizes
-from benchmarks.papers.doppler.training import distilling, learn, met, of_policy, paper_stages, stages
+from benchmarks.papers.doppler.training import distilling, learn, met, of_policy, paper_stages, search, stages
 from placeit.core import clock
 from placeit.core.errors import InfeasibleError
 from placeit.learning.agents.doppler.agent import DopplerAgent
@@ -19,7 +20,7 @@ from placeit.learning.checkpoint import load_agent, save_agent
 from placeit.learning.parsing import parse_agent
 from placeit.placers import parse_placer
 
-__all__ = ["Placed", "Setup", "Training"]
+__all__ = ["Placed", "Setup", "Training", "same_moves"]
 
 
 class Setup(_lab.Setup[Sizes]):
@@ -42,6 +43,7 @@ class Training(Job):
         imitation: whether it imitates a teacher first.
         begin: whose weights it begins with; None for fresh ones.
         by_paper: whether it goes by the paper's settings, and does nothing else.
+        moves: who makes the moves: a ``learned`` policy, an ``untrained`` one that does not learn, or ``uniform``: any.
     """
 
     case: Case
@@ -51,6 +53,7 @@ class Training(Job):
     imitation: bool = True
     begin: Training | None = None
     by_paper: bool = False
+    moves: Literal["learned", "untrained", "uniform"] = "learned"
 
     @property
     def name(self) -> str:
@@ -60,6 +63,7 @@ class Training(Job):
             f"seed{self.number}",
             *([] if self.imitation else ["rl"]),
             *(["paper"] if self.by_paper else []),
+            *([] if self.moves == "learned" else [self.moves]),
         ]
         return "-".join(words) + ("" if self.begin is None else f"-after-{self.begin.name}")
 
@@ -75,7 +79,9 @@ class Training(Job):
         if self.begin is not None:
             agent = load_agent(setup.folder / f"{self.begin.name}.safetensors")
         watched = []
-        if self.episodes:
+        if self.moves != "learned":
+            watched = search(agent, self.episodes, instance, seed=seed, uniform=self.moves == "uniform")
+        elif self.episodes:
             own = [*stages(agent, self.episodes, imitation=self.imitation), *distilling(agent)]
             plan = paper_stages(self.episodes) if self.by_paper else own
             watched = learn(agent, plan, instance, seed=seed)
@@ -84,6 +90,14 @@ class Training(Job):
         kept = met(watched) if watched else {}
         drawn = of_policy(agent, instance, setup.sizes.samples, seed) if isinstance(agent, DopplerAgent) else {}
         return {**kept, **drawn, "seconds": np.array(spent)}
+
+
+def same_moves(training: Training) -> dict[str, Training]:
+    """Return, by the name of its row, what a training's moves find without learning: what search has added to it."""
+    return {
+        "same moves, untrained policy": replace(training, moves="untrained"),
+        "same moves, uniform": replace(training, moves="uniform"),
+    }
 
 
 @dataclass(frozen=True)

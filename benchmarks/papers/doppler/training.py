@@ -10,16 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from placeit.core.problem import CostFunction
-from placeit.learning.agent import Agent, ProblemInstance
+from placeit.learning.agent import Agent, Explorer, ProblemInstance
 from placeit.learning.agents.doppler.agent import DopplerAgent
 from placeit.learning.agents.placeto.agent import PlacetoAgent
 from placeit.learning.training.loop import Stage, train
 from placeit.learning.training.stages import MEASURED, default_stages
-from placeit.learning.training.valuing import least
+from placeit.learning.training.valuing import least, value
 
-__all__ = ["Watched", "by_cost", "distilling", "learn", "met", "of_policy", "paper_stages", "stages"]
+__all__ = ["Watched", "by_cost", "distilling", "learn", "met", "of_policy", "paper_stages", "search", "stages"]
 
-_EPISODES = 16  # of an update of Placeto
+_EPISODES = 16  # of an update of Placeto, and at once where nothing is learned
 _IMITATION, _WHOLE = 200, 2000  # least updates of imitation in trainings of so many episodes or more
 _DISTILLING, _ROWS = 200, 8  # updates of imitation of the best placement met, and episodes of each
 
@@ -132,6 +132,28 @@ def by_cost(plan: Sequence[Stage]) -> Sequence[Stage]:
     """Return the stages from the first one on that learns by cost."""
     kinds = [stage.kind for stage in plan]
     return plan[kinds.index("reinforce") :]
+
+
+@torch.no_grad()
+def search(agent: Agent, episodes: int, instance: ProblemInstance, *, seed: int, uniform: bool) -> list[Watched]:
+    """Make the moves of a training without learning: episodes of the fresh policies, from all good placements that they meet.
+
+    Args:
+        agent: whose moves; its network stays as it is.
+        episodes: to value.
+        instance: the problem.
+        seed: of what is drawn.
+        uniform: whether each decision is any allowed one, instead of what the policies draw.
+    """
+    rng, watched = np.random.default_rng(seed), Watched(instance, 1)
+    agent.network.train()
+    if isinstance(agent, Explorer):
+        agent.explore = float(uniform)
+    while watched.episodes < episodes:
+        drawn = list(watched.draw(rng, min(_EPISODES, episodes - watched.episodes), 0.0))
+        played = agent.rollout(drawn, rng)
+        agent.rewards(played, [costs / instance.unit for costs in value(drawn, played.visited)])
+    return [watched]
 
 
 def _nothing(rng: np.random.Generator, count: int, progress: float) -> Sequence[ProblemInstance]:  # noqa: ARG001

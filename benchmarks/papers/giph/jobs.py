@@ -137,7 +137,7 @@ class Training(Job):
 
 
 Policy: TypeAlias = Training | str
-"""A trained policy, ``random-task-eft``, ``random`` or :data:`SHIPPED`."""
+"""A trained policy, one of ``UNTRAINED`` or ``SAME_MOVES`` of :mod:`.policies`, or :data:`SHIPPED`."""
 
 
 def load_policy(policy: Policy, setup: Setup) -> Agent | str:

@@ -12,15 +12,17 @@ from placeit.core.problem import Problem
 from placeit.learning.agent import Agent
 from placeit.learning.agents.giph.agent import GiphAgent
 from placeit.learning.agents.placeto.agent import PlacetoAgent
+from placeit.learning.registry import make_agent
 from placeit.placers.feasibility import random_placements
 from placeit.placers.random_task_eft import earliest_finish_devices
 
-__all__ = ["STEPS_PER_OP", "UNTRAINED", "VARIANTS", "search"]
+__all__ = ["SAME_MOVES", "STEPS_PER_OP", "UNTRAINED", "VARIANTS", "fresh", "search"]
 
 STEPS_PER_OP = 2
 BATCH = 32
 
 VARIANTS = ("giph", "giph-3", "giph-5", "giph-ne", "graphsage-ne", "giph-ne-pol", "giph-task-eft")
+SAME_MOVES = ("same moves, untrained policy", "same moves, uniform")
 UNTRAINED = ("random-task-eft", "random")
 
 Path = NDArray[np.int32]
@@ -33,11 +35,14 @@ def search(
     """Search for 2 |V| steps. No policy looks at costs: whoever searches values the placements on the way.
 
     Args:
-        policy: an agent, or one of :data:`UNTRAINED`: ``random`` draws a new placement at every step.
+        policy: an agent, or one of :data:`UNTRAINED`: ``random`` draws a new placement at every step; or one of
+            :data:`SAME_MOVES`, moves of one op as those of ``giph``, by fresh weights or with equal chances.
         problems: ``B`` of them.
         starts: a placement of each.
         rng: what is drawn from.
     """
+    if isinstance(policy, str) and policy in SAME_MOVES:
+        policy = fresh(uniform=policy == SAME_MOVES[1])
     found: dict[int, Path] = {}
     by_size = sorted(range(len(problems)), key=lambda b: len(problems[b]))  # a batch goes on until its largest has ended
     for first in range(0, len(problems), BATCH):
@@ -68,6 +73,16 @@ def _relocate(
             searches.step(b, scores, rng)
             path[step] = searches.nets.placements[b]
     return paths
+
+
+def fresh(*, uniform: bool) -> GiphAgent:
+    """Return GiPH with weights that nothing has trained; with ``uniform`` it likes all moves equally."""
+    agent = make_agent("giph", seed=0)
+    assert isinstance(agent, GiphAgent)
+    if uniform:
+        for weights in list(agent.network.parameters())[-2:]:  # of the layer that scores
+            torch.nn.init.zeros_(weights)
+    return agent
 
 
 def _random(problem: Problem, start: NDArray[np.int32], rng: np.random.Generator) -> Path:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+import torch
+
 from placeit.core.problem import Problem
 from placeit.learning.agent import Agent
 from placeit.learning.agents.hdp import HdpAgent
@@ -13,7 +15,7 @@ from placeit.learning.placers.hdp import Hdp
 from placeit.learning.registry import make_agent
 from placeit.learning.training.stages import MEASURED, Draw, Stage, default_stages, scale_updates
 
-__all__ = ["ABLATIONS", "LEARNERS", "SCRATCH"]
+__all__ = ["ABLATIONS", "LEARNERS", "SAME_MOVES", "SCRATCH"]
 
 SCRATCH = "HSDAG, from scratch"
 ABLATIONS: Mapping[str, str] = {
@@ -22,6 +24,9 @@ ABLATIONS: Mapping[str, str] = {
     "without structure": "structure",
 }
 """Rows of Table 3, and the options of the agent."""
+
+SAME_MOVES = ("same moves, untrained policy", "same moves, uniform")
+"""Rows of HSDAG's episodes in which nothing is learned: by fresh weights, and with any device for a group."""
 
 Learner: TypeAlias = Callable[[Problem, Draw, int, int, float], tuple[Agent, list[Stage]]]
 """``learner(problem, draw, seed, updates, seconds)``: an agent and its stages."""
@@ -36,6 +41,17 @@ def _hsdag(*, pretrained: bool = True, **options: Any) -> Learner:
         stages = default_stages(agent, draw)
         first = scale_updates(stages, updates) if pretrained else []
         return agent, [*first, _measured(replace(stages[-1], episodes=1), seconds)]
+
+    return make
+
+
+def _unlearned(*, uniform: bool) -> Learner:
+    def make(problem: Problem, draw: Draw, seed: int, updates: int, seconds: float) -> tuple[Agent, list[Stage]]:
+        agent, stages = _hsdag()(problem, draw, seed, updates, seconds)
+        if uniform:
+            for weights in agent.network.device[-1].parameters():
+                torch.nn.init.zeros_(weights)
+        return agent, [replace(stage, learning_rate=0.0, final_learning_rate=0.0) for stage in stages]
 
     return make
 
@@ -69,5 +85,7 @@ LEARNERS: Mapping[str, Learner] = {
     "RNN-based": _hdp,
     "HSDAG": _hsdag(),
     SCRATCH: _hsdag(pretrained=False),
+    SAME_MOVES[0]: _unlearned(uniform=False),
+    SAME_MOVES[1]: _unlearned(uniform=True),
     **{name: _hsdag(**{option: False}) for name, option in ABLATIONS.items()},
 }

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks._harness import Report
 from benchmarks._models import load_model
 from benchmarks.papers.hsdag.bench import Bench
-from benchmarks.papers.hsdag.learners import ABLATIONS, SCRATCH
+from benchmarks.papers.hsdag.learners import ABLATIONS, SAME_MOVES, SCRATCH
 from benchmarks.papers.hsdag.paper import ABLATIONS_MS, GRAPHS, LATENCY_MS, SEARCH_S
 from benchmarks.papers.hsdag.races import AUTOMATIC, Entry, Raced, Ratios, race
 from placeit.core.placement import Placement
@@ -19,7 +19,7 @@ from placeit.session import Session
 __all__ = ["PARTS"]
 
 _DEFAULT = "placeit optimize"
-_LEARNED = ("Placeto", "RNN-based", "HSDAG", SCRATCH)
+_LEARNED = ("Placeto", "RNN-based", "HSDAG", SCRATCH, *SAME_MOVES)
 _PAPER = {"fast": "CPU", "slow": "GPU"} | {name: name for name in LATENCY_MS}
 _SPREAD = 1.5
 
@@ -85,7 +85,7 @@ def ablations(bench: Bench, report: Report) -> None:
     slowdown = max(bench.slowdowns)
     for model in bench.models:
         with bench.session(model, slowdown) as session:
-            names = {"original": "HSDAG"} | {name: name for name in ABLATIONS}
+            names = {"original": "HSDAG"} | {name: name for name in (*ABLATIONS, *SAME_MOVES)}
             variants = [Entry(row, bench.learned(session, model, slowdown, name)[0]) for row, name in names.items()]
             entries = [*_singles(session), *variants]
             raced, _ = _race(bench, session, entries, entries[0].name)

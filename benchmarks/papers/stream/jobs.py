@@ -23,6 +23,7 @@ from placeit.learning.training.loop import train
 from placeit.learning.training.sources import draw_from, served
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
+from placeit.placers.feasibility import random_placements
 from placeit.placers.fuser import fuse
 from placeit.placers.metis import partition
 from placeit.simulator.throughput import ThroughputCost
@@ -38,6 +39,7 @@ ABLATIONS = {
 }
 """Options of the agents of Table 1."""
 
+_UNLEARNED = {"untrained policy": "untrained", "uniform": "uniform"}
 _HELD_OUT = 64
 _AT_ONCE = 5  # graphs whose optimum one job finds
 
@@ -122,8 +124,9 @@ class Training(Job):
     def run(self, setup: Setup) -> Outcome:
         agent = make_agent("stream-allocation", seed=setup.seed, **ABLATIONS[self.ablation])
         dataset, sizes = find_dataset("streams"), setup.sizes
-        learned = [served(case.problem) for case in islice(dataset.cases("train", setup.seed), sizes.train)]
-        held_out = [served(case.problem) for case in islice(dataset.cases("test", setup.seed), _HELD_OUT)]
+        cases = islice(dataset.cases("train", setup.seed), sizes.train + _HELD_OUT)
+        every = [served(case.problem) for case in cases]
+        learned, held_out = every[:-_HELD_OUT], every[-_HELD_OUT:]
         assert isinstance(agent, StreamAllocationAgent)
         stages = [replace(stage, updates=sizes.updates) for stage in agent.default_stages(draw_from(learned))]
         done = train(agent, stages, evaluate_on=held_out, seed=setup.seed)
@@ -137,7 +140,11 @@ class Training(Job):
 
 @dataclass(frozen=True)
 class Learned(Job):
-    """Places the test graphs by a policy, an ablation or ``shipped``: what it likes best, and the best of that and samples."""
+    """Places the test graphs by a policy: what it likes best, and the best of that and samples.
+
+    Attributes:
+        policy: an ablation, ``shipped``, ``untrained`` (fresh weights) or ``uniform`` (random placements).
+    """
 
     policy: str
 
@@ -147,11 +154,18 @@ class Learned(Job):
 
     @property
     def needs(self) -> Sequence[Job]:
-        return () if self.policy == "shipped" else (Training(self.policy),)
+        return (Training(self.policy),) if self.policy in ABLATIONS else ()
 
     def run(self, setup: Setup) -> Outcome:
-        agent = load_policy("", StreamAllocationAgent) if self.policy == "shipped" else self._trained(setup)
         rng = np.random.default_rng(setup.seed)
+        if self.policy == "uniform":
+
+            def draw(problem: Problem, cost: ThroughputCost) -> list[NDArray[np.int32]]:
+                drawn = random_placements(problem, setup.sizes.samples, rng)
+                return [drawn[0], drawn[int(cost(drawn).argmin())]]
+
+            return _found(setup, draw)
+        agent = self._agent(setup)
 
         def place(problem: Problem, cost: ThroughputCost) -> list[NDArray[np.int32]]:
             greedy = agent.greedy_placement(problem)
@@ -161,7 +175,13 @@ class Learned(Job):
 
         return _found(setup, place)
 
-    def _trained(self, setup: Setup) -> StreamAllocationAgent:
+    def _agent(self, setup: Setup) -> StreamAllocationAgent:
+        if self.policy == "untrained":
+            agent = make_agent("stream-allocation", seed=setup.seed)
+            assert isinstance(agent, StreamAllocationAgent)
+            return agent
+        if self.policy == "shipped":
+            return load_policy("", StreamAllocationAgent)
         return load_policy(setup.folder / f"{Training(self.policy).name}.safetensors", StreamAllocationAgent)
 
 
@@ -207,6 +227,7 @@ def methods() -> dict[str, tuple[Job, int | None]]:
     for name in ABLATIONS:
         found |= {name: (Learned(name), 0), f"{name}, best of samples": (Learned(name), 1)}
     found |= {"shipped": (Learned("shipped"), 0), "shipped, best of samples": (Learned("shipped"), 1)}
+    found |= {f"same moves, {name}": (Learned(policy), 1) for name, policy in _UNLEARNED.items()}
     return found | {"annealing": (Searched(), 0)}
 
 

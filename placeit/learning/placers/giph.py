@@ -29,7 +29,7 @@ class Giph:
     says on what, and how good it is where. ``placeit train giph`` makes others.
     """
 
-    weights: str = option("", "file of a trained policy; empty for the one that ships with placeit")
+    weights: str = option("", "file of a trained policy; empty for the one that ships with placeit; or untrained, or uniform")
     episodes: int = option(1, "searches from a random placement", least=1, most=10**6)
     steps_per_op: float = option(2.0, "steps of an episode, per op", least=0, most=1000)
 

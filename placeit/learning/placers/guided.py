@@ -46,10 +46,12 @@ class Guided:
 
     evaluations: int = option(2_500, "placements to evaluate, unless the caller sets a limit", least=0, most=10**12)
     batch: int = option(1, "moves evaluated in one call, the best of which may be made", least=1, most=10**5)
-    weights: str = option("", "file of a trained policy of GiPH; empty for the one that ships with placeit")
+    weights: str = option("", "file of a policy of GiPH; empty for the one that ships with placeit; or untrained, or uniform")
 
     def __post_init__(self) -> None:
-        if self.weights:
+        from placeit.learning.agents.giph.shipped import FRESH
+
+        if self.weights not in ("", *FRESH):
             need(f"The policy in {self.weights}", "learn", "torch")
 
     def place(

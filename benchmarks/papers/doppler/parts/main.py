@@ -3,8 +3,8 @@
 Costs are those that DOPPLER's authors publish, in their unit, by the rules of their simulator: links without contention, first
 in, first out. Without the data they are our own graphs of the same programs, and nothing is claimed. A training is that of the
 agent's default stages, of as many episodes as a few minutes are enough for (the paper has 4,000 and 8,000), and imitates the
-best placement met in the end. That placement counts; beside it stand the best of 64 that are drawn from the trained policies
-and the one that they like best (greedy).
+best placement met in the end. The best placement met counts; beside it stand the best of 64 that are drawn from the trained
+policies and the one that they like best (greedy). Rows with ``moves`` make the same moves without learning.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks._harness import Report
 from benchmarks.papers._lab import Job, Lab
 from benchmarks.papers.doppler.graphs import Case, published_folder
-from benchmarks.papers.doppler.jobs import Placed, Setup, Training
+from benchmarks.papers.doppler.jobs import Placed, Setup, Training, same_moves
 from benchmarks.papers.doppler.paper import BEST_KNOWN, FOUND_HERE, LIST_SCHEDULING, ZERO_SHOT_GIPH
 from benchmarks.papers.doppler.statistics import met_by
 
@@ -28,12 +28,18 @@ _MOST_S = 600.0
 
 
 def jobs(setup: Setup) -> Sequence[Job]:
-    return [job for graph in setup.sizes.graphs for job in (*_trainings(setup, graph), *_placed(graph))]
+    graphs = setup.sizes.graphs
+    searches = [job for graph in graphs for _, job in _searches(setup, graph)]
+    return [*(job for graph in graphs for job in (*_trainings(setup, graph), *_placed(graph))), *searches]
 
 
 def _trainings(setup: Setup, graph: str) -> list[Training]:
     sizes, case = setup.sizes, Case(graph, "published")
     return [Training(case, number, sizes.main_of(graph)) for number in sizes.seeds_of(graph)]
+
+
+def _searches(setup: Setup, graph: str) -> list[tuple[str, Training]]:
+    return [row for training in _trainings(setup, graph) for row in same_moves(training).items()]
 
 
 def _placed(graph: str) -> list[Placed]:
@@ -57,6 +63,8 @@ def tell(lab: Lab, report: Report) -> None:
                 seed=lab.setup.seed + number,
                 **met_by(found, known),
             )
+        for name, job in _searches(lab.setup, graph):
+            report.row(part="main", graph=graph, seed=lab.setup.seed + job.number, moves=name, **met_by(lab[job], known))
         if there:
             worst = max(float(found["best"]) for found in trainings) / BEST_KNOWN[graph]
             report.claim(f"{graph}: best placement met in training over the best known, worst seed", worst, "", at_most=1.03)

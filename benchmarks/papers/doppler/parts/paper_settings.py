@@ -1,7 +1,8 @@
 """The paper's own settings: the published cost graphs on four devices, by as many episodes as the paper has.
 
 One episode an update, 4,000 or 8,000 of them, by the paper's rates, exploration and baseline, and without what this agent adds
-(``neighbourhood=0,affinity=false``). The row below each has the agent's own settings and as many episodes.
+(``neighbourhood=0,affinity=false``). Episodes are greedy but for what they explore (``greedy=true``). The rows below each have
+the agent's own settings and as many episodes, with what it learns and without (``same moves``).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from benchmarks._harness import Report
 from benchmarks.papers._lab import Job, Lab
 from benchmarks.papers.doppler.graphs import Case, published_folder
-from benchmarks.papers.doppler.jobs import Setup, Training
+from benchmarks.papers.doppler.jobs import Setup, Training, same_moves
 from benchmarks.papers.doppler.paper import BEST_KNOWN
 from benchmarks.papers.doppler.statistics import met_by
 
@@ -21,8 +22,9 @@ __all__ = ["jobs", "tell"]
 def _trainings(setup: Setup, graph: str) -> dict[str, Training]:
     case, episodes = Case(graph, "published"), setup.sizes.episodes_of(graph)
     return {
-        "the paper's": Training(case, 0, episodes, "doppler:neighbourhood=0,affinity=false", by_paper=True),
+        "the paper's": Training(case, 0, episodes, "doppler:neighbourhood=0,affinity=false,greedy=true", by_paper=True),
         "our own": Training(case, 0, episodes),
+        **same_moves(Training(case, 0, episodes)),
     }
 
 

@@ -17,7 +17,7 @@ from benchmarks._harness import Report
 from benchmarks.papers._lab import Job, Lab
 from benchmarks.papers.doppler.executed import SLOWDOWNS, BestOfEach
 from benchmarks.papers.doppler.graphs import Case
-from benchmarks.papers.doppler.jobs import Placed, Setup, Training
+from benchmarks.papers.doppler.jobs import Placed, Setup, Training, same_moves
 from benchmarks.papers.doppler.paper import TABLE_2
 from benchmarks.papers.doppler.statistics import ratio
 
@@ -39,6 +39,7 @@ def _simulated(setup: Setup, graph: str) -> dict[str, Job]:
         **{name: Placed(case, placer) for name, placer in _PLACERS.items()},
         "placeto": Training(case, 0, sizes.placeto, "placeto:devices=4", imitation=False),
         "sim": Training(case, 0, sizes.episodes_of(graph)),
+        **same_moves(Training(case, 0, sizes.episodes_of(graph))),
     }
 
 
@@ -79,6 +80,6 @@ def _rows(report: Report, graph: str, where: str, seconds: dict[str, float]) -> 
             placed_by=name,
             ms=value * 1e3,
             over_doppler=value / ours,
-            paper_ms=paper[name],
-            paper_over_sys=paper[name] / paper["sys"],
+            paper_ms=paper.get(name),
+            paper_over_sys=paper[name] / paper["sys"] if name in paper else None,
         )

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks._harness import Report
-from benchmarks.papers._lab import Job, Lab
+from benchmarks.papers._lab import Job, Lab, column
 from benchmarks.papers.doppler.graphs import Case
-from benchmarks.papers.doppler.jobs import Placed, Setup, Training
+from benchmarks.papers.doppler.jobs import Placed, Setup, Training, same_moves
 from benchmarks.papers.doppler.paper import TABLE_2, TABLE_4
 from benchmarks.papers.doppler.statistics import least_of
 
@@ -35,10 +35,15 @@ def _after(setup: Setup, source: str, target: str, episodes: int) -> Training:
     return Training(Case(target, "four"), 0, episodes, imitation=False, begin=_source(setup, source))
 
 
+def _searches(setup: Setup, target: str) -> dict[str, Training]:
+    return same_moves(Training(Case(target, "four"), 0, setup.sizes.few[1]))
+
+
 def jobs(setup: Setup) -> Sequence[Job]:
     found: list[Job] = []
     for source, target in _pairs(setup):
         found += [_after(setup, source, target, episodes) for episodes in (0, *setup.sizes.few)]
+        found += _searches(setup, target).values()
         found += [_source(setup, target), *(Placed(Case(target, "four"), placer) for placer in _HEURISTICS.values())]
     return found
 
@@ -60,6 +65,7 @@ def tell(lab: Lab, report: Report) -> None:
             fewer_ms=after[few] * 1e3,
             more_episodes=many,
             more_ms=after[many] * 1e3,
+            **{f"{column(name)}_ms": float(lab[job]["best"]) * 1e3 for name, job in _searches(lab.setup, target).items()},
             full_ms=float(lab[_source(lab.setup, target)]["best"]) * 1e3,
             **heuristics,
             paper_zero_ms=paper.get("zero"),

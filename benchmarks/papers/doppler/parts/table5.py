@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks._harness import Report
-from benchmarks.papers._lab import Job, Lab
+from benchmarks.papers._lab import Job, Lab, column
 from benchmarks.papers.doppler.executed import SLOWDOWNS, Seeds
 from benchmarks.papers.doppler.graphs import Case
-from benchmarks.papers.doppler.jobs import Setup, Training
+from benchmarks.papers.doppler.jobs import Setup, Training, same_moves
 from benchmarks.papers.doppler.paper import TABLE_5
 
 __all__ = ["jobs", "tell"]
@@ -22,7 +22,8 @@ _GRAPH = "chain-mm"
 
 
 def jobs(setup: Setup) -> Sequence[Job]:
-    return [*_trainings(setup), _seeds(setup)]
+    searches = [job for training in _trainings(setup) for job in same_moves(training).values()]
+    return [*_trainings(setup), *searches, _seeds(setup)]
 
 
 def _trainings(setup: Setup) -> list[Training]:
@@ -36,6 +37,7 @@ def _seeds(setup: Setup) -> Seeds:
 
 def tell(lab: Lab, report: Report) -> None:
     simulated = [float(lab[job]["best"]) for job in _trainings(lab.setup)]
+    searches = [same_moves(training) for training in _trainings(lab.setup)]
     executed = lab[_seeds(lab.setup)]
     for number, best in enumerate(simulated):
         runs = executed[str(number)]
@@ -43,6 +45,7 @@ def tell(lab: Lab, report: Report) -> None:
             part="table5",
             seed=lab.setup.seed + number,
             simulated_ms=best * 1e3,
+            **{f"{column(name)}_ms": float(lab[job]["best"]) * 1e3 for name, job in searches[number].items()},
             executed_ms=float(np.median(runs)) * 1e3,
             deviation_ms=float(np.std(runs, ddof=1)) * 1e3 if len(runs) > 1 else None,
             paper_ms=TABLE_5[number] if number < len(TABLE_5) else None,

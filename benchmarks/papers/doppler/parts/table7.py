@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from benchmarks._harness import Report
 from benchmarks.papers._lab import Job, Lab
 from benchmarks.papers.doppler.graphs import Case
-from benchmarks.papers.doppler.jobs import Setup, Training
+from benchmarks.papers.doppler.jobs import Setup, Training, same_moves
 from benchmarks.papers.doppler.paper import TABLE_7
 from benchmarks.papers.doppler.statistics import best_at
 
@@ -28,6 +28,8 @@ def _trainings(setup: Setup) -> dict[str, Training]:
         "placeto": Training(case, 0, sizes.placeto, placeto, imitation=False),
         "doppler": Training(case, 0, sizes.episodes_of(graph)),
         "doppler, as few episodes": Training(case, 0, sizes.placeto),
+        **{f"doppler, {name}": job for name, job in same_moves(Training(case, 0, sizes.episodes_of(graph))).items()},
+        **{f"placeto, {name}": job for name, job in same_moves(Training(case, 0, sizes.placeto, placeto)).items()},
     }
 
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks._harness import Report
-from benchmarks.papers._lab import Job, Lab
+from benchmarks.papers._lab import Job, Lab, column
 from benchmarks.papers.doppler.graphs import Case, Where
-from benchmarks.papers.doppler.jobs import Placed, Setup, Training
+from benchmarks.papers.doppler.jobs import Placed, Setup, Training, same_moves
 from benchmarks.papers.doppler.paper import TABLE_2, TABLE_8
 
 __all__ = ["jobs", "tell"]
@@ -30,6 +30,7 @@ def _all(setup: Setup, graph: str, memory: str) -> dict[str, Job]:
         **{name: Placed(case, placer) for name, placer in _PLACERS.items()},
         "placeto": Training(case, 0, sizes.placeto, "placeto:devices=4", imitation=False),
         "doppler": Training(case, 0, sizes.episodes_of(graph)),
+        **same_moves(Training(case, 0, sizes.episodes_of(graph))),
     }
 
 
@@ -49,9 +50,9 @@ def tell(lab: Lab, report: Report) -> None:
                 part="table8",
                 graph=graph,
                 memory=memory,
-                **{f"{name.replace(' ', '_')}_ms": cost for name, cost in costs.items()},
-                **{f"paper_{name.replace(' ', '_')}": paper.get(name) for name in costs},
+                **{f"{column(name)}_ms": cost for name, cost in costs.items()},
+                **{f"paper_{column(name)}": paper.get(name) for name in costs},
             )
-            others = [cost for name, cost in costs.items() if name != "doppler" and np.isfinite(cost)]
+            others = [costs[name] for name in (*_PLACERS, "placeto") if np.isfinite(costs[name])]
             over = costs["doppler"] / min(others) if others else None
             report.claim(f"{graph}, {memory}: DOPPLER over the best of the others", over, "")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks._harness import Report
-from benchmarks.papers._lab import Job, Lab
+from benchmarks.papers._lab import Job, Lab, column
 from benchmarks.papers.doppler.graphs import Case
-from benchmarks.papers.doppler.jobs import Placed, Setup, Training
+from benchmarks.papers.doppler.jobs import Placed, Setup, Training, same_moves
 from benchmarks.papers.doppler.paper import TABLE_9
 
 __all__ = ["jobs", "tell"]
@@ -18,7 +18,8 @@ _PLACERS = {"one device": "single", "critical path": "critical-path", "enumerati
 def _all(setup: Setup, graph: str) -> dict[str, Job]:
     case = Case(graph, "meshes")
     placed = {name: Placed(case, placer) for name, placer in _PLACERS.items()}
-    return {**placed, "doppler": Training(case, 0, setup.sizes.episodes_of(graph))}
+    learned = Training(case, 0, setup.sizes.episodes_of(graph))
+    return {**placed, "doppler": learned, **same_moves(learned)}
 
 
 def jobs(setup: Setup) -> Sequence[Job]:
@@ -34,8 +35,8 @@ def tell(lab: Lab, report: Report) -> None:
         report.row(
             part="table9",
             graph=graph,
-            **{f"{name.replace(' ', '_')}_ms": cost for name, cost in costs.items()},
-            **{f"paper_{name.replace(' ', '_')}": TABLE_9[graph][name] for name in costs},
+            **{f"{column(name)}_ms": cost for name, cost in costs.items()},
+            **{f"paper_{column(name)}": TABLE_9[graph].get(name) for name in costs},
         )
         others = min(costs["critical path"], costs["enumerative"])
         report.claim(

@@ -4,7 +4,8 @@ In the single-network case all problems share one device network; in the multi-n
 and other networks than those trained on. With noise 0.2 every evaluation in a search multiplies all durations by fresh factors
 from [0.8, 1.2]: placements are chosen by noisy values, and what is shown is their SLR without noise. The policies are the same
 as without; differs from the paper, which also trains under noise: a simulator knows the expected times.
-All policies start from the same random placements; ``random`` draws a new placement at every step. HEFT's placement is run
+All policies start from the same random placements; ``random`` draws a new placement at every step; ``same
+moves`` are those of GiPH by an untrained policy, and any. HEFT's placement is run
 first in, first out (``heft``), or as planned. Further seeds have device networks, graphs and weights of their own.
 """
 
@@ -19,7 +20,7 @@ from benchmarks.papers._figures import Figures
 from benchmarks.papers._lab import Lab, column
 from benchmarks.papers.giph.compare import over_heft
 from benchmarks.papers.giph.jobs import POINTS, Evaluation, Job, Policy, Setup, Training
-from benchmarks.papers.giph.policies import STEPS_PER_OP, UNTRAINED
+from benchmarks.papers.giph.policies import SAME_MOVES, STEPS_PER_OP, UNTRAINED
 from benchmarks.papers.giph.problems import heft_slr
 from placeit.workloads.datasets import DatasetKind
 
@@ -33,7 +34,7 @@ _TRAINED = ("giph", "giph-task-eft", "placeto")
 def policies(data: DatasetKind) -> dict[str, Policy]:
     """Return the policies of the paper's figures, by name."""
     trained = {name: _training(name, data, 0) for name in _TRAINED}
-    return trained | {name: name for name in UNTRAINED}
+    return trained | {name: name for name in (*UNTRAINED, *SAME_MOVES)}
 
 
 def _training(policy: str, data: DatasetKind, number: int) -> Training:

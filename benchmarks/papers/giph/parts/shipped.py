@@ -3,6 +3,7 @@
 It is searched with for 2 |V| steps from random placements, like all others; test problems are those of the other parts, and
 those of further seeds. The sensor-fusion cases of seed 0 are the second half hour of a scene whose first half hour the policy
 was trained on, so with the same edge devices in the same places; of all other problems it has seen neither graphs nor networks.
+``same moves`` are as many moves by an untrained policy, and any.
 HEFT's placement is run first in, first out (``heft``), or as planned. Intervals of ratios of means are 95 %, from a bootstrap
 over the problems.
 """
@@ -15,9 +16,10 @@ import numpy as np
 
 from benchmarks._harness import Report
 from benchmarks.papers._figures import Figures
-from benchmarks.papers._lab import Lab
+from benchmarks.papers._lab import Lab, column
 from benchmarks.papers.giph.compare import better_equal_worse, over_heft, ratio_interval
 from benchmarks.papers.giph.jobs import SHIPPED, Evaluation, Job, Setup
+from benchmarks.papers.giph.policies import SAME_MOVES
 from benchmarks.papers.giph.problems import heft_slr
 from placeit.workloads.datasets import DatasetKind
 
@@ -29,7 +31,8 @@ _SCENE_SEEN = 0
 
 
 def jobs(setup: Setup) -> Sequence[Job]:
-    return [Evaluation(SHIPPED, data, number) for data in _KINDS for number in range(setup.sizes.seeds)]
+    policies = (SHIPPED, *SAME_MOVES)
+    return [Evaluation(one, data, number) for data in _KINDS for number in range(setup.sizes.seeds) for one in policies]
 
 
 def tell(lab: Lab, report: Report, figures: Figures) -> None:
@@ -44,7 +47,10 @@ def tell(lab: Lab, report: Report, figures: Figures) -> None:
             groups["all of these" if len(unseen) == len(seeds) else "the scenes not seen"] = unseen
         for name, group in groups.items():
             numbers = [seed - setup.seed for seed in group]
-            slr = np.concatenate([lab[Evaluation(SHIPPED, data, number)]["curve"][:, -1] for number in numbers])
+            slr, *others = (
+                np.concatenate([lab[Evaluation(policy, data, number)]["curve"][:, -1] for number in numbers])
+                for policy in (SHIPPED, *SAME_MOVES)
+            )
             hefts = [heft_slr(setup.dataset(data, number).test) for number in numbers]
             run, planned = (np.concatenate(parts) for parts in zip(*hefts, strict=True))
             columns: dict[str, float | str] = {}
@@ -55,6 +61,7 @@ def tell(lab: Lab, report: Report, figures: Figures) -> None:
                 columns[f"interval_{how}"] = f"{low:.3f} to {high:.3f}"
                 columns[f"better_equal_worse_{how}"] = f"{100 * better:.0f}/{100 * equal:.0f}/{100 * worse:.0f} %"
             means = {"giph": slr.mean(), "heft": run.mean(), "heft_planned": planned.mean()}
+            means |= {column(name): other.mean() for name, other in zip(SAME_MOVES, others, strict=True)}
             report.row(part="shipped", problems=data, of=name, cases=len(slr), **means, **columns)
             over = over_heft(float(slr.mean()), float(run.mean()), float(planned.mean()))
             seen = data == "sensor-fusion" and group == [_SCENE_SEEN]

@@ -17,7 +17,10 @@ from placeit.learning.agents.giph.gpnet import GpNets
 from placeit.learning.agents.giph.passing import Layers, embed, orders
 from placeit.learning.agents.giph.search import TEMPERATURE, RelocationSearch
 
-__all__ = ["Policy", "ShippedPolicy", "policy"]
+__all__ = ["FRESH", "Policy", "ShippedPolicy", "policy"]
+
+FRESH = ("untrained", "uniform")
+"""Names of policies that have learned nothing."""
 
 _DIRECTION = ("of_node.weight", "of_node.bias", "aggregate.weight", "aggregate.bias")
 
@@ -72,14 +75,17 @@ class ShippedPolicy:
 
 
 def policy(weights: str) -> Policy:
-    """Return the policy in a file, for which PyTorch is needed, or for an empty name the one that ships with placeit.
+    """Return the policy in a file, for which PyTorch is needed; for an empty name the one that ships with placeit.
+
+    What is learned shows by comparison with ``untrained``, the same network with random weights, and with ``uniform``, which
+    likes all moves equally.
 
     Raises:
         FileError: the file is missing or damaged, of another version, or holds another kind of policy.
         UsageError: PyTorch is not installed.
     """
-    if not weights:
-        return _shipped()
+    if not weights or weights in FRESH:
+        return _without_torch(weights)
     need(f"The policy in {weights}", "learn", "torch")
     from placeit.learning.agents.giph.agent import GiphAgent
     from placeit.learning.checkpoint import load_policy
@@ -88,12 +94,18 @@ def policy(weights: str) -> Policy:
 
 
 @functools.cache
-def _shipped() -> ShippedPolicy:
+def _without_torch(which: str) -> ShippedPolicy:
     with (
         as_file(files("placeit.learning") / "weights" / "giph.safetensors") as path,
         safe_open(path, framework="np") as file,
     ):
-        return ShippedPolicy({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        trained = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if which == "untrained":  # as PyTorch begins with, but for its bounds of biases
+        rng = np.random.default_rng(0)
+        trained = {name: rng.uniform(-1, 1, w.shape) / np.sqrt(w.shape[-1]) for name, w in trained.items()}
+    if which == "uniform":
+        trained |= {name: np.zeros_like(trained[name]) for name in ("score.2.weight", "score.2.bias")}
+    return ShippedPolicy(trained)
 
 
 def _relu(x: NDArray[np.float32]) -> NDArray[np.float32]:
