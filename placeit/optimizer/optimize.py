@@ -37,7 +37,7 @@ from placeit.profiler.costs import Progress
 from placeit.profiler.statistics import mape, pearson, spearman
 from placeit.runtime.budget import TRIFLE_S, least
 from placeit.runtime.compiling import Compiled
-from placeit.runtime.measure import faster_in_any_opening
+from placeit.runtime.incumbent import compared
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.objectives import get_objective
 from placeit.workbench import Workbench
@@ -240,14 +240,7 @@ def _optimized(
         (one.simulated_s, one.measured.median) for one in candidates if one.measured is not None and one.simulated_s is not None
     ]
     predicted, actual = [simulated for simulated, _ in pairs], [measured for _, measured in pairs]
-    speedup = None
-    if (
-        single is not None
-        and single.measured is not None
-        and chosen.measured is not None
-        and (chosen is single or chosen.final)
-    ):
-        speedup = faster_in_any_opening(single.measured, chosen.measured)
+    beside = single if chosen is single or chosen.final else None
     grouping, home, spent = session.grouping, search.home(chosen.name), spending(search, chosen)
     return Optimized(
         model=str(session.model.path),
@@ -262,7 +255,7 @@ def _optimized(
         without_precisions=tuple(without),
         chosen=chosen,
         best_single=single,
-        speedup=speedup,
+        speedup=None if beside is None else compared(beside.measured, chosen.measured),
         references=references,
         reason=reason + better_references(references, search.objective),
         bound_s=math.nan if session.costs.shared or search.objective.steady else lower_bound(search.problem),
@@ -298,5 +291,4 @@ def _single_seconds(search: Search) -> list[float]:
 
 
 def _other_precision(search: Search, other: Candidate, of: str) -> OtherPrecision:
-    measured, beside = other.measured, search.known[of].measured
-    return OtherPrecision(other, of, None if measured is None or beside is None else faster_in_any_opening(measured, beside))
+    return OtherPrecision(other, of, compared(other.measured, search.known[of].measured))

@@ -16,7 +16,8 @@ from placeit.devices.plain import all_here, plain_devices
 from placeit.optimizer.candidates import Alone, Candidate, alone_on, known_value
 from placeit.optimizer.races import Races
 from placeit.optimizer.throughput_mode import MODE
-from placeit.runtime.measure import Ratio, faster_in_any_opening
+from placeit.runtime.incumbent import compared
+from placeit.runtime.measure import Ratio
 
 __all__ = ["REFERENCE", "Reference", "enter_references", "references_beside"]
 
@@ -61,8 +62,7 @@ def references_beside(races: Races, chosen: Candidate) -> list[Reference]:
     found: list[Reference] = []
     for one in races.known.values():
         if one.reference is not None:
-            met = one.name in beside and chosen.measured is not None and one.failed is None
-            ratio = faster_in_any_opening(beside[one.name], beside[chosen.name]) if met else None
+            ratio = compared(beside.get(one.name), beside.get(chosen.name)) if one.failed is None else None
             found.append(Reference(one, ratio))
     return found
 

@@ -24,7 +24,8 @@ from placeit.optimizer.service import Service
 from placeit.planning.segments import Profiled
 from placeit.profiler.recording import Recording
 from placeit.runtime.compiling import Compiled
-from placeit.runtime.measure import Ratio, faster_in_any_opening
+from placeit.runtime.incumbent import compared
+from placeit.runtime.measure import Ratio
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.objectives import Objective
@@ -199,10 +200,9 @@ class Optimized(Drawn):
 
         Paired by round, with its interval; times of different races do not compare. None if the two did not meet there.
         """
-        if candidate.race is None or candidate.measured is None:
+        if candidate.race is None:
             return None
-        beside = self.races[candidate.race].measured.get(other.name)
-        return None if beside is None else faster_in_any_opening(beside, candidate.measured)
+        return compared(self.races[candidate.race].measured.get(other.name), candidate.measured)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON has it, which is what ``placeit optimize --json`` prints."""

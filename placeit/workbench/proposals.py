@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from placeit.core.errors import ExecutionError
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
+from placeit.runtime.incumbent import is_worth_trying
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.workbench.opened import OpenSession
 
 __all__ = ["Proposals"]
 
-_WORTH = 0.98  # of what the incumbent is expected to take, for a candidate to be tried
+_WORTH = 0.98  # of what the incumbent is expected to take: requests pay for the comparison
 _STEPS = 50  # of a search
 
 
@@ -70,7 +71,7 @@ class Proposals:
         now = segmenter.seconds(plan.placement[plan.segment_of])[0] if self._is_here(plan) else self._plain_s
         seconds = segmenter.seconds(np.stack(self._placements))
         number = int(np.argmin(seconds))
-        return segmenter.plan(self._placements[number]) if seconds[number] < _WORTH * now else None
+        return segmenter.plan(self._placements[number]) if is_worth_trying(seconds[number], now, _WORTH) else None
 
     def _is_here(self, plan: Plan) -> bool:
         """Return whether a plan is on devices of the session, and not on a plain device, which is timed by its requests."""

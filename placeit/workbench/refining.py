@@ -19,7 +19,8 @@ from placeit.planning.segments import Plan
 from placeit.runtime.attendant import Attendant, Request
 from placeit.runtime.background import Background
 from placeit.runtime.check import RUNS
-from placeit.runtime.measure import FAILURES, WARMUP, Ratio, faster_in_any_opening, summed_up
+from placeit.runtime.incumbent import Duel
+from placeit.runtime.measure import FAILURES, WARMUP, Ratio
 from placeit.runtime.refining import Limits, Refinement
 from placeit.runtime.serving import Server
 from placeit.simulator.throughput import ThroughputCost
@@ -54,11 +55,11 @@ class Trial:
 
     def __init__(self, before: Sequence[float], *, tail: float, rounds: int = _ROUNDS) -> None:
         self.before = _tails(before)
-        self._most, self._rounds = tail * _p95_within(before, _DEVIATIONS), rounds
+        self._most = tail * _p95_within(before, _DEVIATIONS)
         self._others: deque[float] = deque(maxlen=_WINDOW)
         self._explored: Request | None = None  # which has no partner yet
         self._warmup = WARMUP
-        self._pairs: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        self._duels = {True: Duel(rounds), False: Duel(rounds)}
         self.ratio: Ratio | None = None
         self.too_slow = False  # the others, meanwhile
 
@@ -92,14 +93,9 @@ class Trial:
         tried = self._explored
         if tried is not None and tried.alone == request.alone and request.begun >= tried.ended:
             self._explored = None
-            pairs = self._pairs[request.alone]
-            pairs.append((_service(tried), _service(request)))
-            if len(pairs) >= self._rounds:
-                rounds = range(len(pairs))
-                candidate, other = (
-                    summed_up(name, [*of], rounds) for name, of in zip("ab", zip(*pairs, strict=True), strict=True)
-                )
-                self.ratio = faster_in_any_opening(candidate, other)
+            duel = self._duels[request.alone]
+            duel.add(_service(tried), _service(request))
+            self.ratio = duel.ratio
 
 
 def _service(request: Request) -> float:
