@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,10 @@ from placeit.runtime.check import Checkable
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.simulator.objectives import Throughput
 
-__all__ = ["Deployed", "ReferenceRun", "Serves", "run_lengths"]
+if TYPE_CHECKING:
+    from placeit.backends.openvino.own_mode import OwnModeRunner
+
+__all__ = ["Deployed", "ReferenceRun", "run_lengths"]
 
 _T = TypeVar("_T")
 
@@ -61,35 +64,6 @@ def _rest() -> None:
         time.sleep(_LOOK_S)
         if time.process_time() - before < _QUIET * _LOOK_S:
             return
-
-
-class Serves(Protocol):
-    """Runs a model without placeit, such as :class:`placeit.backends.openvino.own_mode.OwnModeRunner`."""
-
-    @property
-    def used(self) -> tuple[str, ...]:
-        """The devices that it says it has used."""
-        ...
-
-    def run_all(self) -> None:
-        """Run every request once, all at the same time."""
-        ...
-
-    def set_inputs(self, inputs: Arrays) -> None:
-        """Put inputs in place, by name, for every request."""
-        ...
-
-    def written(self) -> list[dict[str, NDArray[Any]]]:
-        """The outputs of each request by name, in the memory that they are written to."""
-        ...
-
-    def time(self) -> float:
-        """Run once, or many requests, and return the seconds per request."""
-        ...
-
-    def close(self) -> None:
-        """Release everything."""
-        ...
 
 
 class Deployed:
@@ -223,7 +197,7 @@ class ReferenceRun(Deployed):
         patience: most seconds that a run may take. Compiling takes as long as it does: it would disturb what is measured next.
     """
 
-    def __init__(self, open_it: Callable[[], Serves], patience: Callable[[], float] = lambda: math.inf) -> None:
+    def __init__(self, open_it: Callable[[], OwnModeRunner], patience: Callable[[], float] = lambda: math.inf) -> None:
         super().__init__([])
         self._patience = patience
         self.blanked: int | None = None  # with what outputs are filled, if nothing has run since

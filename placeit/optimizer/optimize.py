@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from placeit.core import clock
 from placeit.devices.plain import plain_devices
-from placeit.optimizer.candidates import Candidate, known_value
+from placeit.optimizer.candidates import Beside, known_value
 from placeit.optimizer.certainty import Excluded, excluded
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.journal import open_journal
@@ -26,7 +26,7 @@ from placeit.optimizer.pareto import find_front
 from placeit.optimizer.reasons import better_references, chosen_of
 from placeit.optimizer.references import references_beside
 from placeit.optimizer.replicas import enter_replicas
-from placeit.optimizer.result import Optimized, OtherPrecision, Unplanned
+from placeit.optimizer.result import Optimized, Unplanned
 from placeit.optimizer.search import GoesOn, Search
 from placeit.optimizer.service import service_of
 from placeit.optimizer.spending import spending
@@ -251,7 +251,11 @@ def _optimized(
         candidates=tuple(order),
         races=tuple(search.races),
         unplanned=tuple(Unplanned(name, placer, why) for name, (placer, why) in search.unplanned.items()),
-        precisions=tuple(_other_precision(search, other, other.of) for other in search.known.values() if other.of is not None),
+        precisions=tuple(
+            Beside(other, compared(other.measured, search.known[other.of].measured))
+            for other in search.known.values()
+            if other.of is not None
+        ),
         without_precisions=tuple(without),
         chosen=chosen,
         best_single=single,
@@ -288,7 +292,3 @@ def _optimized(
 
 def _single_seconds(search: Search) -> list[float]:
     return [search.run_s(one) for one in search.candidates if one.placer == "single" and not one.plain]
-
-
-def _other_precision(search: Search, other: Candidate, of: str) -> OtherPrecision:
-    return OtherPrecision(other, of, compared(other.measured, search.known[of].measured))

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from placeit.core.errors import ExecutionError, InfeasibleError
-from placeit.optimizer.candidates import Candidate, known_value, measured_median
+from placeit.optimizer.candidates import Beside, Candidate, known_value, measured_median
 from placeit.optimizer.certainty import MARGIN
 from placeit.optimizer.decision import Decision
-from placeit.optimizer.references import Reference
 from placeit.optimizer.search import Search
 from placeit.placers.bound import lower_bound
 from placeit.runtime.incumbent import WORTH
@@ -120,7 +119,7 @@ def chosen_of(
     return decision.winner, why
 
 
-def better_references(references: Sequence[Reference], objective: Objective) -> str:
+def better_references(references: Sequence[Beside], objective: Objective) -> str:
     """Say which references are better than the answer beyond the interval; empty if none is."""
     better = ((one.row.name, one.ratio) for one in references if one.ratio is not None and one.ratio.faster)
     return "".join(

@@ -20,9 +20,9 @@ from placeit.backends.openvino.own_mode import OwnModeRunner
 from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores
 from placeit.devices.own_modes import OwnMode
-from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.candidates import Beside, Candidate
 from placeit.optimizer.options import Candidates
-from placeit.optimizer.references import Reference, enter_references, references_beside
+from placeit.optimizer.references import enter_references, references_beside
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.report import as_text
@@ -55,7 +55,7 @@ class Raced:
 
     search: Search
     answer: Candidate
-    references: list[Reference]
+    references: list[Beside]
 
 
 @pytest.fixture
