@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 _WINDOW, _FEWEST = 200, 40  # requests that percentiles are taken of, and the fewest
 _FEWEST_MEANWHILE = 100  # of which those that wait for the check of a candidate may be 5 %
-_ROUNDS = 25  # pairs that decide
+_PAIRS = 25  # pairs that decide
 _DEVIATIONS = 1.0  # of each of two percentiles, by which they have to differ more than they may
 _TRIALS = 3  # of a candidate that was dropped for what others took, which may be no fault of its own
 _AGAIN = 1000  # requests after which to search again if nothing was found
@@ -50,16 +50,15 @@ class Trial:
     Args:
         before: seconds of requests before, at least :data:`_FEWEST`.
         tail: most that the 95th percentile may grow, beyond what is due to chance.
-        rounds: pairs that decide.
     """
 
-    def __init__(self, before: Sequence[float], *, tail: float, rounds: int = _ROUNDS) -> None:
+    def __init__(self, before: Sequence[float], *, tail: float) -> None:
         self.before = _tails(before)
         self._most = tail * _p95_within(before, _DEVIATIONS)
         self._others: deque[float] = deque(maxlen=_WINDOW)
         self._explored: Request | None = None  # which has no partner yet
         self._warmup = WARMUP
-        self._duels = {True: Duel(rounds), False: Duel(rounds)}
+        self._duels = {True: Duel(_PAIRS), False: Duel(_PAIRS)}
         self.ratio: Ratio | None = None
         self.too_slow = False  # the others, meanwhile
 
