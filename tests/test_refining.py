@@ -104,7 +104,7 @@ def propose(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Plan]) -> None:
 
 
 def groups_of(plan: Plan) -> list[int]:
-    return plan.placement[plan.segment_of].tolist()
+    return plan.group_devices.tolist()
 
 
 def refinement(server: Server):  # type: ignore[no-untyped-def]

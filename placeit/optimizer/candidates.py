@@ -130,7 +130,7 @@ class Candidate:
     @cached_property
     def groups(self) -> NDArray[np.int32]:
         """``int32[G]``, the device of each group; of replicas, in the first."""
-        return self.plan.placement[self.plan.segment_of]
+        return self.plan.group_devices
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -140,7 +140,7 @@ class Candidate:
     @cached_property
     def placement(self) -> Placement:
         """Device of every op, and its segment."""
-        first, *others = (self.placing.placement(plan.placement[plan.segment_of], plan) for plan in self.plans)
+        first, *others = (self.placing.placement(plan.group_devices, plan) for plan in self.plans)
         return replace(first, replicas=tuple(others))
 
     @property

@@ -50,7 +50,7 @@ class Proposals:
         problem = segmenter.problem()
         if not self._placements:
             self._placements = [np.full(len(problem), d, np.int32) for d in problem.single_devices]
-        here = [plan.placement[plan.segment_of]] if self._is_here(plan) else []
+        here = [plan.group_devices] if self._is_here(plan) else []
         starts = [*here, *self._placements]
         if not starts:
             return
@@ -64,11 +64,11 @@ class Proposals:
         segmenter = Segmenter(self._session.grouping, self._costs, steady=steady)
         found = {placement.tobytes(): placement for placement in self._placements}
         for one in (one for one in (plan, *tried) if self._is_here(one)):
-            found.pop(one.placement[one.segment_of].astype(np.int32).tobytes(), None)
+            found.pop(one.group_devices.tobytes(), None)
         self._placements = list(found.values())
         if not found:
             return None
-        now = segmenter.seconds(plan.placement[plan.segment_of])[0] if self._is_here(plan) else self._plain_s
+        now = segmenter.seconds(plan.group_devices)[0] if self._is_here(plan) else self._plain_s
         seconds = segmenter.seconds(np.stack(self._placements))
         number = int(np.argmin(seconds))
         return segmenter.plan(self._placements[number]) if is_worth_trying(seconds[number], now, _WORTH) else None

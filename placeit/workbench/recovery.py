@@ -157,7 +157,7 @@ class Recovery:
         if executor is not None:
             if executor.gone is not None or executor.plan.problem.device_names != self._costs.cluster.names:
                 return None
-            here = executor.plan.placement[executor.plan.segment_of]
+            here = executor.plan.group_devices
         taken = {name for other in others for name in _devices(other.plan)}
         plan = self._plan(_without(taken, self._runtime.pool.lost()), here=here)
         if executor is not None:

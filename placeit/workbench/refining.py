@@ -181,8 +181,8 @@ class Refiner(Attendant):
         serving, steady = self._known[0].plan, sum(self._alone) * 2 < len(self._alone)
         runs = [(known.plan, known.seconds()) for known in self._known]
         self._idly(lambda: self._proposals.calibrate(runs))
-        often = Counter(map(_placement, self._dropped))
-        tried = [*self._tried, *(plan for plan in self._dropped if often[_placement(plan)] >= _TRIALS)]
+        often = Counter(plan.group_devices.tobytes() for plan in self._dropped)
+        tried = [*self._tried, *(plan for plan in self._dropped if often[plan.group_devices.tobytes()] >= _TRIALS)]
         for _ in range(_SEARCHES):
             self._idly(lambda: self._proposals.search(serving, steady=steady))
         return self._idly(lambda: self._proposals.best(serving, tried, steady=steady))
@@ -281,10 +281,6 @@ class Refiner(Attendant):
             self._pump()
         self._say(seconds=self._background.seconds)
         return job.result()
-
-
-def _placement(plan: Plan) -> bytes:
-    return plan.placement[plan.segment_of].tobytes()
 
 
 class _Closing(Exception):  # noqa: N818
