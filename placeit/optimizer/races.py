@@ -191,7 +191,7 @@ class Races:
     def compiling_s(self, candidates: Iterable[Candidate]) -> float:
         """Seconds that compiling what is missing of candidates may take, as far as they are on the session's own devices."""
         here = (one for one in candidates if one.name not in self.homes)
-        return self.session.runtime.compiling_takes(plan for one in here for plan in one.plans)
+        return self.session.runtime.compiler.takes(plan for one in here for plan in one.plans)
 
     def say(self, what: str, share: float) -> None:
         """Tell what is being done, and which share of it is done."""

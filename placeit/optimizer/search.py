@@ -538,7 +538,7 @@ class Search(Races):
         room, guests = self.left() - needed(map(self.run_s, self.with_others(candidates)), rounds), []
         for one in enter_references(self, self.problem):
             devices = one.reference.devices if one.reference is not None else ()
-            room -= sum(map(self.session.runtime.compiling_takes_anew, devices)) + needed([self.run_s(one)], rounds)
+            room -= sum(map(self.session.runtime.compiler.takes_anew, devices)) + needed([self.run_s(one)], rounds)
             if room > 0:
                 guests.append(self.learn_of(one.name, not_run=None))
             else:

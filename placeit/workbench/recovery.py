@@ -163,7 +163,7 @@ class Recovery:
         if executor is not None:
             now = Segmenter(self._runtime.grouping, self._scaled()).priced(executor.plan).schedule.makespan
             saved = 1 - plan.schedule.makespan / now if now > 0 else 0.0
-        price = max(_LEAST_PRICE_S, self._runtime.compiling_takes([plan]))
+        price = max(_LEAST_PRICE_S, self._runtime.compiler.takes([plan]))
         return Better(plan, _devices(plan), saved, price, perf_counter() - begin)
 
     def open(self, plan: Plan) -> PlanExecutor:
