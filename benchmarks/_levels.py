@@ -102,7 +102,7 @@ class LevelByLevel:
     """
 
     def __init__(self, runtime: Runtime, plan: Plan) -> None:
-        programs = iter(runtime.compile(plan.programs))
+        programs = iter(runtime.compiler.compile(plan.programs))
         held: dict[int, Buffer] = {}
         instances: list[Instance | None] = []
         self._devices, self._outputs = runtime.devices, dict[str, Buffer]()

@@ -122,7 +122,7 @@ def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, p
         executor=lambda seconds, **_: Drawn(seconds * math.exp(machine.random.normal(0, case.opening)), machine),
         check_outputs=lambda _, **__: OutputDifference(0.0, 0.0),
         compiling=SimpleNamespace(),
-        runtime=SimpleNamespace(compiling_takes=lambda _: 0.0),
+        runtime=SimpleNamespace(compiler=SimpleNamespace(takes=lambda _: 0.0)),
     )
     search = Search(cast("Session", session), _LATENCY, clock.now() + left_s, seed, progress)
     for placer, times in (("single", case.singles), ("drawn", case.splits)):

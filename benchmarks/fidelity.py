@@ -33,7 +33,7 @@ from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.statistics import mape, pearson, spearman
-from placeit.runtime.measure import Measurement, faster, race
+from placeit.runtime.measure import Measurement, Race, faster
 from placeit.session import Session
 from placeit.simulator.simulate import SimulatedCost
 
@@ -142,7 +142,7 @@ def _chosen(session: Session, seed: int) -> dict[str, NDArray[np.int32]]:
 def _calibrated(session: Session, placements: Sequence[NDArray[np.int32]], rounds: int) -> Costs:
     plans = [session.segmenter.plan(placement) for placement in placements]
     executors = [session.executor(plan) for plan in plans]
-    race({str(i): executor.time for i, executor in enumerate(executors)}, rounds=rounds, drop_losers=False)
+    Race({str(i): executor.time for i, executor in enumerate(executors)}).run(rounds=rounds, drop_losers=False)
     costs = calibrated(session.costs, [(plan, e.segment_seconds()) for plan, e in zip(plans, executors, strict=True)])
     for executor in executors:
         executor.close()
@@ -158,7 +158,7 @@ def _measure(session: Session, plans: Sequence[Plan], rounds: int, where: str) -
         block = plans[first : first + _BLOCK]
         progress(f"measuring placements {first + 1} to {first + len(block)} of {len(plans)} of {where}")
         executors = {_ALONE: session.executor(whole)} | {str(i): session.executor(plan) for i, plan in enumerate(block)}
-        results = race({name: executor.time for name, executor in executors.items()}, rounds=rounds, drop_losers=False)
+        results = Race({name: executor.time for name, executor in executors.items()}).run(rounds=rounds, drop_losers=False)
         measured += [results[str(i)] for i in range(len(block))]
         alone += [results[_ALONE]] * len(block)
         for executor in executors.values():

@@ -45,7 +45,7 @@ from placeit.profiler.cache import Cache
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
 from placeit.runtime.devices.accelerator import HOST, Memory
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.measure import Measurement, faster, race, timed
+from placeit.runtime.measure import Measurement, Race, faster, timed
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session, optimize
 from placeit.workloads.models import MODELS, build_model, example_inputs
@@ -157,7 +157,7 @@ def overhead(cluster: Cluster, accelerator: TorchAccelerator, report: Report) ->
 
     with runtime.executor(plan) as executor:
         candidates = {"plain PyTorch": timed(plain), "placeit": executor.time}
-        for who, measured in race(candidates, rounds=_REPEATS, drop_losers=False).items():
+        for who, measured in Race(candidates).run(rounds=_REPEATS, drop_losers=False).items():
             report.row(launches=who, us_per_op=measured.median / _HOPS * 1e6)
             if who == "placeit":
                 report.claim("host overhead per op launched, median", measured.median / _HOPS * 1e6, "us", at_most=15)
@@ -187,7 +187,7 @@ def _graph(name: str, cluster: Cluster, args: Args, report: Report) -> None:
             session = stack.enter_context(Session(model, part, cache=cache))
             candidates[who] = stack.enter_context(session.executor(found.chosen.plan)).time
         progress(f"{name}: racing {len(candidates)} candidates")
-        results = race(candidates, rounds=8 if args.quick else 20, seed=args.seed, drop_losers=False)
+        results = Race(candidates, seed=args.seed).run(rounds=8 if args.quick else 20, drop_losers=False)
         for who, measured in results.items():
             busy, peak = _use(candidates[who], measured, 0.2 if args.quick else _SAMPLED_S)
             report.row(
@@ -223,7 +223,7 @@ def _network(name: str, cluster: Cluster, args: Args, report: Report) -> None:
         if place.type == "cuda":
             candidates["PyTorch, as a CUDA graph"] = timed(_eager(_graphed(module, inputs, place), inputs, place))
         progress(f"{name}: racing {len(candidates)} candidates")
-        results = race(candidates, rounds=20 if args.quick else 60, seed=args.seed, drop_losers=False)
+        results = Race(candidates, seed=args.seed).run(rounds=20 if args.quick else 60, drop_losers=False)
         for who, measured in results.items():
             report.row(
                 network=name,

@@ -14,7 +14,7 @@ from benchmarks._harness import Args, Report, main
 from benchmarks._models import model_file, progress, two_cores
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
-from placeit.runtime.measure import Ratio, faster, race
+from placeit.runtime.measure import Race, Ratio, faster
 from placeit.session import Session, optimize
 
 _FAST, _SLOW = "fast", "slow"
@@ -100,11 +100,8 @@ def _split_wins(found: Optimized, model: Path, cluster: Path, cache: Cache, args
     with Session(model, cluster, cache=cache) as session:
         executors = {candidate.name: session.executor(candidate.plan) for candidate in (split, *singles)}
         progress(f"case {case}: racing {split.name} against {', '.join(single.name for single in singles)}")
-        results = race(
-            {name: executor.time for name, executor in executors.items()},
-            rounds=12 if args.quick else 40,
-            seed=args.seed,
-            drop_losers=False,
+        results = Race({name: executor.time for name, executor in executors.items()}, seed=args.seed).run(
+            rounds=12 if args.quick else 40, drop_losers=False
         )
     best = min((results[single.name] for single in singles), key=lambda measured: measured.median)
     ratio: Ratio = faster(results[split.name], best)

@@ -86,7 +86,7 @@ def placed(session: Session, groups: Sequence[int], *, merge: bool = True) -> Pl
     """Place the groups of a session on devices, by number; the segments are the placement's own, so that it needs no costs."""
     costs = Costs.zero(len(groups), session.cluster)
     plan = Segmenter(session.grouping, costs).plan(np.asarray(groups, np.int32), merge=merge)
-    return session.placement(plan.placement[plan.segment_of], plan)
+    return session.placement(plan.group_devices, plan)
 
 
 def on_all(session: Session) -> Placement:

@@ -25,7 +25,7 @@ from placeit.optimizer.options import Candidates
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
-from placeit.runtime.measure import Ratio, faster, race
+from placeit.runtime.measure import Race, Ratio, faster
 from placeit.session import Session, optimize
 
 _SLOWDOWNS = (2.0, 3.0)
@@ -109,7 +109,7 @@ def _raced(session: Session, found: Mapping[str, Optimized], seed: int) -> dict[
     executors = {search: session.executor(session.plan_of(found[search].placement)) for search in distinct.values()}
     try:
         timers = {search: executor.time for search, executor in executors.items()}
-        results = race(timers, rounds=_ROUNDS, seed=seed, drop_losers=False)
+        results = Race(timers, seed=seed).run(rounds=_ROUNDS, drop_losers=False)
     finally:
         for executor in executors.values():
             executor.close()

@@ -24,14 +24,16 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
+from placeit.runtime.attendant import Request
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.devices.base import SegmentSource
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoProgram
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.runtime.refining import Limits, Refiner, Request, Trial
+from placeit.runtime.refining import Limits
 from placeit.runtime.serving import Answer, Server
 from placeit.session import Session
-from placeit.workbench.serving import Proposals
+from placeit.workbench.proposals import Proposals
+from placeit.workbench.refining import Refiner, Trial
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 FAST = Limits(tail=1e6, core=1)  # of a core that others use as well, only ratios are known
@@ -102,7 +104,7 @@ def propose(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Plan]) -> None:
 
 
 def groups_of(plan: Plan) -> list[int]:
-    return plan.placement[plan.segment_of].tolist()
+    return plan.group_devices.tolist()
 
 
 def refinement(server: Server):  # type: ignore[no-untyped-def]
@@ -412,7 +414,8 @@ class FakeServer:
 def test_a_candidate_is_dropped_when_others_take_longer(session: Session, others: float, adopted: bool) -> None:
     plans = session.plan_of(on(session, 0)), session.plan_of(on(session, 1))
     server = FakeServer(plans[1])
-    refiner = Refiner(server, Proposals(session, None), Limits(core=1))
+    refiner = Refiner(server, Proposals(session, None), Limits(core=1))  # type: ignore[arg-type]
+    refiner.start()
     try:
         until = time.monotonic() + PATIENCE_S
         while not server.adopted:

@@ -9,11 +9,11 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from placeit.core.errors import DeviceError, ExecutionError
 
-__all__ = ["Gate", "Worker", "apart", "within"]
+__all__ = ["Gate", "Job", "Worker", "apart", "within"]
 
 T = TypeVar("T")
 
@@ -46,30 +46,50 @@ class Gate:
         return self.is_open
 
 
+class Job(Generic[T]):
+    """A piece of work for the thread of a :class:`Worker`, and what came of it. Whatever it raises belongs to who waits.
+
+    Attributes:
+        ended: opens when it is over.
+    """
+
+    def __init__(self, what: Callable[[], T]) -> None:
+        self.ended = Gate()
+        self._what = what
+        self._made: list[T] = []
+        self._failures: list[BaseException] = []
+
+    def __call__(self) -> None:
+        """Do it on this thread, and open the gate."""
+        self.run()
+        self.ended.open()
+
+    def run(self) -> None:
+        """Do it on this thread; whoever calls this opens the gate."""
+        try:
+            self._made.append(self._what())
+        except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the thread that waits)
+            self._failures.append(error)
+
+    def result(self) -> T:
+        """Return what was made, or raise what was raised, once; after the gate has opened."""
+        if self._failures:
+            raise self._failures.pop()  # which keeps no frame that it passes through by being kept there
+        return self._made[0]
+
+
 def apart(job: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
     """Run a job on a new thread, and return its result or raise its exception; do ``meanwhile`` twice a second until then.
 
     For what must not be left half done: a signal handler raises in the thread that waits here, and the job goes on to its end.
     """
-    made: list[T] = []
-    failures: list[BaseException] = []
-    ended = Gate()
-
-    def run() -> None:
-        try:
-            made.append(job())
-        except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the thread that waits)
-            failures.append(error)
-        ended.open()
-
+    piece = Job(job)
     worker = Worker("placeit apart")
-    worker.submit(run)
-    while not ended.wait(_LOOK_S):
+    worker.submit(piece)
+    while not piece.ended.wait(_LOOK_S):
         meanwhile()
     worker.close()
-    if failures:
-        raise failures.pop()  # which keeps no frame that it passes through by being kept there
-    return made[0]
+    return piece.result()
 
 
 def within(seconds: float, job: Callable[[], None]) -> bool:

@@ -12,8 +12,9 @@ from placeit.optimizer.decision import Decision
 from placeit.optimizer.ledger import MEASURING, Item
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.races import reason_of
-from placeit.optimizer.search import WORTH_MEASURING, Proposal, Search
+from placeit.optimizer.search import Proposal, Search
 from placeit.runtime.budget import needed
+from placeit.runtime.incumbent import is_worth_trying
 from placeit.runtime.measure import FAILURES
 
 __all__ = ["LEARNING", "learn"]
@@ -115,7 +116,7 @@ def _search(search: Search) -> bool:
     known = float(np.nanmin(values))
     fresh = [one for one in cost.tried if one.source == "measured" and search.find(one.devices) is None]
     fresh = sorted(fresh, key=lambda one: one.value)[:_BEST]
-    better = [one for one in fresh if one.value < WORTH_MEASURING * known]
+    better = [one for one in fresh if is_worth_trying(one.value, known)]
     for number, one in enumerate(better or fresh[:1], 1):
         name = LEARNING if number == 1 else f"{LEARNING} ({number})"
         candidate = search.enter_plan(name, LEARNING, search.segmenter_of(session.costs).plan(one.devices))

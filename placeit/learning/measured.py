@@ -23,6 +23,7 @@ from placeit.optimizer.measured_cost import MeasuredCost, Source
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Segmenter
 from placeit.profiler.costs import Progress
+from placeit.runtime.incumbent import is_worth_trying
 from placeit.session import Session
 from placeit.simulator.objectives import get_objective
 from placeit.simulator.simulate import SimulatedCost
@@ -37,7 +38,6 @@ _RATE = 3e-3
 _EXPLORE = 0.05  # how often any answer is taken where placements are measured, so that policies that are sure go on finding
 _IDLE = 4  # measured updates in a row that propose nothing new, after which there is nothing more to learn
 _PATIENCE = 12  # and those without anything better
-_BETTER = 0.99  # than the best before
 
 
 def session_source(session: Session, problem: Problem | None = None, *, objective: str = "latency") -> ProblemSource:
@@ -204,7 +204,7 @@ class _Promising:
         """Return the problem, or nothing to end with."""
         tried, best = len(self.cost.tried), self.cost.incumbent
         self.idle = 0 if tried > self.tried else self.idle + 1
-        better = best is not None and best.value < _BETTER * self.best
+        better = best is not None and is_worth_trying(best.value, self.best)
         self.stale = 0 if better else self.stale + 1
         self.best = best.value if better and best is not None else self.best
         self.tried = tried

@@ -27,6 +27,7 @@ from placeit.workbench import Workbench
 __all__ = [
     "NOT_RUN",
     "Alone",
+    "Beside",
     "Candidate",
     "Facts",
     "Raced",
@@ -129,7 +130,7 @@ class Candidate:
     @cached_property
     def groups(self) -> NDArray[np.int32]:
         """``int32[G]``, the device of each group; of replicas, in the first."""
-        return self.plan.placement[self.plan.segment_of]
+        return self.plan.group_devices
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -139,7 +140,7 @@ class Candidate:
     @cached_property
     def placement(self) -> Placement:
         """Device of every op, and its segment."""
-        first, *others = (self.placing.placement(plan.placement[plan.segment_of], plan) for plan in self.plans)
+        first, *others = (self.placing.placement(plan.group_devices, plan) for plan in self.plans)
         return replace(first, replicas=tuple(others))
 
     @property
@@ -232,6 +233,24 @@ class Raced:
     what: str
     rounds: int
     measured: Mapping[str, Measurement]
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """What cannot be chosen, and was measured beside a candidate to compare the two.
+
+    Attributes:
+        row: what is known of it, like of a candidate.
+        ratio: its time over that of the candidate in the same rounds, with its interval; None if the two did not meet.
+    """
+
+    row: Candidate
+    ratio: Ratio | None
+
+    def to_dict(self, **facts: object) -> dict[str, Any]:
+        """Return it as JSON has it, with some facts more."""
+        ratio = None if self.ratio is None else self.ratio.ratio
+        return self.row.to_dict() | facts | {"ratio": ratio, "ratio_ci": interval(self.ratio)}
 
 
 def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, Alone]]:

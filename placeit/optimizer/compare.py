@@ -24,7 +24,8 @@ from placeit.optimizer.replicas import replicated
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
 from placeit.runtime.compiling import Compiled
-from placeit.runtime.measure import WARMUP, Ratio, check_length, faster_in_any_opening
+from placeit.runtime.incumbent import compared
+from placeit.runtime.measure import WARMUP, Ratio, check_length
 from placeit.simulator.objectives import Latency, Objective, Throughput, check_objective, get_objective
 from placeit.workbench import Workbench
 
@@ -67,10 +68,7 @@ class Comparison(Shown):
     def speedups(self, candidate: Candidate) -> dict[str, Ratio | None]:
         """Time of each single device over that of a candidate, by name; None where one of the two was not measured."""
         mine, single = candidate.measured, {one.name: one.measured for one in self.candidates}
-        return {
-            name: None if mine is None or (other := single[name]) is None else faster_in_any_opening(other, mine)
-            for name in self.singles
-        }
+        return {name: compared(single[name], mine) for name in self.singles}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON has it, which is what ``placeit compare --json`` prints; names are files there."""

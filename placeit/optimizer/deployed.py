@@ -8,14 +8,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError
-from placeit.core.threads import Gate, Worker, within
+from placeit.core.threads import Job, Worker, within
 from placeit.devices.energy import EnergyMeters
 from placeit.planning.in_flight import held
 from placeit.planning.segments import Plan
@@ -24,7 +24,10 @@ from placeit.runtime.check import Checkable
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.simulator.objectives import Throughput
 
-__all__ = ["Deployed", "ReferenceRun", "Serves", "run_lengths"]
+if TYPE_CHECKING:
+    from placeit.backends.openvino.own_mode import OwnModeRunner
+
+__all__ = ["Deployed", "ReferenceRun", "run_lengths"]
 
 _T = TypeVar("_T")
 
@@ -61,35 +64,6 @@ def _rest() -> None:
         time.sleep(_LOOK_S)
         if time.process_time() - before < _QUIET * _LOOK_S:
             return
-
-
-class Serves(Protocol):
-    """Runs a model without placeit, such as :class:`placeit.backends.openvino.own_mode.OwnModeRunner`."""
-
-    @property
-    def used(self) -> tuple[str, ...]:
-        """The devices that it says it has used."""
-        ...
-
-    def run_all(self) -> None:
-        """Run every request once, all at the same time."""
-        ...
-
-    def set_inputs(self, inputs: Arrays) -> None:
-        """Put inputs in place, by name, for every request."""
-        ...
-
-    def written(self) -> list[dict[str, NDArray[Any]]]:
-        """The outputs of each request by name, in the memory that they are written to."""
-        ...
-
-    def time(self) -> float:
-        """Run once, or many requests, and return the seconds per request."""
-        ...
-
-    def close(self) -> None:
-        """Release everything."""
-        ...
 
 
 class Deployed:
@@ -185,32 +159,21 @@ class Deployed:
         """Seconds in which each of some executors serves so many requests, at the same time as the others."""
         if not which:
             return []
-        first, *others = ((self.executors[i], count) for i, count in zip(which, counts, strict=True))
-        taken, failures = [0.0] * len(counts), list[BaseException]()
-        gates = [Gate() for _ in others]
-
-        def run(number: int, executor: PlanExecutor, count: int) -> None:
-            try:
-                taken[number] = executor.times(count)
-            except BaseException as error:  # noqa: BLE001 (who asked gets it)
-                failures.append(error)
-            gates[number - 1].open()
-
+        (first, count), *others = ((self.executors[i], count) for i, count in zip(which, counts, strict=True))
+        jobs = [Job(functools.partial(executor.times, count)) for executor, count in others]
         try:
-            for number, (worker, (executor, count)) in enumerate(zip(self._workers, others, strict=False), 1):
-                worker.submit(functools.partial(run, number, executor, count))
-            taken[0] = first[0].times(first[1])
-            for gate in gates:
-                gate.wait()
+            for worker, job in zip(self._workers, jobs, strict=False):
+                worker.submit(job)
+            taken = first.times(count)
+            for job in jobs:
+                job.ended.wait()
         except BaseException:
             for executor, _ in others:
                 executor.give_up("The run was given up, because another replica failed or nobody waits any more.")
-            for gate in gates:
-                gate.wait(_HURRY_S)
+            for job in jobs:
+                job.ended.wait(_HURRY_S)
             raise
-        if failures:
-            raise failures.pop(0)
-        return taken
+        return [taken, *(job.result() for job in jobs)]
 
 
 class ReferenceRun(Deployed):
@@ -223,7 +186,7 @@ class ReferenceRun(Deployed):
         patience: most seconds that a run may take. Compiling takes as long as it does: it would disturb what is measured next.
     """
 
-    def __init__(self, open_it: Callable[[], Serves], patience: Callable[[], float] = lambda: math.inf) -> None:
+    def __init__(self, open_it: Callable[[], OwnModeRunner], patience: Callable[[], float] = lambda: math.inf) -> None:
         super().__init__([])
         self._patience = patience
         self.blanked: int | None = None  # with what outputs are filled, if nothing has run since
@@ -241,27 +204,17 @@ class ReferenceRun(Deployed):
         else:
             self._worker.close()
 
-    def on_thread(self, job: Callable[[], _T], patience: float | None = None) -> _T:
+    def on_thread(self, what: Callable[[], _T], patience: float | None = None) -> _T:
         """Do something on the thread; return its result or raise its exception, or ExecutionError if it does not end."""
-        made, failures, gate = list[_T](), list[BaseException](), Gate()
-
-        def run() -> None:
-            try:
-                made.append(job())
-            except BaseException as error:  # noqa: BLE001 (who asked gets it)
-                failures.append(error)
-            gate.open()
-
+        job = Job(what)
         patience = self._patience() if patience is None else patience
         self._stuck = True
-        self._worker.submit(run)
-        ended = gate.wait(patience if patience < math.inf else -1)
+        self._worker.submit(job)
+        ended = job.ended.wait(patience if patience < math.inf else -1)
         self._stuck = not ended
         if not ended:
             raise ExecutionError(f"OpenVINO has not ended after {patience:.0f} s, and nobody waits for it any longer.")
-        if failures:
-            raise failures.pop()
-        return made.pop()
+        return job.result()
 
     @property
     def used(self) -> tuple[str, ...]:

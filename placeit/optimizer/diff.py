@@ -15,7 +15,8 @@ from placeit.optimizer.candidates import interval
 from placeit.optimizer.compare import Comparison
 from placeit.optimizer.trials import Trials
 from placeit.planning.segments import Profiled
-from placeit.runtime.measure import Ratio, faster_in_any_opening
+from placeit.runtime.incumbent import compared
+from placeit.runtime.measure import Ratio
 from placeit.workbench import Workbench
 
 __all__ = ["Difference", "Moved", "check_differing", "diff"]
@@ -83,7 +84,7 @@ class Difference:
         if self.measured is None:
             return None
         first, second = (next(one.measured for one in self.measured.candidates if one.name == name) for name in self.names)
-        return None if first is None or second is None else faster_in_any_opening(first, second)
+        return compared(first, second)
 
     def raced(self, measured: Comparison) -> Difference:
         """Return it with what a race of both showed."""

@@ -77,7 +77,7 @@ class Known:
         samples, values = measured.samples.tolist(), value.samples.tolist()
         who, plan = (candidate.name, candidate.placer), candidate.plan
         segment_s, cost = candidate.segment_s, candidate.cost if candidate.steady else None
-        replicas = [Placed(one.placement[one.segment_of], one.segment_of) for one in candidate.replicas]
+        replicas = [Placed(one.group_devices, one.segment_of) for one in candidate.replicas]
         return cls(*who, candidate.groups, plan.segment_of, samples, values, cost, segment_s, output_error, replicas)
 
 

@@ -14,12 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.core.errors import ExecutionError, PlacementError, UsageError
 from placeit.core.placement import Placement
-from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.journal import Known, open_journal
 from placeit.optimizer.races import Races
 from placeit.planning.segments import Costs, Plan
 from placeit.profiler.costs import Progress
-from placeit.runtime.budget import CHECKS, HOPELESS
+from placeit.runtime.budget import CHECKS
+from placeit.runtime.incumbent import HOPELESS, is_hopeless, is_worth_trying
 from placeit.runtime.measure import Measurement, Ratio, faster
 from placeit.simulator.objectives import get_objective
 from placeit.workbench import Workbench
@@ -30,7 +31,6 @@ _LOG = logging.getLogger(__name__)
 
 _AT_ONCE = 8  # plans that are open at the same time, the anchor included
 _RIVALS = 3  # most plans that are raced once more at a time, since they look better than the incumbent
-_BETTER = 0.99  # of the incumbent's, from which on something looks better
 _MORE = 2  # times as many rounds for those
 _GROWN = 1.1  # times as many races as before, from which on costs are calibrated once more
 
@@ -329,7 +329,7 @@ class MeasuredCost:
         if self._hopeless is None or best is None or best.cost is None:
             return False
         expected = self._expected(name)
-        if hopeless := expected > self._hopeless * best.cost > 0:
+        if hopeless := is_hopeless(expected, best.cost, self._hopeless):
             why = f"It was not run: {expected / best.cost:.1f} times the incumbent's is expected."
             self._outcomes[name] = MeasuredOutcome(self._races.known[name].groups, expected, "estimated", why)
         return hopeless
@@ -351,24 +351,22 @@ class MeasuredCost:
 
     def _best(self) -> Candidate | None:
         """The incumbent: among those that were raced twice, if one of them still runs."""
-        able = [one for one in self._races.known.values() if one.cost is not None and one.steady]
-        sound = [one for one in able if one.name in self._sound]
-        return min(sound or able, key=lambda one: one.cost or 0.0, default=None)
+        able = self._valued()
+        return next((one for one in able if one.name in self._sound), able[0] if able else None)
+
+    def _valued(self) -> list[Candidate]:
+        """What was measured beside the anchor and compares with what was in other races, best first."""
+        return [one for one in self._races.ranked if one.cost is not None and one.steady]
 
     def _anchor(self, otherwise: Candidate) -> Candidate:
-        """Return the single device of least simulated time, which takes part in all races so that their times compare.
-
-        An incumbent was lucky in the race that made it one. By that, the next one would be valued too low, and so on.
-        Only where no single device runs it is the incumbent, and where there is none, what is given.
-        """
+        """Return the single device of least simulated time, if one runs; see :meth:`Races.anchor_of`."""
         groups = len(self._problem)
         names = [self._name_of(np.full(groups, d, np.int32)) for d in self._problem.single_devices]
         singles = sorted(
             (self._races.known[name] for name in names if name is not None), key=lambda one: one.plan.schedule.makespan
         )
-        valued = [one for one in singles if one.cost is not None]
-        fresh = [one for one in singles if not self._is_known(one.name)]
-        return next(one for one in [*valued, self._best(), *fresh, otherwise] if one is not None)
+        able = [one for one in singles if one.cost is not None or not self._is_known(one.name)]
+        return self._races.anchor_of(able, self._best(), otherwise)
 
     def _measure(self, names: Sequence[str]) -> None:
         """Race candidates beside the anchor, and conclude what they came to."""
@@ -383,11 +381,9 @@ class MeasuredCost:
     def _challenge(self) -> None:
         """Race what looks better than the incumbent once more: looking good among many is a matter of luck as well."""
         while (best := self._best()) is not None and best.cost is not None and self._races.left() > 0:
-            bound = _BETTER * best.cost
-            fresh = (one for name, one in self._races.known.items() if name in self._outcomes and name not in self._sound)
-            rivals = [one for one in fresh if one.cost is not None and one.steady and one.cost < bound]
-            rivals = sorted(rivals, key=lambda one: one.cost or 0.0)[:_RIVALS]
-            rivals = rivals[: self._affordable([one.name for one in rivals])]
+            fresh = self._outcomes.keys() - self._sound
+            rivals = [one for one in self._valued() if one.name in fresh and is_worth_trying(value_of(one), best.cost)]
+            rivals = rivals[: self._affordable([one.name for one in rivals[:_RIVALS]])]
             if not rivals:
                 return
             self._race([*rivals, best], self._anchor(best), _MORE * self._rounds, "measuring what looks better once more")

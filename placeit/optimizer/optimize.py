@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from placeit.core import clock
 from placeit.devices.plain import plain_devices
-from placeit.optimizer.candidates import Candidate, known_value
+from placeit.optimizer.candidates import Beside, known_value
 from placeit.optimizer.certainty import Excluded, excluded
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.journal import open_journal
@@ -26,7 +26,7 @@ from placeit.optimizer.pareto import find_front
 from placeit.optimizer.reasons import better_references, chosen_of
 from placeit.optimizer.references import references_beside
 from placeit.optimizer.replicas import enter_replicas
-from placeit.optimizer.result import Optimized, OtherPrecision, Unplanned
+from placeit.optimizer.result import Optimized, Unplanned
 from placeit.optimizer.search import GoesOn, Search
 from placeit.optimizer.service import service_of
 from placeit.optimizer.spending import spending
@@ -37,7 +37,7 @@ from placeit.profiler.costs import Progress
 from placeit.profiler.statistics import mape, pearson, spearman
 from placeit.runtime.budget import TRIFLE_S, least
 from placeit.runtime.compiling import Compiled
-from placeit.runtime.measure import faster_in_any_opening
+from placeit.runtime.incumbent import compared
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.objectives import get_objective
 from placeit.workbench import Workbench
@@ -240,14 +240,7 @@ def _optimized(
         (one.simulated_s, one.measured.median) for one in candidates if one.measured is not None and one.simulated_s is not None
     ]
     predicted, actual = [simulated for simulated, _ in pairs], [measured for _, measured in pairs]
-    speedup = None
-    if (
-        single is not None
-        and single.measured is not None
-        and chosen.measured is not None
-        and (chosen is single or chosen.final)
-    ):
-        speedup = faster_in_any_opening(single.measured, chosen.measured)
+    beside = single if chosen is single or chosen.final else None
     grouping, home, spent = session.grouping, search.home(chosen.name), spending(search, chosen)
     return Optimized(
         model=str(session.model.path),
@@ -258,11 +251,15 @@ def _optimized(
         candidates=tuple(order),
         races=tuple(search.races),
         unplanned=tuple(Unplanned(name, placer, why) for name, (placer, why) in search.unplanned.items()),
-        precisions=tuple(_other_precision(search, other, other.of) for other in search.known.values() if other.of is not None),
+        precisions=tuple(
+            Beside(other, compared(other.measured, search.known[other.of].measured))
+            for other in search.known.values()
+            if other.of is not None
+        ),
         without_precisions=tuple(without),
         chosen=chosen,
         best_single=single,
-        speedup=speedup,
+        speedup=None if beside is None else compared(beside.measured, chosen.measured),
         references=references,
         reason=reason + better_references(references, search.objective),
         bound_s=math.nan if session.costs.shared or search.objective.steady else lower_bound(search.problem),
@@ -295,8 +292,3 @@ def _optimized(
 
 def _single_seconds(search: Search) -> list[float]:
     return [search.run_s(one) for one in search.candidates if one.placer == "single" and not one.plain]
-
-
-def _other_precision(search: Search, other: Candidate, of: str) -> OtherPrecision:
-    measured, beside = other.measured, search.known[of].measured
-    return OtherPrecision(other, of, None if measured is None or beside is None else faster_in_any_opening(measured, beside))

@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, Placei
 from placeit.core.narrowing import narrowed
 from placeit.devices.energy import energy_meters
 from placeit.devices.host import free_bytes
-from placeit.optimizer.candidates import Alone, Candidate, Facts, Raced
+from placeit.optimizer.candidates import Alone, Candidate, Facts, Raced, value_of
 from placeit.optimizer.deployed import Deployed, ReferenceRun, run_lengths
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, Ledger
@@ -33,9 +33,6 @@ from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race,
 from placeit.runtime.plan_executor import with_room
 from placeit.simulator.objectives import Energy, MeteredEnergy, Objective
 from placeit.workbench import Workbench
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Races", "reason_of", "too_late"]
 
@@ -97,6 +94,27 @@ class Races:
     def candidates(self) -> list[Candidate]:
         """All that may be chosen, as far as they are known now."""
         return [candidate for candidate in self.known.values() if candidate.may_be_chosen]
+
+    @property
+    def standing(self) -> list[Candidate]:
+        """Candidates that have not failed."""
+        return [candidate for candidate in self.candidates if candidate.failed is None]
+
+    @property
+    def ranked(self) -> list[Candidate]:
+        """Those of them that were measured, best first."""
+        return sorted((candidate for candidate in self.standing if candidate.measured is not None), key=value_of)
+
+    @staticmethod
+    def anchor_of(singles: Sequence[Candidate], incumbent: Candidate | None, otherwise: Candidate) -> Candidate:
+        """Choose what takes part in a race so that its times compare with those of other races: a single device.
+
+        An incumbent was lucky in the race that made it one. By that, the next one would be valued too low, and so on. Only
+        where no single device has a cost it is the incumbent, and where there is none, the first single device, or what is
+        given.
+        """
+        known = [one for one in singles if one.cost is not None]
+        return next(one for one in (*known, incumbent, *singles, otherwise) if one is not None)
 
     @property
     def opening_s(self) -> float:
@@ -173,7 +191,7 @@ class Races:
     def compiling_s(self, candidates: Iterable[Candidate]) -> float:
         """Seconds that compiling what is missing of candidates may take, as far as they are on the session's own devices."""
         here = (one for one in candidates if one.name not in self.homes)
-        return self.session.runtime.compiling_takes(plan for one in here for plan in one.plans)
+        return self.session.runtime.compiler.takes(plan for one in here for plan in one.plans)
 
     def say(self, what: str, share: float) -> None:
         """Tell what is being done, and which share of it is done."""

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from placeit.core.errors import ExecutionError, InfeasibleError
-from placeit.optimizer.candidates import Candidate, known_value, measured_median
+from placeit.optimizer.candidates import Beside, Candidate, known_value, measured_median
 from placeit.optimizer.certainty import MARGIN
 from placeit.optimizer.decision import Decision
-from placeit.optimizer.references import Reference
-from placeit.optimizer.search import WORTH_MEASURING, Search
+from placeit.optimizer.search import Search
 from placeit.placers.bound import lower_bound
+from placeit.runtime.incumbent import WORTH
 from placeit.simulator.objectives import Objective
 
 __all__ = ["better_references", "chosen_of"]
@@ -48,7 +48,7 @@ def chosen_of(
         raise ExecutionError(" ".join([f"Every placement of {where} failed.", *reasons]))
     if not search.session.executable:
         least = known_value(order[0])
-        most = least / WORTH_MEASURING if single is None else min(least / WORTH_MEASURING, known_value(single))
+        most = least / WORTH if single is None else min(least / WORTH, known_value(single))
         # a trifle less of something else is not worth being slow
         by = known_value if objective.is_measured else _makespan
         best = min((one for one in order if known_value(one) <= most), key=by)
@@ -119,7 +119,7 @@ def chosen_of(
     return decision.winner, why
 
 
-def better_references(references: Sequence[Reference], objective: Objective) -> str:
+def better_references(references: Sequence[Beside], objective: Objective) -> str:
     """Say which references are better than the answer beyond the interval; empty if none is."""
     better = ((one.row.name, one.ratio) for one in references if one.ratio is not None and one.ratio.faster)
     return "".join(

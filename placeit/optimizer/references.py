@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,28 +13,15 @@ from placeit.core.problem import Problem
 from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import own_modes
 from placeit.devices.plain import all_here, plain_devices
-from placeit.optimizer.candidates import Alone, Candidate, alone_on, known_value
+from placeit.optimizer.candidates import Alone, Beside, Candidate, alone_on, known_value
 from placeit.optimizer.races import Races
 from placeit.optimizer.throughput_mode import MODE
-from placeit.runtime.measure import Ratio, faster_in_any_opening
+from placeit.runtime.incumbent import compared
 
-__all__ = ["REFERENCE", "Reference", "enter_references", "references_beside"]
+__all__ = ["REFERENCE", "enter_references", "references_beside"]
 
 REFERENCE = "reference"
 """Name of the placer for what OpenVINO does by itself."""
-
-
-@dataclass(frozen=True, eq=False)
-class Reference:
-    """A way in which OpenVINO runs the model by itself, to compare the answer with.
-
-    Attributes:
-        row: what is known of it, like of a candidate.
-        ratio: its time over that of the answer in the same rounds, with its interval; None if the two did not meet.
-    """
-
-    row: Candidate
-    ratio: Ratio | None
 
 
 def enter_references(races: Races, problem: Problem) -> list[Candidate]:
@@ -55,15 +42,14 @@ def enter_references(races: Races, problem: Problem) -> list[Candidate]:
     return [one for one in found if one.reference is not None and one.reference.same is None]
 
 
-def references_beside(races: Races, chosen: Candidate) -> list[Reference]:
+def references_beside(races: Races, chosen: Candidate) -> list[Beside]:
     """All references, with their times over that of the answer."""
     beside = {} if chosen.race is None else races.races[chosen.race].measured
-    found: list[Reference] = []
+    found: list[Beside] = []
     for one in races.known.values():
         if one.reference is not None:
-            met = one.name in beside and chosen.measured is not None and one.failed is None
-            ratio = faster_in_any_opening(beside[one.name], beside[chosen.name]) if met else None
-            found.append(Reference(one, ratio))
+            ratio = compared(beside.get(one.name), beside.get(chosen.name)) if one.failed is None else None
+            found.append(Beside(one, ratio))
     return found
 
 

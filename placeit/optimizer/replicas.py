@@ -87,7 +87,7 @@ def _recall(search: Search) -> dict[frozenset[bytes], str]:
 
 def _key(plans: Sequence[Plan]) -> frozenset[bytes]:
     """Return the key of replicas: the devices of the groups in each."""
-    return frozenset(plan.placement[plan.segment_of].astype(np.int32).tobytes() for plan in plans)
+    return frozenset(plan.group_devices.tobytes() for plan in plans)
 
 
 def replicated(segmenter: Segmenter, plans: Sequence[Plan]) -> list[Plan]:

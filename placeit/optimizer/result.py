@@ -17,21 +17,21 @@ from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Conditions, Placement
 from placeit.core.views import Drawn
 from placeit.devices.energy import EnergyMeters
-from placeit.optimizer.candidates import NOT_RUN, Candidate, Raced, interval
+from placeit.optimizer.candidates import NOT_RUN, Beside, Candidate, Raced, interval
 from placeit.optimizer.pareto import Point
-from placeit.optimizer.references import Reference
 from placeit.optimizer.service import Service
 from placeit.planning.segments import Profiled
 from placeit.profiler.recording import Recording
 from placeit.runtime.compiling import Compiled
-from placeit.runtime.measure import Ratio, faster_in_any_opening
+from placeit.runtime.incumbent import compared
+from placeit.runtime.measure import Ratio
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.objectives import Objective
 from placeit.workbench import Workbench
 from placeit.workbench.options import Traffic
 
-__all__ = ["Optimized", "OtherPrecision", "Spent", "Unplanned"]
+__all__ = ["Optimized", "Spent", "Unplanned"]
 
 _RUNS = 100  # requests of a recording with several in flight
 _SHOWN = 12  # candidates in a repr, which a terminal shows whole
@@ -53,21 +53,6 @@ class Unplanned:
 
 
 @dataclass(frozen=True, eq=False)
-class OtherPrecision:
-    """A single device in another precision than the one that was asked for; no candidate.
-
-    Attributes:
-        row: what is known of it, like of a candidate.
-        of: name of the candidate that is the same in the precision that was asked for.
-        ratio: its time over that one's, of the same rounds, with its interval; None if one of them was not measured.
-    """
-
-    row: Candidate
-    of: str
-    ratio: Ratio | None
-
-
-@dataclass(frozen=True, eq=False)
 class Spent:
     """Time that a step of the search took, or a placer, with what it proposed.
 
@@ -76,7 +61,7 @@ class Spent:
         placer: whether it is a placer.
         seconds: those that went into nothing else; what one part of a search did within another counts once.
         proposed: how many placements were proposed; 0 of a step, as all that follows is nothing.
-        fresh: those of them that nobody had proposed before.
+        new: those of them that nobody had proposed before.
         simulated_value: the lowest objective of them, as it was simulated when they were proposed; None if there is none.
         measured_value: the lowest objective that was measured of them, comparable over races; None if there is none.
         role: ``answer`` if the answer was among them; ``start`` if the search for the answer began with one of them; None also
@@ -88,7 +73,7 @@ class Spent:
     placer: bool
     seconds: float
     proposed: int = 0
-    fresh: int = 0
+    new: int = 0
     simulated_value: float | None = None
     measured_value: float | None = None
     role: Literal["answer", "start"] | None = None
@@ -109,9 +94,10 @@ class Optimized(Drawn):
             first; then those that failed.
         races: in the order in which they were run.
         unplanned: candidates for which no plan could be made.
-        precisions: what single devices take in another precision, empty unless that was asked for.
+        precisions: single devices in another precision, beside the same in the one that was asked for; empty unless that was
+            to be compared.
         without_precisions: which of them have no other, and why.
-        references: what OpenVINO takes that runs the model by itself on these devices (:mod:`placeit.optimizer.references`).
+        references: what OpenVINO does by itself on these devices (:mod:`placeit.optimizer.references`), beside the answer.
         chosen: the answer. A placement over several devices only if a race of its own showed it to be better by the objective
             than the best single device; if it is not, that happens in 2.5 % of all decisions at most.
         best_single: the best whole model on one device, None if no device can run it whole.
@@ -148,9 +134,9 @@ class Optimized(Drawn):
     candidates: tuple[Candidate, ...]
     races: tuple[Raced, ...]
     unplanned: tuple[Unplanned, ...]
-    precisions: tuple[OtherPrecision, ...]
+    precisions: tuple[Beside, ...]
     without_precisions: tuple[str, ...]
-    references: tuple[Reference, ...]
+    references: tuple[Beside, ...]
     chosen: Candidate
     best_single: Candidate | None
     speedup: Ratio | None
@@ -199,10 +185,9 @@ class Optimized(Drawn):
 
         Paired by round, with its interval; times of different races do not compare. None if the two did not meet there.
         """
-        if candidate.race is None or candidate.measured is None:
+        if candidate.race is None:
             return None
-        beside = self.races[candidate.race].measured.get(other.name)
-        return None if beside is None else faster_in_any_opening(beside, candidate.measured)
+        return compared(self.races[candidate.race].measured.get(other.name), candidate.measured)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON has it, which is what ``placeit optimize --json`` prints."""
@@ -215,18 +200,11 @@ class Optimized(Drawn):
                 "chosen": self.chosen.to_dict(),
                 "candidates": [candidate.to_dict() for candidate in self.candidates],
                 "races": [{"what": race.what, "rounds": race.rounds, "candidates": list(race.measured)} for race in self.races],
-                "unplanned": [{"name": one.name, "placer": one.placer, "failed": one.failed} for one in self.unplanned],
-                "precisions": [
-                    other.row.to_dict() | {"of": other.of} | _ratio_to_dict(other.ratio) for other in self.precisions
-                ],
+                "unplanned": [vars(one) for one in self.unplanned],
+                "precisions": [one.to_dict(of=one.row.of) for one in self.precisions],
                 "without_precisions": list(self.without_precisions),
                 "references": [
-                    one.row.to_dict()
-                    | {
-                        "target": None if one.row.reference is None else one.row.reference.target,
-                        "used": list(one.row.used),
-                    }
-                    | _ratio_to_dict(one.ratio)
+                    one.to_dict(target=None if one.row.reference is None else one.row.reference.target, used=list(one.row.used))
                     for one in self.references
                 ],
                 "best_single": None if self.best_single is None else self.best_single.to_dict(),
@@ -246,20 +224,7 @@ class Optimized(Drawn):
                     "least_s": self.least_s,
                 },
                 "compiling": {kind: vars(one) for kind, one in self.compiling.items()},
-                "spending": [
-                    {
-                        "what": one.what,
-                        "placer": one.placer,
-                        "seconds": one.seconds,
-                        "proposed": one.proposed,
-                        "new": one.fresh,
-                        "simulated_value": one.simulated_value,
-                        "measured_value": one.measured_value,
-                        "role": one.role,
-                        "note": one.note,
-                    }
-                    for one in self.spending
-                ],
+                "spending": [vars(one) for one in self.spending],
                 "interrupted": self.interrupted,
                 "pins": dict(self.pins),
                 "memory_limits": dict(self.memory),
@@ -328,7 +293,3 @@ class Optimized(Drawn):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _ratio_to_dict(ratio: Ratio | None) -> dict[str, Any]:
-    return {"ratio": None if ratio is None else ratio.ratio, "ratio_ci": interval(ratio)}

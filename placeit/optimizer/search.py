@@ -34,13 +34,14 @@ from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
-from placeit.runtime.budget import CHECKS, TRIFLE_S, hopeless, needed
+from placeit.runtime.budget import CHECKS, TRIFLE_S, needed
+from placeit.runtime.incumbent import is_worth_trying, why_hopeless
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, faster_in_any_opening, summed_up
 from placeit.simulator.objectives import Energy, Objective
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workbench import Workbench
 
-__all__ = ["SEARCH", "WORTH_MEASURING", "GoesOn", "Proposal", "Search"]
+__all__ = ["SEARCH", "GoesOn", "Proposal", "Search"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ _TURNS = 3  # most turns of measuring and searching again
 _ROUNDS, _SELECTION_ROUNDS = 6, 8  # of a race in a turn, and of the one that selects who is decided about
 _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
 _APART = 1.2  # times the best single device, from which on another one is not raced again where no split can be faster
-WORTH_MEASURING, _FAR_BEHIND = 0.99, 1.05  # of the best measured, and of the best single device
+_FAR_BEHIND = 1.05  # of the best single device
 _TURN_SHARE, _SELECTION_SHARE, _FIRST_SHARE = 0.35, 0.5, 0.4  # of what is left of the budget
 _KEPT_ROUNDS = 12  # of the race that decides, for which time is kept back
 _MUCH_SHARE = 0.1  # of it, from which on compiling a candidate has to be worth it
@@ -138,16 +139,6 @@ class Search(Races):
         """The name, or one like it if a candidate has that."""
         numbered = (f"{name} ({i})" for i in itertools.count(2))
         return next(free for free in itertools.chain([name], numbered) if free not in self.known)
-
-    @property
-    def standing(self) -> list[Candidate]:
-        """Candidates that have not failed."""
-        return [candidate for candidate in self.candidates if candidate.failed is None]
-
-    @property
-    def ranked(self) -> list[Candidate]:
-        """Those of them that were measured, best first."""
-        return sorted((candidate for candidate in self.standing if candidate.measured is not None), key=value_of)
 
     def expected(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """Objective of feasible placements' plans, ``int32[B, G] -> float64[B]``, by the costs as they are known now."""
@@ -324,9 +315,9 @@ class Search(Races):
 
     def worth_another_turn(self) -> bool:
         """Return whether some unmeasured candidate is now expected to beat the best that was measured."""
-        fresh = [e for e in self.standing if e.measured is None and e.placer != "single" and self.is_placed(e)]
+        fresh = [one for one in self.standing if one.measured is None and one.placer != "single" and self.is_placed(one)]
         best = min(map(value_of, self.standing), default=math.inf)
-        return any(self.expected(e.groups[None])[0] * self.scale < best * WORTH_MEASURING for e in fresh)
+        return any(is_worth_trying(self.expected(one.groups[None])[0] * self.scale, best) for one in fresh)
 
     def final_s(self) -> float:
         """Seconds that selection and decision will take."""
@@ -361,7 +352,7 @@ class Search(Races):
             if one.measured is None and one.placer != "single":
                 # of what is given, the user wants to know
                 known = one.given or one.simulated_value is None
-                why = None if known else hopeless(known_value(one, scale), best, self.objective.worse)
+                why = None if known else why_hopeless(known_value(one, scale), best, self.objective.worse)
                 one = self.learn_of(one.name, not_run=why, late=False)
                 if one.not_run is None:
                     fresh.append(one)
@@ -398,7 +389,7 @@ class Search(Races):
             running = needed(map(self.run_s, race), _ROUNDS if len(race) > 1 else 1)
             if len(chosen) == _FINALISTS or running > room:
                 break
-            takes, better = self.compiling_s([one]), known_value(one, scale) < ready * WORTH_MEASURING
+            takes, better = self.compiling_s([one]), is_worth_trying(known_value(one, scale), ready)
             if takes > much and not better and not one.given:
                 why = f"it is not simulated {self.objective.better} than what is compiled, and compiling it takes"
                 self.learn_of(one.name, not_run=f"{why} about {takes:.3g} s")
@@ -471,14 +462,12 @@ class Search(Races):
         while (promising := self.promising()) and any(one.measured is None for one in promising):
             what = f"measuring {len(promising)} placement{'s' if len(promising) > 1 else ''}"
             rounds = self.rounds_within(max(self.spare() - self.compiling_s(promising), TRIFLE_S), promising)
-            self.race(promising, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds, anchor=self.anchor_of(promising))
+            known = [one for one in self.ranked if one in promising]
+            singles = [one for one in (*known, *promising) if one.placer == "single"]
+            anchor = self.anchor_of(singles, next((one for one in known if one.cost is not None), None), promising[0])
+            self.race(promising, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds, anchor=anchor)
             if self.ranked:
                 return
-
-    def anchor_of(self, promising: Sequence[Candidate]) -> Candidate:
-        """The one that times of races are compared by: a single device, if there is one, as no luck has selected it."""
-        known = [one for one in self.ranked if one in promising and one.cost is not None]
-        return min(known, key=lambda one: one.placer != "single", default=promising[0])
 
     def learn(self) -> None:
         """Correct the costs by what segments really took beside each other."""
@@ -549,7 +538,7 @@ class Search(Races):
         room, guests = self.left() - needed(map(self.run_s, self.with_others(candidates)), rounds), []
         for one in enter_references(self, self.problem):
             devices = one.reference.devices if one.reference is not None else ()
-            room -= sum(map(self.session.runtime.compiling_takes_anew, devices)) + needed([self.run_s(one)], rounds)
+            room -= sum(map(self.session.runtime.compiler.takes_anew, devices)) + needed([self.run_s(one)], rounds)
             if room > 0:
                 guests.append(self.learn_of(one.name, not_run=None))
             else:

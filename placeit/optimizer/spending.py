@@ -39,7 +39,7 @@ def _of_placer(search: Search, name: str, seconds: float, chosen: Candidate, bef
         placer=True,
         seconds=seconds,
         proposed=len(own),
-        fresh=sum(one.fresh for one in own),
+        new=sum(one.fresh for one in own),
         simulated_value=min(simulated, default=None),
         measured_value=min(measured, default=None),
         role="answer" if chosen.name in found else "start" if before & found else None,

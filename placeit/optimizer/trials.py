@@ -52,7 +52,7 @@ class Trials:
         self.session, self.segmenter = session, session.segmenter
         self.problem: Problem = self.segmenter.problem()
         self.plan: Plan = session.plan_of(placement, self.segmenter)
-        self.groups: NDArray[np.int32] = self.plan.placement[self.plan.segment_of]
+        self.groups: NDArray[np.int32] = self.plan.group_devices
         self.replanned_s = float(self.segmenter.seconds(self.groups)[0])
 
     def move(self, what: str, groups: Sequence[int], device: int) -> Move:

@@ -181,6 +181,11 @@ class Plan:
         return of
 
     @cached_property
+    def group_devices(self) -> NDArray[np.int32]:
+        """``int32[G]``, the device of each group."""
+        return self.placement[self.segment_of]
+
+    @cached_property
     def makers(self) -> tuple[int, ...]:
         """For each tensor of ``problem`` the segment that makes it."""
         of = dict(zip(self.problem.edge_tensor.tolist(), self.problem.edges[:, 0].tolist(), strict=True))
@@ -309,7 +314,7 @@ class Segmenter:
 
     def priced(self, plan: Plan) -> Plan:
         """Return the same segments with this segmenter's costs, to re-evaluate a plan that was made with other costs."""
-        return self._plan(plan.segment_of, plan.placement[plan.segment_of])
+        return self._plan(plan.segment_of, plan.group_devices)
 
     def seconds(self, placements: ArrayLike) -> NDArray[np.float64]:
         """Simulated makespan of placements' plans, ``int32[B, G] -> float64[B]``: a cost function that includes segments.

@@ -114,7 +114,7 @@ def profile(
         cache=cache,
         afresh=afresh,
         deadline=begin + budget_s / 2,
-        compiling=runtime.compiling,
+        compiling=runtime.compiler.compiling,
     )
     cached = found is not None and not afresh
     if found is None or afresh:
@@ -138,7 +138,7 @@ def kept_costs(model: Model, grouping: Grouping, cluster: Cluster, runtime: Runt
     found = find(cache, cost_key(grouping, cluster, runtime), can)
     if found is None:
         return None
-    links = probe(cluster, chain=model.chain, precision=runtime.precision, cache=cache, compiling=runtime.compiling)
+    links = probe(cluster, chain=model.chain, precision=runtime.precision, cache=cache, compiling=runtime.compiler.compiling)
     return costs_of(found, links, cluster, cached=True)
 
 
@@ -257,7 +257,7 @@ class _Profile:
             left: seconds that profiling may still take.
             roomy: ``bool[D]``, false for devices that have no room for all of what they can run.
         """
-        compiled, ops = self.runtime.compiling, len(self.grouping.graph)
+        compiled, ops = self.runtime.compiler.compiling, len(self.grouping.graph)
         compiling = np.array([compiled.takes(compiled.kind(device), ops) for device in self.runtime.cluster.devices])
         slow = compiling > max(_SLOW_S, _SLOWER * float(compiling.min()))
         if (~slow & roomy).any():

@@ -71,7 +71,7 @@ def op_times(
             for _ in range(passes):
                 executor.time()
         running = [s for s, segment in enumerate(plan.segments) if not segment.passthrough]
-        programs = runtime.compile([plan.segments[s] for s in running])
+        programs = runtime.compiler.compile([plan.segments[s] for s in running])
         found: list[OpTime] = []
         for s, program in zip(running, programs, strict=True):
             if isinstance(program, OpenVinoProgram) and isinstance(model, OpenVinoModel):

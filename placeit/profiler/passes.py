@@ -170,5 +170,5 @@ def unslowed(runtime: Runtime, grouping: Grouping, stack: contextlib.ExitStack) 
     if all(link.origin != "emulated" for link in runtime.cluster.links.values()):
         return runtime
     bare = replace(runtime.cluster, links={})
-    opened = Runtime(runtime.model, grouping, bare, precision=runtime.precision, compiling=runtime.compiling)
+    opened = Runtime(runtime.model, grouping, bare, precision=runtime.precision, compiling=runtime.compiler.compiling)
     return stack.enter_context(opened)

@@ -394,7 +394,7 @@ def _show_spending(console: Console, found: Optimized) -> None:
             one.what,
             ", ".join(filter(None, (roles[one.role], one.note))),
             text.duration(one.seconds),
-            f"{one.proposed} ({one.fresh})" if one.placer else "",
+            f"{one.proposed} ({one.new})" if one.placer else "",
             text.amount(one.simulated_value, unit, least=-3) if one.placer else "",
             text.amount(one.measured_value, unit, least=-3) if one.placer else "",
         )
@@ -510,7 +510,7 @@ def _precisions(found: Optimized) -> Iterator[str]:
         if measured is None:
             yield f"{other.row.name} {'was not measured' if other.row.failed is None else 'failed, see above'}"
             continue
-        share = "" if other.ratio is None else f", {text.ratio(other.ratio)} of the time of {other.of}"
+        share = "" if other.ratio is None else f", {text.ratio(other.ratio)} of the time of {other.row.of}"
         yield f"{other.row.name} takes {text.seconds(measured.median)}{share}; not a candidate"
     yield from found.without_precisions
 

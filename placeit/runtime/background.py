@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from placeit.core.threads import Gate, Worker, apart
+from placeit.core.threads import Job, Worker, apart
 
-__all__ = ["Background", "Job", "in_background"]
+__all__ = ["Background", "in_background"]
 
 T = TypeVar("T")
 
@@ -24,33 +24,6 @@ _kept_idle: set[int] = set()
 def in_background() -> bool:
     """Return whether this thread works in the background: what could be divided among several is to stay on it."""
     return getattr(_here, "background", False)
-
-
-class Job(Generic[T]):
-    """A piece of work, and what came of it.
-
-    Attributes:
-        ended: opens when it has ended.
-    """
-
-    def __init__(self, what: Callable[[], T]) -> None:
-        self.ended = Gate()
-        self._what = what
-        self._made: list[T] = []
-        self._failures: list[Exception] = []
-
-    def run(self) -> None:
-        """Do it, on this thread."""
-        try:
-            self._made.append(self._what())
-        except Exception as error:  # noqa: BLE001 (it belongs to who waits)
-            self._failures.append(error)
-
-    def result(self) -> T:
-        """Wait, then return what was made, or raise what was raised."""
-        if self._failures:
-            raise self._failures.pop()  # which keeps no frame that it passes through by being kept there
-        return self._made[0]
 
 
 class Background:

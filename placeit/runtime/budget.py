@@ -6,11 +6,10 @@ from collections.abc import Iterable
 
 from placeit.runtime.measure import FEWEST, WARMUP
 
-__all__ = ["CHECKS", "HOPELESS", "STEP_S", "TRIFLE_S", "hopeless", "least", "needed"]
+__all__ = ["CHECKS", "STEP_S", "TRIFLE_S", "least", "needed"]
 
 CHECKS = 4  # runs of what is measured whose outputs are compared, before and after
 REFERENCES = 3  # runs of the uncut model, for outputs to compare with
-HOPELESS = 5.0  # times what the best takes by which something is not worth a run
 TRIFLE_S, STEP_S = 0.5, 0.2  # what nobody minds, of a search, and of each of several steps of it
 
 
@@ -30,10 +29,3 @@ def least(seconds: Iterable[float]) -> float:
     """
     runs = list(seconds)
     return sum(runs) + (REFERENCES * min(runs) if runs else 0.0) + needed([min(runs)] * 2 if runs else [], FEWEST)
-
-
-def hopeless(value: float, best: float, worse: str) -> str | None:
-    """Explain why a candidate with an expected value is not worth a run, given the best expected value; None if it is."""
-    if not value > HOPELESS * best > 0:
-        return None
-    return f"simulated {value / best:.{0 if value > 10 * best else 1}f} times {worse}"

@@ -184,12 +184,10 @@ class _Tally:
             self._error = error if isinstance(error, PlaceitError) else ExecutionError(str(error))
         self._ended.append((answer.arrived, answer.begun, answer.ended) if error is None else None)
 
-    def sum_up(self, *, interrupted: bool, timeout: float | None = None) -> Served:
+    def sum_up(self, *, interrupted: bool) -> Served:
         """Wait until all have ended."""
-        waiting, until = self._left, perf_counter() + (math.inf if timeout is None else timeout)
+        waiting = self._left
         while self._left > 0:
-            if perf_counter() > until:
-                raise ExecutionError(f"{self._left} requests have not ended {timeout:g} s after the last one arrived.")
             sleep(min(_LOOK_S, max(1e-3, 1e-2 * (perf_counter() - self.start))))
         times = [one for one in self._ended if one is not None]
         seconds = max((ended for *_, ended in times), default=perf_counter()) - self.start
@@ -211,7 +209,7 @@ class _Tally:
         return self._submitted - len(self._ended)
 
 
-def offer(server: Server, inputs: Arrays, arrivals: ArrayLike, *, timeout: float | None = None) -> Served:
+def offer(server: Server, inputs: Arrays, arrivals: ArrayLike) -> Served:
     """Submit requests when they arrive, and wait until all have ended.
 
     Those that find the queue full are dropped. Times count from when a request was to arrive, also if this thread was late.
@@ -221,10 +219,9 @@ def offer(server: Server, inputs: Arrays, arrivals: ArrayLike, *, timeout: float
         server: nobody else submits anything meanwhile.
         inputs: of each request, by name.
         arrivals: ``float64[R]``, seconds from the first on, ascending.
-        timeout: seconds that those which are left may take after the last arrival; None for as long as it takes.
 
     Raises:
-        ExecutionError: the server is closed, nothing can run any more, or requests have not ended in time.
+        ExecutionError: the server is closed, or nothing can run any more.
     """
     interrupted = False
     tally = _Tally(server)
@@ -245,7 +242,7 @@ def offer(server: Server, inputs: Arrays, arrivals: ArrayLike, *, timeout: float
     except KeyboardInterrupt:
         interrupted = True
         come_through()  # what is in flight may take its time
-    return tally.sum_up(interrupted=interrupted, timeout=timeout)
+    return tally.sum_up(interrupted=interrupted)
 
 
 def keep_busy(

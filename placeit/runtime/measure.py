@@ -35,7 +35,6 @@ __all__ = [
     "faster",
     "faster_in_any_opening",
     "median_interval",
-    "race",
     "summed_up",
     "timed",
 ]
@@ -237,23 +236,6 @@ class Race:
         for name in losers:
             if self._leave is not None:
                 self._leave(name, None)
-
-
-def race(
-    candidates: Mapping[str, TimedRun],
-    *,
-    rounds: int | None = None,
-    budget_s: float | None = None,
-    min_rounds: int = 6,
-    seed: int = 0,
-    warmup: int = WARMUP,
-    drop_losers: bool = True,
-    progress: Progress | None = None,
-) -> dict[str, Measurement]:
-    """Measure candidates against each other; see :class:`Race`, which also keeps the samples of an interrupted race."""
-    return Race(candidates, seed=seed, warmup=warmup).run(
-        rounds=rounds, budget_s=budget_s, min_rounds=min_rounds, drop_losers=drop_losers, progress=progress
-    )
 
 
 def timed(run: Callable[[], object]) -> TimedRun:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self, cast
 from weakref import WeakSet
 
 from placeit.backends.base import Model
-from placeit.core.cluster import Cluster, Device
+from placeit.core.cluster import Cluster
 from placeit.core.threads import Gate
 from placeit.planning.coarsen import Grouping
-from placeit.planning.segments import Plan, Segment
+from placeit.planning.segments import Plan
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.compiling import Compiling
@@ -140,23 +140,6 @@ class Runtime:
         """The streams that drive all devices; None if the host decides when each segment starts."""
         return self.pool.streams
 
-    @property
-    def compiling(self) -> Compiling:
-        """Counts of compiled programs."""
-        return self.compiler.compiling
-
-    def compile(self, segments: Sequence[Segment]) -> list[Program | StreamProgram]:
-        """Compile segments for their devices, or reuse programs that were compiled before. Raises DeviceError."""
-        return self.compiler.compile(segments)
-
-    def compiling_takes(self, plans: Iterable[Plan]) -> float:
-        """Seconds that compiling and loading what is missing of plans may take, by what that has taken so far."""
-        return self.compiler.takes(plans)
-
-    def compiling_takes_anew(self, device: Device) -> float:
-        """Seconds that compiling the whole model for a device, be it one of the cluster or another one, may take."""
-        return self.compiler.takes_anew(device)
-
     def executor(self, plan: Plan, *, in_flight: int = 1, native: bool = True) -> PlanExecutor:
         """Make a plan ready to run, with the kind of executor for these devices.
 
@@ -184,10 +167,10 @@ class Runtime:
             DeviceError: it cannot be compiled.
         """
         device = device_of_several(self.pool, plan)
-        return None if device is None else device.streams(cast("Program", self.compile(plan.programs)[0]))
+        return None if device is None else device.streams(cast("Program", self.compiler.compile(plan.programs)[0]))
 
     def _executor(self, plan: Plan, in_flight: int, native: bool) -> PlanExecutor:
-        programs = self.compile(plan.programs)
+        programs = self.compiler.compile(plan.programs)
         if self.pool.streams is not None:
             work = PlanTasks.of(self.book, plan, cast("list[StreamProgram]", programs))
             return StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight)

@@ -18,11 +18,11 @@ from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, Que
 from placeit.core.threads import Gate, apart
 from placeit.core.views import Closable, Watched
 from placeit.planning.segments import Plan
-from placeit.runtime.adapting import Adapter
 from placeit.runtime.answers import Answer, Outputs, Pending, fail, late
+from placeit.runtime.attendant import Attendant, Request
 from placeit.runtime.history import History
 from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of
-from placeit.runtime.refining import Refinement, Refiner, Request
+from placeit.runtime.refining import Refinement
 from placeit.runtime.replica import Replace, Replacement, Replica
 from placeit.runtime.spans import Done, Moved, Ran
 from placeit.runtime.stats import DeviceStats, ServerStats
@@ -79,8 +79,7 @@ class Server(Watched):
         self._closed = self._over = False
         self._reason: PlaceitError | None = None  # why nothing can run
         self._begun = 0  # how often a request has
-        self._refiner: Refiner | None = None
-        self._adapter: Adapter | None = None
+        self._attendants: list[Attendant] = []
         self._watchers: list[Closable] = []
         self._every, self._since = 1, 0  # which request a candidate takes, and how many have begun since its last one
         self._replicas = [Replica(self, executor) for executor in executors]
@@ -237,15 +236,12 @@ class Server(Watched):
     @property
     def refinement(self) -> Refinement | None:
         """Results of refining so far; None if the server does not refine."""
-        return None if self._refiner is None else self._refiner.report
+        return next((one.report for one in self._attendants if one.report is not None), None)
 
-    def refine(self, refiner: Refiner) -> None:
-        """Tell a refiner of requests that end, and close it with the server."""
-        self._refiner = refiner
-
-    def adapt(self, adapter: Adapter) -> None:
-        """Tell an adapter of requests that end, and close it with the server."""
-        self._adapter = adapter
+    def attend(self, attendant: Attendant) -> None:
+        """Start an attendant, tell it of requests that end, and close it with the server."""
+        self._attendants.append(attendant)
+        attendant.start()
 
     def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Finish every future, and stop. A second call has no effect.
@@ -276,9 +272,8 @@ class Server(Watched):
         self._ring()
         limit = (math.inf if drain else PATIENCE_S) if timeout is None else timeout
         until = perf_counter() + limit
-        for thinking in (self._refiner, self._adapter):
-            if thinking is not None:
-                thinking.close(limit)
+        for attendant in self._attendants:
+            attendant.close(limit)
         for replica in self._replicas:
             while not replica.gone.wait(max(0.0, min(_LOOK_S, until - perf_counter()))) and perf_counter() < until:
                 pass
@@ -425,11 +420,10 @@ class Server(Watched):
         return others
 
     def tell(self, request: Pending, ran: Sequence[Ran], replica: Replica) -> None:
-        """Tell the refiner and the adapter, if there is one, of a request that has ended."""
+        """Tell the attendants of a request that has ended."""
         future = request.future
-        for thinking in (self._refiner, self._adapter):
-            if thinking is not None:
-                thinking.ended(Request(replica.executor.plan, future.begun, future.ended, ran, request.alone, request.explored))
+        for attendant in self._attendants:
+            attendant.ended(Request(replica.executor.plan, future.begun, future.ended, ran, request.alone, request.explored))
 
     def again(self, replica: Replica) -> None:
         """Have the requests that a replica has taken, and that have not ended, begin again before all others."""

@@ -1,81 +1,495 @@
-"""The interface of a session that its own parts use, to measure and to serve; :class:`placeit.session.Session` has it."""
+"""A session without the search: the model on the devices, its costs, plans, executors and the check of their outputs."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import contextlib
+import copy
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from placeit import backends
 from placeit.backends.base import Arrays, Model
-from placeit.core.cluster import Cluster
-from placeit.core.placement import Placement
+from placeit.core import clock
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError, InfeasibleError, UsageError
+from placeit.core.interrupts import come_through
+from placeit.core.placement import Conditions, Placement
+from placeit.core.threads import apart, within
+from placeit.devices.caps import capped
+from placeit.devices.clusterfile import discover
+from placeit.devices.expected import with_expected
+from placeit.devices.nodes.connection import compression
+from placeit.devices.plain import plain_devices, whole_devices
 from placeit.planning.coarsen import Grouping
-from placeit.planning.segments import Costs, Plan
-from placeit.profiler.op_times import OpTime
-from placeit.runtime.check import Checkable, OutputCheck, OutputDifference
+from placeit.planning.placing import Placing
+from placeit.planning.room import check_room
+from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.profiler.cache import Cache
+from placeit.profiler.costs import Certain, Progress, Worth, kept_costs, profile
+from placeit.profiler.estimates import estimated
+from placeit.profiler.expected import as_expected
+from placeit.profiler.op_times import OpTime, op_times
+from placeit.profiler.support import supported, supported_ops
+from placeit.runtime.check import (
+    Checkable,
+    OutputCheck,
+    OutputDifference,
+    other_inputs,
+    tolerance_of,
+    tolerance_of_rounding,
+)
+from placeit.runtime.compiling import Compiling
+from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
+from placeit.workbench.options import Constraints, Inputs
 
 __all__ = ["OpenSession"]
 
+_HURRY_S = 0.3  # for threads to end after an interrupt
+_HALF = {"f16": "float16"}  # precisions in which numbers overflow early, by the type of their tensors
+_AGAIN = 4  # profiling may take its budget's share of one in so many, when a device refused some op meanwhile
+_log = logging.getLogger("placeit")
 
-class OpenSession(Protocol):
-    """A model on a cluster, open to be run.
+
+class OpenSession:
+    """A model on a cluster, with all that is needed to measure and run plans; :class:`placeit.Session` describes its arguments.
 
     Attributes:
-        model: with the formats that the cluster's devices need.
-        cluster: the devices.
-        precision: inference precision of every device.
-        tolerance: the error of outputs that is accepted.
+        placing: the model's ops in groups, and placements of them.
+        cache: where measured costs are kept; None if nowhere.
+        compiling: counts the programs that were compiled, here and in sessions that were opened by :meth:`alone`; its
+            ``progress`` is told what is being compiled.
     """
 
-    model: Model
-    cluster: Cluster
-    precision: str
-    tolerance: float
-    _costs: Costs | None
+    def __init__(
+        self,
+        model: str | Path | Model,
+        devices: str | Sequence[str] | Path | Cluster | None = None,
+        *,
+        precision: str = "f32",
+        inputs: Inputs | Arrays | None = None,
+        constraints: Constraints = Constraints(),
+        cache: Cache | Literal["default"] | None = "default",
+        expected: Mapping[str, str] | None = None,
+        graph: str = "",
+    ) -> None:
+        given, pins, memory = Inputs.of(inputs), constraints.pins, constraints.memory
+        self._expected = dict(expected or {})
+        cluster = capped(with_expected(discover(devices, precision=precision), self._expected), memory)
+        self.memory = {device.name: device.memory_bytes for device in cluster.devices if device.name in memory}
+        if isinstance(model, Model):
+            loaded = model
+        else:
+            samples = {name: value.shape for name, value in (given.arrays or {}).items() if isinstance(value, np.ndarray)}
+            loaded = backends.load(model, input_shapes=given.shapes, batch=given.batch, sample_shapes=samples)
+        if given.arrays is not None:
+            loaded = loaded.with_inputs(given.arrays)
+        self.cluster = drive(cluster, loaded)
+        self.model = loaded.prepared(self.cluster, graph)
+        self.pins = dict(pins)
+        self.placing = Placing.of(
+            self.model.graph,
+            self.cluster.names,
+            pins=self.pins,
+            max_groups=constraints.max_groups,
+            together=self.model.together,
+            pairs=self.model.pairs,
+            memory=[device.memory_bytes for device in self.cluster.devices],
+        )
+        self.precision = precision
+        types = [precision, *(name for name in self.model.graph.tensor_dtypes if "float" in name)]
+        if self.model.rounds:
+            types.append("int8")
+        if any(device.address is not None and device.address.node for device in self.cluster.devices):
+            types.append(compression())
+        rounded = tolerance_of_rounding(self.model.graph, self.model.rounding)
+        self.tolerance = tolerance_of(types) + rounded if constraints.tolerance is None else constraints.tolerance
+        self.cache = Cache() if cache == "default" else cache
+        self.compiling = Compiling()
+        self._runtime: Runtime | None = None
+        self._costs: Costs | None = None
+        self._can: NDArray[np.bool_] | None = None  # [G, D]: which groups run where
+        self._hurried = False
+        self._reference: Callable[[Arrays], dict[str, NDArray[np.generic]]] | None = None
+        self._check: OutputCheck | None = None
+        self._others: dict[tuple[Device, str], Self] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self._hurried |= kind is not None and issubclass(kind, KeyboardInterrupt)
+        self.close()
+
+    def close(self) -> None:
+        """Stop every thread, and give back the memory of what was compiled. Executors are closed by those who made them."""
+        self._reference = None
+        with contextlib.ExitStack() as stack:
+            for other in self._others.values():
+                other._hurried |= self._hurried
+                stack.callback(other.close)
+            runtime, self._runtime = self._runtime, None
+            if runtime is not None and self._hurried:
+                stack.callback(within, _HURRY_S, runtime.close)
+            elif runtime is not None:
+                stack.callback(runtime.close)
+
+    def hurry(self) -> None:
+        """After an interrupt that is not raised any further: let nobody wait for what still runs; it ends by itself."""
+        self._hurried = True
+        come_through()
+
+    def alone(self, device: Device, *, precision: str | None = None) -> Self:
+        """Open the same model, in the same groups, on one other device; closed with this session.
+
+        Args:
+            device: as the model's runtimes drive it.
+            precision: another one; the tolerance is then the larger of the two precisions'.
+        """
+        precision = self.precision if precision is None else precision
+        if (device, precision) in self._others:
+            return self._others[device, precision]
+        other = copy.copy(self)
+        other.cluster, other.precision = Cluster((device,)), precision
+        if device.kind == "ort" and device.plain:
+            other.model = self.model.whole_file("onnx")
+        if precision != self.precision:
+            other.tolerance = max(self.tolerance, tolerance_of([precision]))
+        other._runtime = other._costs = other._can = other._reference = other._check = None
+        other.pins, other.placing, other._others, other._expected = {}, self.placing.on(device.name), {}, {}
+        self._others[device, precision] = other
+        return other
+
+    def again(self) -> Self:
+        """Open the same model, in the same groups, on the same devices, with the costs that are known, once this is closed."""
+        other = copy.copy(self)
+        other._runtime = other._reference = other._check = None
+        other._hurried, other._others = False, {}
+        return other
+
+    def home_of(self, placement: Placement) -> Self:
+        """The session that runs a placement: this one, or one of the plain device that the placement is on.
+
+        A plain device (:func:`placeit.devices.plain.plain_devices`), or the throughput mode, is not in the cluster,
+        and yet `placeit optimize` may choose it.
+        """
+        used = set(placement.as_dict().values())
+        for device in () if self.pins else self.whole_devices:
+            if used == {device.name} and (device.name not in self.cluster.names or placement.device_names == (device.name,)):
+                return self.alone(device)
+        return self
 
     @property
-    def grouping(self) -> Grouping:
-        """The ops in groups."""
-        ...
+    def plain_devices(self) -> list[Device]:
+        """Plain devices of the cluster for the model (:func:`placeit.devices.plain.plain_devices`)."""
+        return plain_devices(self.cluster, onnx=self._opens_onnx)
+
+    @property
+    def whole_devices(self) -> list[Device]:
+        """Devices that are none of the cluster's, and that yet may be the answer of a search on it."""
+        return whole_devices(self.cluster, onnx=self._opens_onnx)
+
+    @property
+    def _opens_onnx(self) -> bool:
+        """True if there is an ONNX file that ONNX Runtime opens in the precision of the session."""
+        return self.precision == "f32" and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
+
+    @property
+    def executable(self) -> bool:
+        """True if every device is real, or emulated by a real one."""
+        return not any(device.described for device in self.cluster.devices)
 
     @property
     def runtime(self) -> Runtime:
-        """Devices and links, opened on first use. Raises DeviceError."""
-        ...
+        """Devices and links, opened on first use. Raises DeviceError if some device exists in simulation only."""
+        if self._runtime is None:
+            self._runtime = Runtime(
+                self.model,
+                self.grouping,
+                self.cluster,
+                precision=self.precision,
+                expected=self._expected,
+                compiling=self.compiling,
+            )
+        return self._runtime
+
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[Runtime]:
+        """The runtime, or another one without the devices that are expected."""
+        if not self._expected:
+            yield self.runtime
+            return
+        cluster = Cluster(tuple(one for one in self.cluster.devices if one.name not in self._expected), self.cluster.links)
+        with Runtime(self.model, self.grouping, cluster, precision=self.precision, compiling=self.compiling) as runtime:
+            yield runtime
+
+    @property
+    def grouping(self) -> Grouping:
+        """The model's ops in groups."""
+        return self.placing.grouping
+
+    def divide(self, placement: Placement, *, by_segments: bool = False) -> None:
+        """Split groups whose ops a placement has on different devices, or in different segments, so that it can be run.
+
+        Placements need it that were found with other groups: with pins, or another ``max_groups``.
+
+        Raises:
+            PlacementError: the placement does not fit the model or the devices, or separates ops that need one device.
+            UsageError: something has been measured or compiled already, with the groups as they were.
+        """
+        placing = self.placing.divided(placement, by_segments=by_segments)
+        if placing.grouping is not self.grouping and not (self._costs is None and self._runtime is None):
+            raise UsageError("Groups can be split only before anything is measured or run: open another session.")
+        self.placing = placing
+
+    def profile(
+        self,
+        *,
+        budget_s: float = 30.0,
+        check: bool = False,
+        worth: Worth | None = None,
+        certain: Certain | None = None,
+        progress: Progress | None = None,
+    ) -> Costs:
+        """Measure what groups cost on the devices, or take it from the cache; estimate it for described devices.
+
+        By these costs a pinned group can run where it is pinned only. They are :attr:`costs` from here on.
+
+        Args:
+            budget_s: seconds that it may take; it makes fewer passes over models that take long.
+            check: whether costs from the cache are first compared with a few runs of the whole model on each device, and
+                measured again if they do not hold any more.
+            worth: whether to go on, once it is known what a run takes; see :func:`placeit.profiler.costs.profile`. Not asked if
+                some device is described.
+            certain: whether to stop, once the least is known that groups take; see
+                :func:`placeit.profiler.costs.profile`.
+            progress: told what is being done and how far it is.
+
+        Ops that a device turns out not to compile are placed elsewhere from here on, with a warning.
+
+        Raises:
+            InfeasibleError: no device supports some op, or not the one that it is pinned to.
+            DeviceError: a device compiles nothing, or no other one supports what it does not compile.
+        """
+        self.compiling.progress, begin = progress, clock.now()
+        self._divide_by_support()
+        while True:
+            left = max(budget_s / _AGAIN, budget_s - (clock.now() - begin))
+            measured = functools.partial(
+                profile, self.model, self.grouping, budget_s=left, cache=self.cache, check=check, progress=progress
+            )
+            try:
+                if not self.executable:
+                    precision, compiling = self.precision, self.compiling
+                    return self._take(
+                        estimated(self.model, self.grouping, self.cluster, measured, precision=precision, compiling=compiling)
+                    )
+                with self._there() as runtime:
+                    costs = measured(runtime.cluster, runtime, worth=worth, certain=certain)
+                    return self._take(as_expected(costs, self.cluster, self._expected))
+            except DeviceError as error:
+                self._refuse(error)
+
+    def check_room(self) -> None:
+        """Raise InfeasibleError if weights fit into the memory of the devices in no way, as far as that is easily seen."""
+        if self.model.graph.param_bytes.sum() <= min(device.memory_bytes for device in self.cluster.devices):
+            return
+        able = self.placing.able()
+        if self.executable and not self._expected:
+            able &= supported_ops(self.model, self.cluster)
+        check_room(self.grouping, able, self.cluster)
+
+    def _refuse(self, error: DeviceError) -> None:
+        """Have other devices run the ops that a device does not compile; raise the error if it is not about such ops."""
+        fresh = {(error.device, op) for op in error.ops if op in self.model.graph.index} - self.model.refused
+        if not fresh:
+            raise error
+        refusing = replace(self.model, refused=self.model.refused | fresh)
+        try:
+            supported_ops(refusing, self.cluster)
+        except InfeasibleError:
+            raise error from error.__cause__
+        self.model = refusing
+        if self._costs is None:  # nobody has an executor yet
+            runtime, self._runtime = self._runtime, None
+            if runtime is not None:
+                runtime.close()
+            self._divide_by_support()
+        others = ", ".join(name for name in self.cluster.names if name != error.device)
+        _log.warning("%s. It is placed on %s only.", str(error).rstrip("."), others)
+
+    def _divide_by_support(self) -> None:
+        """Split groups with ops that not all devices run, so that they can run the others; nothing once something has run."""
+        hardware = {(device.kind, device.where.hardware) for device in self.cluster.devices if not device.described}
+        begun = self._costs is not None or self._runtime is not None
+        if begun or len(hardware) < 2 or self._expected or not self.executable:
+            return
+        _, kinds = np.unique(supported_ops(self.model, self.cluster), axis=0, return_inverse=True)
+        self.placing = self.placing.divided_by(kinds.astype(np.int32).ravel())
+
+    def recall(self) -> bool:
+        """Take the costs from the cache, if they are there, without profiling; return whether they are.
+
+        Raises:
+            InfeasibleError: no device supports some op, or not the one that it is pinned to.
+            DeviceError: some device exists in simulation only.
+        """
+        kept = None
+        self._divide_by_support()
+        if self.cache is not None:
+            with self._there() as runtime:
+                kept = kept_costs(self.model, self.grouping, runtime.cluster, runtime, self.cache)
+        if kept is not None:
+            self._take(as_expected(kept, self.cluster, self._expected))
+        return kept is not None
+
+    def _take(self, costs: Costs) -> Costs:
+        self._can = np.isfinite(costs.core)
+        self._costs = self.placing.held(costs)
+        return self._costs
 
     @property
     def costs(self) -> Costs:
-        """Costs of the groups. Raises UsageError if they are not known."""
-        ...
+        """Costs of groups on the devices, as :meth:`profile` found them. Raises UsageError if it was not called."""
+        if self._costs is None:
+            raise UsageError("What the model's ops cost here is not known: call the session's profile() first.")
+        return self._costs
 
-    def hurry(self) -> None:
-        """After an interrupt that was handled, close without waiting for what still runs."""
-        ...
+    @property
+    def segmenter(self) -> Segmenter:
+        """Turns placements into plans, by the costs. Raises UsageError if they are not known (:attr:`costs`)."""
+        return Segmenter(self.grouping, self.costs)
 
-    def home_of(self, placement: Placement) -> OpenSession:
-        """The session that runs a placement: this one, or that of a plain device."""
-        ...
+    def _supported(self) -> NDArray[np.bool_]:
+        """``bool[G, D]``, which groups run where. Raises DeviceError if some device exists in simulation only."""
+        if self._can is None:
+            _ = self.runtime
+            self._can = supported(self.model, self.grouping, self.cluster)
+        return self._can
 
-    def plan_of(self, placement: Placement) -> Plan:
-        """Plan a placement."""
-        ...
+    def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
+        """Placement of the model's ops from the device of each group, ``int32[G]``, and from the segments of its plan."""
+        return replace(self.placing.placement(groups, plan), conditions=self.conditions)
+
+    @property
+    def conditions(self) -> Conditions:
+        """Under which placements of this session are found, which a placement file keeps."""
+        away = any(device.address is not None and device.address.node for device in self.cluster.devices)
+        return Conditions(
+            self.precision, compression() if away else "none", {spec.name: spec.shape for spec in self.model.inputs}
+        )
+
+    def plan_of(self, placement: Placement, segmenter: Segmenter | None = None) -> Plan:
+        """Plan a placement: its own segments, or else those of the lowest simulated makespan.
+
+        A segmenter by the costs may be given in place of :attr:`segmenter`. Of a placement with replicas this is the first.
+
+        Its own segments are those that were measured. They count if every group of the session is within one of them, and need
+        no costs; where those are not known, nothing in the plan takes any time.
+
+        Raises:
+            PlacementError: it does not fit the model, the devices or their memory, or its segments wait for each other.
+            UsageError: it has no segments that count, and costs are not known.
+        """
+        groups, of = self.placing.groups_of(placement), self.placing.segments_of(placement)
+        if of is not None and self._costs is None:
+            nothing = Costs.zero(len(groups), self.cluster)
+            segmenter = Segmenter(self.grouping, self.placing.held(nothing.where(self._supported())))
+        elif self._costs is None:
+            raise UsageError(
+                "The placement has no segments of its own that these groups could run as, and good ones are found by what ops "
+                "cost: call the session's profile() first."
+            )
+        elif segmenter is None:
+            segmenter = self.segmenter
+        groups = segmenter.problem().check(groups)
+        return segmenter.plan(groups) if of is None else segmenter.merged(of, groups)
 
     def executor(self, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
-        """Make a plan ready to run."""
-        ...
+        """Compile a plan and put inputs in place; see :meth:`placeit.runtime.runtime.Runtime.executor`.
+
+        Close it when it is not needed any more. A plan on a plain device of the cluster runs there, in :meth:`alone`.
+        """
+        if plan.problem.device_names != self.cluster.names:
+            for device in self.whole_devices:
+                if plan.problem.device_names == (device.name,):
+                    return self.alone(device).executor(plan, in_flight=in_flight)
+        executor = self.runtime.executor(plan, in_flight=in_flight)
+        inputs = self.model.sample_inputs()
+        for request in range(in_flight):
+            executor.set_inputs(inputs, request=request)
+        return executor
 
     def best_in_flight(self, plan: Plan, otherwise: int) -> int:
-        """Number of requests in flight that suits a plan in throughput mode best; ``otherwise`` for any other plan."""
-        ...
+        """Return the number of requests in flight that serves most: the runtime's in throughput mode, else the given one."""
+        if plan.problem.device_names != self.cluster.names:
+            return otherwise
+        return self.runtime.best_in_flight(plan) or otherwise
 
-    def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
-        """The time of each op in a plan, by the counters of the runtime."""
-        ...
+    def reference(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+        """Outputs of the model as its framework runs it in float32, uncut and without placeit's executor, by name.
+
+        Raises:
+            DeviceError: the framework cannot run it.
+        """
+        if self._reference is None:
+            device = self._able if self.precision == "f32" else None  # others may not have float32, and the CPU has
+            self._reference = self.model.reference(device, "f32")
+        return apart(functools.partial(self._reference, inputs))  # it may take long, and Ctrl-C be pressed
+
+    @property
+    def _able(self) -> Device | None:
+        """The first device that can run the whole model; None if there is none."""
+        able = np.flatnonzero(self._supported().all(axis=0))
+        return self.cluster.devices[able[0]] if len(able) else None
+
+    @property
+    def _alike(self) -> Callable[[Arrays], Arrays] | None:
+        """Runs the uncut model in the precision of the devices; None if that is float32, as the reference has it."""
+        if self.precision == "f32":
+            return None
+        run = self.model.reference(self._able, self.precision)
+        return lambda inputs: apart(functools.partial(run, inputs))
 
     def check_outputs(self, executor: Checkable, *, after: bool = False) -> OutputDifference:
-        """Compare the outputs of an executor with the reference."""
-        ...
+        """Compare the outputs of an executor with the reference, on two inputs; see :class:`placeit.runtime.check.OutputCheck`.
+
+        What is measured is checked before and after it is, and the worse error counts.
+
+        Args:
+            executor: the one that is measured, at rest; the session's inputs are in place afterwards.
+            after: whether this is the check after the measurement.
+
+        Raises:
+            ExecutionError: a device failed.
+        """
+        return self.output_check()(executor, after=after)
 
     def output_check(self, given: Arrays | None = None) -> OutputCheck:
-        """Prepare the check of outputs with inputs of one run, or with the session's."""
-        ...
+        """Prepare what :meth:`check_outputs` does with inputs of one run, or with those of the session, once."""
+        if given is not None:
+            others = other_inputs(self.model, given, given=True)
+            return OutputCheck(given, others, self.reference, self.tolerance, self._alike)
+        if self._check is None:
+            inputs, chosen = self.model.sample_inputs(), self.model.given is not None
+            if not chosen and "float16" in {*self.model.graph.tensor_dtypes, _HALF.get(self.precision)}:
+                _log.warning(
+                    "Numbers above 65504 overflow in float16 between segments, even where the whole model computes them in "
+                    "float32. Outputs are checked on random inputs: give --inputs to check them on yours."
+                )
+            others = other_inputs(self.model, inputs, given=chosen)
+            self._check = OutputCheck(inputs, others, self.reference, self.tolerance, self._alike)
+        return self._check
+
+    def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
+        """Return the time of each op inside its segment; see :func:`placeit.profiler.op_times.op_times`."""
+        return op_times(self.model, self.grouping, self.cluster, plan, precision=self.precision, passes=passes)

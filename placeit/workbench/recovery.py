@@ -6,8 +6,9 @@ import contextlib
 import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +17,40 @@ from placeit.core.errors import DeviceError, PlaceitError
 from placeit.placers.best_list import BestList
 from placeit.placers.local_search import starts
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime.adapting import Better
 from placeit.runtime.plan_executor import PlanExecutor, failure_of, to_serve
 from placeit.runtime.replica import Replacement
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["Recovery"]
+__all__ = ["Better", "Recovery", "Said"]
 
 _LOG = logging.getLogger("placeit")
 
 _DECIDES_S, _STEPS = 0.5, 600
 _TRIES, _TRIES_S = 5, 60.0  # runs of what is to serve, before it does
 _LEAST_PRICE_S = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Better:
+    """A placement that may be better than the one that serves.
+
+    Attributes:
+        plan: that could run instead.
+        devices: that it uses.
+        saved: share of what a request takes now that it would not take then, as predicted.
+        price: seconds that compiling and loading what is missing is expected to take.
+        decided_s: seconds that it took to find.
+    """
+
+    plan: Plan
+    devices: tuple[str, ...]
+    saved: float
+    price: float
+    decided_s: float
+
+
+Said: TypeAlias = Sequence[tuple[str, float]]
+"""Of each segment of a plan, the device and the seconds that it takes there by the costs."""
 
 
 class Recovery:
@@ -43,7 +66,7 @@ class Recovery:
         in_flight: how many requests may be in flight at once; None for as many as a plan needs.
 
     Attributes:
-        slow: as of :class:`placeit.runtime.adapting.Planning`.
+        slow: how many times as long as by its costs a device takes, by name; read by any thread.
     """
 
     def __init__(self, runtime: Runtime, costs: Costs, in_flight: int | None) -> None:
@@ -103,7 +126,7 @@ class Recovery:
             best, steps = first[int(np.argmin(segmenter.seconds(np.stack(first))))], _STEPS if hurry else 1
             return segmenter.plan(segmenter.search(best, problem, steps=steps, seed=0, deadline=begin + _DECIDES_S))
 
-    # -- for the adapter; see placeit.runtime.adapting.Planning -----------------------------------------------------------
+    # -- for the adapter, placeit.workbench.adapting ----------------------------------------------------------------------
 
     def _scaled(self) -> Costs:
         """The costs, with slow devices as slow as they are."""
@@ -117,11 +140,11 @@ class Recovery:
         return self._runtime.pool.lost().keys()
 
     def reopen(self) -> list[frozenset[str]]:
-        """Open those of them anew that are there again; return which."""
+        """Open those of them anew that are there again; return which. May take minutes. Raises PlaceitError."""
         return self._runtime.pool.reopen()
 
-    def said(self, plan: Plan) -> list[tuple[str, float]]:
-        """Of each segment of a plan, the device and the seconds that it takes there by the costs."""
+    def said(self, plan: Plan) -> Said:
+        """Return each segment's device and expected seconds; an empty list if the costs are not about these devices."""
         names = self._costs.cluster.names
         if plan.problem.device_names != names:
             return []  # on a device that stands for several of them
@@ -129,22 +152,22 @@ class Recovery:
         return [(names[segment.device], float(seconds[s, segment.device])) for s, segment in enumerate(plan.segments)]
 
     def better(self, executor: PlanExecutor | None, others: Sequence[PlanExecutor]) -> Better | None:
-        """Place anew what an executor runs, or if there is none, what could run beside others."""
+        """Place anew what an executor runs, or if there is none, what could run beside others. Raises PlaceitError."""
         begin, saved, here = perf_counter(), 1.0, None
         if executor is not None:
             if executor.gone is not None or executor.plan.problem.device_names != self._costs.cluster.names:
                 return None
-            here = executor.plan.placement[executor.plan.segment_of]
+            here = executor.plan.group_devices
         taken = {name for other in others for name in _devices(other.plan)}
         plan = self._plan(_without(taken, self._runtime.pool.lost()), here=here)
         if executor is not None:
             now = Segmenter(self._runtime.grouping, self._scaled()).priced(executor.plan).schedule.makespan
             saved = 1 - plan.schedule.makespan / now if now > 0 else 0.0
-        price = max(_LEAST_PRICE_S, self._runtime.compiling_takes([plan]))
+        price = max(_LEAST_PRICE_S, self._runtime.compiler.takes([plan]))
         return Better(plan, _devices(plan), saved, price, perf_counter() - begin)
 
     def open(self, plan: Plan) -> PlanExecutor:
-        """Compile a plan, and run it a few times."""
+        """Compile a plan, and run it a few times. Raises PlaceitError."""
         executor, inputs = self._executor(plan), self._runtime.model.sample_inputs()
         with contextlib.ExitStack() as stack:
             stack.callback(executor.close)

@@ -70,7 +70,7 @@ def test_programs_for_several_gpus_are_compiled_at_once(gpus: list[str], monkeyp
     inputs = model.random_inputs(1)
     with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan) as executor:
         found = executor.run(inputs)
-        assert runtime.compiling.kinds["GPU"].compiled == len(plan.programs)
+        assert runtime.compiler.compiling.kinds["GPU"].compiled == len(plan.programs)
     for name, value in model.reference(None, "f32")(inputs).items():
         np.testing.assert_allclose(found[name], value, atol=1e-4)
 

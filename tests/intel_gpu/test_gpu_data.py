@@ -59,7 +59,7 @@ def test_a_tensor_in_other_memory_is_copied_to_the_gpu_which_shows(opened: Opene
     needs_integrated(devices.gpus[0])
     device, spec = devices.runtime.devices[FIRST], BufferSpec(SHAPE, "float32")
     (segment,) = [segment for segment in devices.plan(two=FIRST).programs if segment.device == FIRST]
-    instance = device.instance(cast("Program", devices.runtime.compile([segment])[0]))
+    instance = device.instance(cast("Program", devices.runtime.compiler.compile([segment])[0]))
     ended = threading.Semaphore(0)
     for where, grows in ((device.allocate(spec), 0), (HostBuffer(spec), BYTES)):
         instance.bind(0, where)

@@ -28,7 +28,6 @@ from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime import adapting
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.nodes import device as device_module
@@ -36,6 +35,7 @@ from placeit.runtime.nodes.actor import DeviceActor
 from placeit.runtime.nodes.device import NodeDevice, NodeLink
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
+from placeit.workbench import adapting
 
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local

@@ -20,10 +20,10 @@ from placeit.core.errors import DeviceError, PlaceitError, UsageError
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
-from placeit.runtime import adapting
 from placeit.runtime.nodes.device import NodeDevice
 from placeit.runtime.serving import Server
 from placeit.session import Session
+from placeit.workbench import adapting
 
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local

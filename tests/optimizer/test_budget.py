@@ -14,7 +14,8 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
-from placeit.runtime.budget import hopeless, least
+from placeit.runtime.budget import least
+from placeit.runtime.incumbent import why_hopeless
 from placeit.session import optimize
 from placeit.workbench.options import Constraints
 
@@ -112,7 +113,7 @@ def test_the_least_time_grows_with_a_run() -> None:
 
 
 def test_hopeless_is_more_than_five_times_as_slow() -> None:
-    assert hopeless(4.9, 1.0, "slower") is None
-    assert hopeless(67.0, 1.0, "slower") == "simulated 67 times slower"
-    assert hopeless(5.5, 1.0, "worse") == "simulated 5.5 times worse"
-    assert hopeless(1.0, 0.0, "slower") is None
+    assert why_hopeless(4.9, 1.0, "slower") is None
+    assert why_hopeless(67.0, 1.0, "slower") == "simulated 67 times slower"
+    assert why_hopeless(5.5, 1.0, "worse") == "simulated 5.5 times worse"
+    assert why_hopeless(1.0, 0.0, "slower") is None

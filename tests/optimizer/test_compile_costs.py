@@ -54,7 +54,7 @@ class Compiler:
             executor=self.open,
             check_outputs=lambda _, **__: OutputDifference(0.0, 0.0),
             compiling=SimpleNamespace(),
-            runtime=SimpleNamespace(compiling_takes=self.takes),
+            runtime=SimpleNamespace(compiler=self),
         )
 
     def open(self, plan: Any, **_: object) -> Opened:

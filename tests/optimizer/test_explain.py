@@ -15,7 +15,6 @@ import openvino as ov
 import pytest
 from rich.console import Console
 
-from placeit import workbench
 from placeit.backends.openvino.model import describe
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import PlacementError, UsageError
@@ -25,6 +24,7 @@ from placeit.optimizer.explain import Explained, explain
 from placeit.planning.segments import Costs
 from placeit.report.explained import explanation
 from placeit.session import Session
+from placeit.workbench import opened as opening
 
 NAMES = ("a", "b")
 SECONDS = {"stem": (2.0, 4.0), "left": (6.0, 3.0), "right": (5.0, 4.0), "join": (1.0, 2.0)}
@@ -61,7 +61,7 @@ def session(known: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[
     end = ops.result(ops.add(*ends, name="join"), "out")
     cluster = Cluster(tuple(Device(name, kind="described", flops_per_s=1e9, bytes_per_s=1e9) for name in NAMES))
     with Session(describe(ov.Model([end], [source], "known"), Path("known")), cluster, cache=None) as opened:
-        monkeypatch.setattr(workbench, "estimated", lambda *_, **__: _costs(opened, **known))
+        monkeypatch.setattr(opening, "estimated", lambda *_, **__: _costs(opened, **known))
         opened.profile()
         yield opened
 

@@ -243,7 +243,7 @@ def test_what_fails_is_nan_with_its_reason_and_what_does_not_fit_is_infinite(
     original = Session.executor
 
     def full(self: Session, plan: Any, **options: Any) -> Any:
-        if plan.placement[plan.segment_of][group] == 1:
+        if plan.group_devices[group] == 1:
             raise NoRoomError(NO_ROOM)
         return original(self, plan, **options)
 
@@ -258,11 +258,7 @@ def test_wrong_outputs_have_no_time(session: Session, monkeypatch: pytest.Monkey
 
     def check(self: Session, executor: Any, *, after: bool = False) -> OutputDifference:
         plan = executor.plan
-        return (
-            OutputDifference(1.0, 1.0)
-            if np.array_equal(plan.placement[plan.segment_of], rows[1])
-            else OutputDifference(0.0, 0.0)
-        )
+        return OutputDifference(1.0, 1.0) if np.array_equal(plan.group_devices, rows[1]) else OutputDifference(0.0, 0.0)
 
     monkeypatch.setattr(Session, "check_outputs", check)
     found = MeasuredCost(session, hopeless=None).outcomes(rows)
@@ -281,7 +277,7 @@ def test_what_looks_best_is_checked_after_its_runs_as_well(session: Session, mon
 
     def check(self: Session, executor: Any, *, after: bool = False) -> OutputDifference:
         plan = executor.plan
-        wrong = after and np.array_equal(plan.placement[plan.segment_of], best)
+        wrong = after and np.array_equal(plan.group_devices, best)
         return OutputDifference(1.0, 1.0) if wrong else OutputDifference(0.0, 0.0)
 
     monkeypatch.setattr(Session, "check_outputs", check)

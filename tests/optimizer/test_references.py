@@ -20,9 +20,9 @@ from placeit.backends.openvino.own_mode import OwnModeRunner
 from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores
 from placeit.devices.own_modes import OwnMode
-from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.candidates import Beside, Candidate
 from placeit.optimizer.options import Candidates
-from placeit.optimizer.references import Reference, enter_references, references_beside
+from placeit.optimizer.references import enter_references, references_beside
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.report import as_text
@@ -55,7 +55,7 @@ class Raced:
 
     search: Search
     answer: Candidate
-    references: list[Reference]
+    references: list[Beside]
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_a_reference_that_never_ends_is_left_behind(raced: Callable[[], Raced], 
 def test_references_are_not_run_where_there_is_no_time_to_compile_them(
     raced: Callable[[], Raced], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("placeit.runtime.runtime.Runtime.compiling_takes_anew", lambda self, device: math.inf)
+    monkeypatch.setattr("placeit.runtime.segment_compiler.SegmentCompiler.takes_anew", lambda self, device: math.inf)
     (reference,) = raced().references
     assert (reference.row.measured, reference.row.failed, reference.ratio) == (None, None, None)
     assert reference.row.not_run == "there was no time left to compile and run it"

@@ -80,9 +80,9 @@ def test_costs_of_a_busy_machine_are_said_to_be_in_one_line(found: Optimized) ->
 def test_what_each_placer_proposed_is_told(found: Optimized) -> None:
     rows = {one.what: one for one in found.spending if one.placer}
     proposed = [candidate for candidate in found.candidates if candidate.placer != "single"]
-    assert sum(one.fresh for one in rows.values()) == len(proposed)
+    assert sum(one.new for one in rows.values()) == len(proposed)
     assert rows["heft"].proposed >= 2  # it was named twice
-    assert rows["heft"].fresh < rows["heft"].proposed
+    assert rows["heft"].new < rows["heft"].proposed
     for candidate in proposed:
         row = rows[candidate.placer]
         assert row.simulated_value is not None
@@ -97,7 +97,7 @@ def test_what_each_placer_proposed_is_told(found: Optimized) -> None:
 def test_what_the_time_went_into_is_in_both_reports(found: Optimized) -> None:
     rows = found.to_dict()["spending"]
     assert [(row["what"], row["placer"], row["new"]) for row in rows] == [
-        (one.what, one.placer, one.fresh) for one in found.spending
+        (one.what, one.placer, one.new) for one in found.spending
     ]
     console = Console(file=StringIO(), width=200)
     as_text.optimized(console, found, Path("p.json"))

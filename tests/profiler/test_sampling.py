@@ -45,25 +45,21 @@ class SlowCompiling(Compiling):
         return self.slow.get(kind, 0.0) * ops
 
 
-class RememberingRuntime(Runtime):
-    """Remembers what was compiled."""
-
-    compiled: set[Segment]
-
-    def compile(self, segments: Sequence[Segment]) -> list:
-        self.compiled |= set(segments)
-        return super().compile(segments)
-
-
 def profiled(
     model: OpenVinoModel, devices: int, *, slow: dict[str, float] | None = None, budget: float = 1e4
 ) -> tuple[Costs, Profiled, list[int], set[Segment]]:
     cluster = Cluster(tuple(Device(f"d{d}", "known", Address(f"d{d}")) for d in range(devices)))
     grouping = Grouping.singletons(model.graph)
-    with RememberingRuntime(model, grouping, cluster, compiling=SlowCompiling(slow or {})) as runtime:
-        runtime.compiled = set()
+    compiled = set[Segment]()
+    with Runtime(model, grouping, cluster, compiling=SlowCompiling(slow or {})) as runtime:
+        compile_all = runtime.compiler.compile
+
+        def remember(segments: Sequence[Segment]) -> list:
+            compiled.update(segments)
+            return compile_all(segments)
+
+        runtime.compiler.compile = remember  # type: ignore[method-assign]
         found = profile(model, grouping, cluster, runtime, budget_s=budget)
-        compiled = runtime.compiled
     assert found.profiled is not None
     return found, found.profiled, [g for g, kind in enumerate(grouping.groups.kinds) if kind not in FREE], compiled
 

@@ -24,14 +24,14 @@ from placeit.placers.best_list import BestList
 from placeit.placers.local_search import starts
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime import adapting
-from placeit.runtime.adapting import Adapter, Pace
 from placeit.runtime.devices.base import Instance, Program, RuntimeDevice, SegmentSource, Transport
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Replacement, Server
 from placeit.runtime.spans import Event, Span
+from placeit.workbench import adapting
 from placeit.workbench import recovery as recovering
+from placeit.workbench.adapting import Adapter, Pace
 from placeit.workbench.recovery import Recovery
 
 pytestmark = pytest.mark.timeout(280, method="thread")
@@ -132,7 +132,7 @@ def server(bench: Bench) -> Iterator[Server]:
     with ExitStack() as stack:
         recovery = Recovery(bench.runtime, bench.costs, None)
         made = stack.enter_context(Server([bench.runtime.executor(bench.plan(0))], replace=recovery))
-        made.adapt(Adapter(made, recovery))
+        made.attend(Adapter(made, recovery))
         asked = stack.enter_context(beside(ask))
         stack.callback(over.set)
         yield made

@@ -64,30 +64,30 @@ def test_programs_are_counted_by_kind_of_device() -> None:
     with runtime:
         for plan in (whole, mixed, mixed):
             runtime.executor(plan)
-        gpu, cpu = runtime.compiling.kinds["GPU"], runtime.compiling.kinds["CPU"]
+        gpu, cpu = runtime.compiler.compiling.kinds["GPU"], runtime.compiler.compiling.kinds["CPU"]
     assert (gpu.compiled, gpu.from_disk, gpu.reused) == (1 + on_gpu(mixed), 0, on_gpu(mixed))
     assert (cpu.compiled, cpu.reused) == (len(mixed.programs) - on_gpu(mixed),) * 2
-    assert runtime.compiling.seconds == pytest.approx(gpu.seconds + cpu.seconds)
+    assert runtime.compiler.compiling.seconds == pytest.approx(gpu.seconds + cpu.seconds)
 
 
 def test_programs_from_disk_are_counted_as_such_and_take_little() -> None:
     runtime, (whole, mixed) = runtime_with(Compiler("GPU.0", kept=True))
     fresh, (also_whole, _) = runtime_with(Compiler("GPU.0"))
     with runtime, fresh:
-        assert runtime.compiling_takes([whole]) < fresh.compiling_takes([also_whole])
+        assert runtime.compiler.takes([whole]) < fresh.compiler.takes([also_whole])
         runtime.executor(mixed)
-        gpu = runtime.compiling.kinds["GPU"]
+        gpu = runtime.compiler.compiling.kinds["GPU"]
     assert (gpu.compiled, gpu.from_disk) == (0, on_gpu(mixed))
 
 
 def test_what_is_there_takes_no_time_and_what_plans_share_is_compiled_once() -> None:
     runtime, (whole, mixed) = runtime_with(Compiler("GPU.0"))
     with runtime:
-        both = runtime.compiling_takes([whole, mixed])
-        assert both == pytest.approx(runtime.compiling_takes([whole]) + runtime.compiling_takes([mixed]))
-        assert runtime.compiling_takes([mixed, mixed]) == runtime.compiling_takes([mixed])
+        both = runtime.compiler.takes([whole, mixed])
+        assert both == pytest.approx(runtime.compiler.takes([whole]) + runtime.compiler.takes([mixed]))
+        assert runtime.compiler.takes([mixed, mixed]) == runtime.compiler.takes([mixed])
         runtime.executor(mixed)
-        assert runtime.compiling_takes([mixed]) == 0
+        assert runtime.compiler.takes([mixed]) == 0
 
 
 def test_a_gpu_is_expected_to_compile_slowly_until_it_was_seen_to_do_otherwise() -> None:
@@ -133,7 +133,7 @@ def test_it_is_said_what_is_compiled_while_somebody_waits() -> None:
         told.set()
 
     runtime, (whole, _) = runtime_with(Compiler("GPU.0", compiling=told.wait))
-    runtime.compiling.progress = progress
+    runtime.compiler.compiling.progress = progress
     with runtime:
         runtime.executor(whole)
     what, share = said[0]
@@ -148,7 +148,7 @@ def test_what_cannot_be_compiled_is_not_counted() -> None:
     runtime, (whole, _) = runtime_with(Compiler("GPU.0", compiling=fails))
     with runtime, pytest.raises(DeviceError, match="no kernel"):
         runtime.executor(whole)
-    assert "GPU" not in cast("dict[str, object]", runtime.compiling.kinds)
+    assert "GPU" not in cast("dict[str, object]", runtime.compiler.compiling.kinds)
 
 
 def test_segments_that_are_cut_anew_are_found_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,9 +162,9 @@ def test_segments_that_are_cut_anew_are_found_on_disk(tmp_path: Path, monkeypatc
     counts, before = [], locale.setlocale(locale.LC_ALL)
     for _ in range(2):
         with Runtime(model, grouping, cluster) as runtime:
-            expected = runtime.compiling_takes([plan])
+            expected = runtime.compiler.takes([plan])
             runtime.executor(plan).close()
-            counts.append((expected, runtime.compiling.kinds["CPU"]))
+            counts.append((expected, runtime.compiler.compiling.kinds["CPU"]))
     assert locale.setlocale(locale.LC_ALL) == before  # OpenVINO changes it meanwhile
     (fresh_s, fresh), (found_s, found) = counts
     assert fresh.compiled == found.from_disk == len(plan.programs) > 2

@@ -20,13 +20,13 @@ from small_models import random_model
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
-from placeit.core.errors import DeviceError, ExecutionError, UsageError
+from placeit.core.errors import DeviceError, UsageError
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime.devices.base import BufferSpec, DoneCallback, Instance, Program, SegmentSource
+from placeit.runtime.devices.base import BufferSpec, Instance, Program, SegmentSource
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
@@ -331,42 +331,6 @@ def test_inputs_that_do_not_fit_the_model_are_refused(
     change(inputs)
     with pytest.raises(UsageError, match=says):
         executor.run(inputs)
-
-
-class _Failing(NullDevice):
-    """Reports an error for its third segment."""
-
-    started = 0
-
-    def start(self, instance: Instance, done: DoneCallback) -> None:
-        self.started += 1
-        failure = ExecutionError("device d0 is out of memory") if self.started == 3 else None
-        super().start(instance, lambda start, finish, _: done(start, finish, failure))
-
-
-def test_a_failed_segment_ends_the_request_with_its_error_and_the_next_request_runs() -> None:
-    model, cluster = random_model(2, 20), described(2)
-    grouping = Grouping.singletons(model.graph)
-    placement = np.arange(len(grouping.groups)) % 2
-    plan = Segmenter(grouping, random_costs(2, len(grouping.groups), cluster)).plan(placement, merge=False)
-    clock = VirtualClock()
-
-    def second(_: SegmentSource) -> float:
-        return 1.0
-
-    runtime = Runtime(
-        model,
-        grouping,
-        cluster,
-        devices=[_Failing("d0", clock, second), NullDevice("d1", clock, second)],
-        transports={(0, 1): NullLink(clock, 1e9, 0.1), (1, 0): NullLink(clock, 1e9, 0.1)},
-        wait=lambda _: clock.run(),
-    )
-    executor = runtime.executor(plan)
-    with pytest.raises(ExecutionError, match="out of memory"):
-        executor.time()
-    executor.time()
-    assert len([span for span in executor.spans() if span.kind == "compute"]) == len(plan.programs)
 
 
 def test_a_described_device_cannot_be_opened() -> None:

@@ -21,7 +21,6 @@ from placeit.runtime.measure import (
     faster,
     faster_in_any_opening,
     median_interval,
-    race,
     timed,
 )
 
@@ -45,12 +44,12 @@ class Machine:
 
 def constant(name: str, samples: list[float]) -> Measurement:
     values: Iterator[float] = iter(samples)
-    return race({name: lambda: next(values)}, rounds=len(samples), warmup=0)[name]
+    return Race({name: lambda: next(values)}, warmup=0).run(rounds=len(samples))[name]
 
 
 def test_every_round_runs_every_candidate_once_and_orders_differ() -> None:
     machine = Machine()
-    race({name: machine.candidate(name, 1.0) for name in "abc"}, rounds=20, warmup=0)
+    Race({name: machine.candidate(name, 1.0) for name in "abc"}, warmup=0).run(rounds=20)
     rounds = ["".join(machine.ran[i : i + 3]) for i in range(0, 60, 3)]
     assert {"".join(sorted(order)) for order in rounds} == {"abc"}
     assert len(set(rounds)) > 3
@@ -59,7 +58,7 @@ def test_every_round_runs_every_candidate_once_and_orders_differ() -> None:
 def test_the_same_seed_gives_the_same_order_and_another_seed_another() -> None:
     def order(seed: int) -> list[str]:
         machine = Machine()
-        race({name: machine.candidate(name, 1.0) for name in "abcd"}, rounds=10, seed=seed)
+        Race({name: machine.candidate(name, 1.0) for name in "abcd"}, seed=seed).run(rounds=10)
         return machine.ran
 
     assert order(1) == order(1) != order(2)
@@ -67,7 +66,7 @@ def test_the_same_seed_gives_the_same_order_and_another_seed_another() -> None:
 
 def test_warm_up_runs_are_not_counted() -> None:
     slow_at_first = iter([100.0, 100.0, *[1.0] * 8])
-    (result,) = race({"a": lambda: next(slow_at_first)}, rounds=8, warmup=2).values()
+    (result,) = Race({"a": lambda: next(slow_at_first)}, warmup=2).run(rounds=8).values()
     assert result.samples.tolist() == [1.0] * 8
     assert (result.median, result.ci_low, result.ci_high, result.p95) == (1.0, 1.0, 1.0, 1.0)
 
@@ -114,7 +113,7 @@ def test_nobody_is_dropped_if_nobody_shall_be() -> None:
 def test_drift_of_the_machine_does_not_decide() -> None:
     # every second stretch of ten runs is three times slower, and 'b' is 10 % faster throughout
     machine = Machine(lambda run: 3.0 if run // 10 % 2 else 1.0)
-    results = race({"a": machine.candidate("a", 1.0, 0.01), "b": machine.candidate("b", 0.9, 0.01)}, rounds=60)
+    results = Race({"a": machine.candidate("a", 1.0, 0.01), "b": machine.candidate("b", 0.9, 0.01)}).run(rounds=60)
     ratio = faster(results["b"], results["a"])
     assert ratio.faster
     assert 0.85 < ratio.ci_low < ratio.ratio < ratio.ci_high < 0.95
@@ -240,7 +239,7 @@ def test_the_interval_contains_the_median_and_ends_at_samples(samples: list[floa
 
 def test_a_budget_ends_the_race_after_the_least_number_of_rounds() -> None:
     machine = Machine()
-    results = race({"a": machine.candidate("a", 1.0)}, budget_s=0, min_rounds=9, warmup=0)
+    results = Race({"a": machine.candidate("a", 1.0)}, warmup=0).run(budget_s=0, min_rounds=9)
     assert len(results["a"].samples) == 9
 
 
@@ -252,7 +251,7 @@ def test_a_round_that_would_not_end_in_time_is_not_started(monkeypatch: pytest.M
         now[0] += 10.0
         return 10.0
 
-    results = race({"a": ten_seconds}, budget_s=95, min_rounds=2, warmup=1)
+    results = Race({"a": ten_seconds}, warmup=1).run(budget_s=95, min_rounds=2)
     assert len(results["a"].samples) == 8, "and one warm-up: 90 of 95 seconds"
 
 
@@ -260,14 +259,14 @@ def test_a_race_needs_candidates_and_an_end() -> None:
     with pytest.raises(UsageError, match="no candidates"):
         Race({})
     with pytest.raises(UsageError, match="needs an end"):
-        race({"a": lambda: 1.0})
+        Race({"a": lambda: 1.0}).run()
 
 
 def test_progress_is_told_after_each_round() -> None:
     told: list[tuple[int, float]] = []
-    race({"a": lambda: 1.0}, rounds=4, progress=lambda done, share: told.append((done, share)))
+    Race({"a": lambda: 1.0}).run(rounds=4, progress=lambda done, share: told.append((done, share)))
     assert told == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
-    race({"a": lambda: 1.0}, budget_s=0, min_rounds=1, progress=lambda done, share: told.append((done, share)))
+    Race({"a": lambda: 1.0}).run(budget_s=0, min_rounds=1, progress=lambda done, share: told.append((done, share)))
     assert told[-1] == (1, 1.0)
 
 
@@ -328,7 +327,7 @@ def test_a_race_that_all_leave_ends() -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_time_that_no_run_can_take_is_an_error(seconds: float) -> None:
     with pytest.raises(ExecutionError, match="'odd'"):
-        race({"odd": lambda: seconds}, rounds=1)
+        Race({"odd": lambda: seconds}).run(rounds=1)
 
 
 def test_ctrl_c_ends_the_race_and_keeps_what_was_measured() -> None:

@@ -123,7 +123,7 @@ def test_where_nothing_is_left_that_could_run_requests_have_failed_and_later_one
 def test_under_load_latencies_count_from_when_requests_were_to_arrive(bench: Callable[..., Bench]) -> None:  # noqa: F811
     made = bench("native")
     with Server([made.executor()], queue=1) as server:
-        served = offer(server, inputs_of(made.model, 1), np.zeros(50), timeout=60)
+        served = offer(server, inputs_of(made.model, 1), np.zeros(50))
         stats = server.stats()
     assert served.load is not None
     assert (served.arrived, stats.arrived, served.failed) == (50, 50, 0)

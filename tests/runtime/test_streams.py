@@ -241,23 +241,6 @@ def test_a_device_that_dies_is_an_error_and_not_a_wait_for_ever():
                 executor.run(case.inputs())
 
 
-def test_whatever_a_program_raises_is_an_execution_error_that_names_the_segment():
-    case = chain(2, [0, 0])
-    accelerator = case.accelerator()
-
-    def launch(*args):
-        raise TypeError("a mistake")
-
-    accelerator.launch = launch
-    with StreamExecutor(case.work(), accelerator) as executor:
-        with pytest.raises(ExecutionError, match="starts with 'op1' failed on fake:0: TypeError: a mistake"):
-            executor.run(case.inputs())
-        del accelerator.launch
-        got = executor.run(case.inputs())
-    np.testing.assert_array_equal(got["out_op3"], case.expected(case.inputs())["out_op3"])
-    assert not any(accelerator.allocated.values())
-
-
 def test_whatever_is_raised_where_reports_are_read_waits_for_what_runs_and_the_next_run_is_right():
     case = chain(4, [0, 1, 0, 1])
     accelerator = case.accelerator(patience=0.0)

@@ -146,7 +146,7 @@ def branches(exported, accelerator, seed):
     with torch.inference_mode():
         results = module(*(torch.tensor(value) for value in inputs.values()))
     return (
-        PlanTasks.of(runtime.book, plan, runtime.compile(plan.programs)),
+        PlanTasks.of(runtime.book, plan, runtime.compiler.compile(plan.programs)),
         inputs,
         dict(zip(runtime.book.outputs, results, strict=True)),
     )

@@ -28,7 +28,7 @@ from placeit.learning.training.valuing import dropping
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.placers import parse_placer
 from placeit.profiler.cache import Cache
-from placeit.runtime.budget import HOPELESS
+from placeit.runtime.incumbent import HOPELESS
 from placeit.session import Session
 
 __all__ = ["SLOWDOWNS", "BestOfEach", "Fidelity", "Learned", "Seeds"]

@@ -9,14 +9,11 @@ import contextlib
 import functools
 import logging
 import math
-import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -24,13 +21,14 @@ from placeit.core.errors import PlaceitError
 from placeit.core.threads import Gate, Worker
 from placeit.planning.moving import Moves
 from placeit.planning.segments import Plan
-from placeit.runtime.history import History
+from placeit.runtime.attendant import Attendant
 from placeit.runtime.measure import FAILURES
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.runtime.refining import Request
 from placeit.runtime.replica import Replacement
+from placeit.runtime.serving import Server
+from placeit.workbench.recovery import Better, Recovery, Said
 
-__all__ = ["Adapted", "Adapter", "Better", "Pace", "Planning"]
+__all__ = ["Adapter", "Pace"]
 
 _LOG = logging.getLogger("placeit")
 
@@ -40,83 +38,6 @@ _SLOW = 2.0  # times as long; what is less may be because other devices are busy
 _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0  # before what is lost is looked for again
 _AGAIN_S, _LATEST_S = 30.0, 600.0  # after which a slow device that nothing uses is tried again
 _CALM_S = 600.0  # without a loss, after which the pause is as at first
-
-
-@dataclass(frozen=True, eq=False)
-class Better:
-    """A placement that may be better than the one that serves.
-
-    Attributes:
-        plan: that could run instead.
-        devices: that it uses.
-        saved: share of what a request takes now that it would not take then, as predicted.
-        price: seconds that compiling and loading what is missing is expected to take.
-        decided_s: seconds that it took to find.
-    """
-
-    plan: Plan
-    devices: tuple[str, ...]
-    saved: float
-    price: float
-    decided_s: float
-
-
-Said: TypeAlias = Sequence[tuple[str, float]]
-"""Of each segment of a plan, the device and the seconds that it takes there by the costs."""
-
-
-class Planning(Protocol):
-    """The part that knows the costs and makes plans.
-
-    Attributes:
-        slow: how many times as long as by its costs a device takes, by name; read by any thread.
-    """
-
-    slow: Mapping[str, float]
-
-    def lost(self) -> Collection[frozenset[str]]:
-        """Devices that are lost, and pairs of them whose link is."""
-        ...
-
-    def reopen(self) -> object:
-        """Open those of them anew that are there again. May take minutes. Raises PlaceitError."""
-        ...
-
-    def said(self, plan: Plan) -> Said:
-        """Return each segment's device and expected seconds; an empty list if the costs are not about these devices."""
-        ...
-
-    def better(self, executor: PlanExecutor | None, others: Sequence[PlanExecutor]) -> Better | None:
-        """Place anew what an executor runs, or if there is none, what could run beside others. Raises PlaceitError."""
-        ...
-
-    def open(self, plan: Plan) -> PlanExecutor:
-        """Compile a plan, and run it a few times. Raises PlaceitError."""
-        ...
-
-
-class Adapted(Protocol):
-    """The server that adapts.
-
-    Attributes:
-        history: of what has happened to it.
-    """
-
-    history: History
-
-    @property
-    def executors(self) -> Sequence[PlanExecutor]:
-        """The executors that serve requests now."""
-        ...
-
-    @property
-    def vacant(self) -> int:
-        """Number of lost executors in whose place nothing runs."""
-        ...
-
-    def exchange(self, leaving: PlanExecutor | None, executor: PlanExecutor, replacement: Replacement) -> bool:
-        """Serve by an executor in place of one, or of one that was lost; False if it is not needed any more."""
-        ...
 
 
 class Pace:
@@ -153,7 +74,7 @@ class Pace:
         self._seen.pop(name, None)
 
 
-class Adapter:
+class Adapter(Attendant):
     """Adapts a server, on a thread of its own; what is lost is looked for on another one, as that may hang.
 
     Args:
@@ -161,10 +82,9 @@ class Adapter:
         planning: what knows the costs.
     """
 
-    def __init__(self, server: Adapted, planning: Planning) -> None:
+    def __init__(self, server: Server, planning: Recovery) -> None:
+        super().__init__("placeit adapting")
         self._server, self._planning = server, planning
-        self._ended: deque[Request] = deque(maxlen=100_000)  # appended to by the threads that serve
-        self._lock, self._closing, self._gone = threading.Lock(), Gate(), Gate()
         self._pace, self._moves = Pace(), Moves()
         self._sayings: weakref.WeakKeyDictionary[Plan, Said] = weakref.WeakKeyDictionary()
         self._news: dict[str, str] = {}  # of devices that a move is to be about
@@ -174,29 +94,15 @@ class Adapter:
         self._lost = frozenset(planning.lost())
         self._looking: Gate | None = None  # open when that has ended
         self._pause, self._next, self._back = _PAUSE_S, math.inf, -math.inf
-        self._worker = Worker("placeit adapting")
-        self._worker.submit(self._work)
 
-    def ended(self, request: Request) -> None:
-        """Tell of a request that has ended; from any thread, at once."""
-        self._ended.append(request)
+    def attend(self) -> None:
+        """Look once a second, until it is to close."""
+        while not self._closing.wait(_LOOK_S):
+            self._look(time.monotonic())
 
-    def close(self, seconds: float) -> None:
-        """Stop, and wait for that for some seconds at most: what is compiled now ends first."""
-        with self._lock:
-            if not self._closing.is_open:
-                self._closing.open()
-                self._worker.submit(self._worker.close)
-        self._gone.wait(min(seconds, threading.TIMEOUT_MAX))
-
-    def _work(self) -> None:
-        try:
-            while not self._closing.wait(_LOOK_S):
-                self._look(time.monotonic())
-        except FAILURES as error:
-            _LOG.warning("The server adapts no more: %s", error)
-        finally:
-            self._gone.open()
+    def failed(self, error: BaseException) -> None:
+        """Warn that it adapts no more."""
+        _LOG.warning("The server adapts no more: %s", error)
 
     def _look(self, now: float) -> None:
         lost = frozenset(self._planning.lost())
@@ -247,8 +153,7 @@ class Adapter:
 
     def _learn(self, now: float) -> None:
         """Take note of what requests took, and of slow devices that it is time to try again."""
-        for _ in range(len(self._ended)):
-            request = self._ended.popleft()
+        for request in self.heard():
             self._count(request.plan, {s: finish - start for s, start, finish in request.ran})
         for name, ratio in self._pace.look(self._planning.slow).items():
             self._set(name, ratio, f"{name} takes {ratio:.1f} times as long as its costs say.")

@@ -1,0 +1,93 @@
+"""Plans for a server to try in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import ExecutionError
+from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.profiler.calibration import calibrated
+from placeit.runtime.incumbent import is_worth_trying
+from placeit.runtime.plan_executor import PlanExecutor, to_serve
+from placeit.workbench.opened import OpenSession
+
+__all__ = ["Proposals"]
+
+_WORTH = 0.98  # of what the incumbent is expected to take: requests pay for the comparison
+_STEPS = 50  # of a search
+
+
+class Proposals:
+    """Plans that a server may try in place of its own, by the costs of a session, calibrated by its requests.
+
+    Args:
+        session: profiled.
+        in_flight: how many may be in flight at once; None for as many as a plan needs.
+
+    Raises:
+        UsageError: costs are not known.
+    """
+
+    def __init__(self, session: OpenSession, in_flight: int | None) -> None:
+        self._session, self._in_flight, self._costs = session, in_flight, session.costs
+        self._seed, self._plain_s = 0, 0.0
+        self._placements: list[NDArray[np.int32]] = []
+
+    def calibrate(self, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -> Costs:
+        """Costs that say what requests took: plans, and seconds of each segment, ``float64[S]``."""
+        costs = self._session.costs
+        segmenter = Segmenter(self._session.grouping, costs)
+        self._costs = calibrated(costs, [(segmenter.priced(plan), seconds) for plan, seconds in runs if self._is_here(plan)])
+        self._plain_s = max((float(seconds.sum()) for plan, seconds in runs if not self._is_here(plan)), default=0.0)
+        return self._costs
+
+    def search(self, plan: Plan, *, steady: bool) -> None:
+        """Search on for a while, from an incumbent plan and from the best known; for what ``steady`` says in Segmenter."""
+        segmenter = Segmenter(self._session.grouping, self._costs, steady=steady)
+        problem = segmenter.problem()
+        if not self._placements:
+            self._placements = [np.full(len(problem), d, np.int32) for d in problem.single_devices]
+        here = [plan.group_devices] if self._is_here(plan) else []
+        starts = [*here, *self._placements]
+        if not starts:
+            return
+        best = starts[int(np.argmin(segmenter.seconds(np.stack(starts))))]
+        for start in (*here, best):
+            self._placements.append(segmenter.search(start, problem, steps=_STEPS, seed=self._seed))
+            self._seed += 1
+
+    def best(self, plan: Plan, tried: Sequence[Plan], *, steady: bool) -> Plan | None:
+        """The plan that is expected to be the best of those found but not tried; None if none is better than the incumbent."""
+        segmenter = Segmenter(self._session.grouping, self._costs, steady=steady)
+        found = {placement.tobytes(): placement for placement in self._placements}
+        for one in (one for one in (plan, *tried) if self._is_here(one)):
+            found.pop(one.group_devices.tobytes(), None)
+        self._placements = list(found.values())
+        if not found:
+            return None
+        now = segmenter.seconds(plan.group_devices)[0] if self._is_here(plan) else self._plain_s
+        seconds = segmenter.seconds(np.stack(self._placements))
+        number = int(np.argmin(seconds))
+        return segmenter.plan(self._placements[number]) if is_worth_trying(seconds[number], now, _WORTH) else None
+
+    def _is_here(self, plan: Plan) -> bool:
+        """Return whether a plan is on devices of the session, and not on a plain device, which is timed by its requests."""
+        return plan.problem.device_names == self._session.cluster.names
+
+    def starts_threads(self, plan: Plan) -> bool:
+        """Return whether compiling a plan may start threads that run it; one core is run by the thread of its device."""
+        devices = [self._session.cluster.devices[segment.device] for segment in plan.programs]
+        return not all(device.core_set and len(device.cores) == 1 for device in devices)
+
+    def open(self, plan: Plan) -> PlanExecutor:
+        """Compile a plan."""
+        return to_serve(self._session.executor, plan, self._in_flight)
+
+    def check(self, executor: PlanExecutor) -> None:
+        """Run it twice, on the devices that serve. Raises ExecutionError if its outputs are wrong."""
+        wrong = self._session.check_outputs(executor).wrong(self._session.tolerance)
+        if wrong is not None:
+            raise ExecutionError(wrong)

@@ -1,0 +1,287 @@
+"""Staying learned: a server tries another plan with a small share of its requests, and changes to it if it is faster.
+
+Differs from :mod:`placeit.optimizer` in that nothing but requests that are made anyway is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.planning.segments import Plan
+from placeit.runtime.attendant import Attendant, Request
+from placeit.runtime.background import Background
+from placeit.runtime.check import RUNS
+from placeit.runtime.incumbent import Duel
+from placeit.runtime.measure import FAILURES, WARMUP, Ratio
+from placeit.runtime.refining import Limits, Refinement
+from placeit.runtime.serving import Server
+from placeit.simulator.throughput import ThroughputCost
+from placeit.workbench.proposals import Proposals
+
+__all__ = ["Refiner", "Trial"]
+
+T = TypeVar("T")
+
+_WINDOW, _FEWEST = 200, 40  # requests that percentiles are taken of, and the fewest
+_FEWEST_MEANWHILE = 100  # of which those that wait for the check of a candidate may be 5 %
+_PAIRS = 25  # pairs that decide
+_DEVIATIONS = 1.0  # of each of two percentiles, by which they have to differ more than they may
+_TRIALS = 3  # of a candidate that was dropped for what others took, which may be no fault of its own
+_AGAIN = 1000  # requests after which to search again if nothing was found
+_SEARCHES = 4  # before each candidate
+_LOOK_S = 0.05
+
+
+class Trial:
+    """Compares a candidate with what serves, by pairs of requests: one that tried the candidate, and the next one that did not.
+
+    What is compared is free of queueing. Of requests that were alone it is their time from begin to end. Of others it is for
+    how long they kept the busiest device busy, the seconds per request that are possible
+    (:mod:`placeit.simulator.throughput`). Pairs are of one kind. As soon as one kind has enough of them, it decides, once.
+
+    Args:
+        before: seconds of requests before, at least :data:`_FEWEST`.
+        tail: most that the 95th percentile may grow, beyond what is due to chance.
+    """
+
+    def __init__(self, before: Sequence[float], *, tail: float) -> None:
+        self.before = _tails(before)
+        self._most = tail * _p95_within(before, _DEVIATIONS)
+        self._others: deque[float] = deque(maxlen=_WINDOW)
+        self._explored: Request | None = None  # which has no partner yet
+        self._warmup = WARMUP
+        self._duels = {True: Duel(_PAIRS), False: Duel(_PAIRS)}
+        self.ratio: Ratio | None = None
+        self.too_slow = False  # the others, meanwhile
+
+    @property
+    def meanwhile(self) -> tuple[float, float] | None:
+        """The 95th and 99th percentile of the others' seconds; None if they are too few."""
+        return _tails(self._others) if len(self._others) >= _FEWEST_MEANWHILE else None
+
+    @property
+    def over(self) -> bool:
+        """True if it is decided, or has to end."""
+        return self.too_slow or self.ratio is not None
+
+    @property
+    def adopt(self) -> bool:
+        """True if the candidate is faster beyond the interval, which holds for any opening of both."""
+        return not self.too_slow and self.ratio is not None and self.ratio.faster
+
+    def add(self, request: Request) -> None:
+        """Take the next request that has ended into account."""
+        if self.over:
+            return
+        if request.explored:
+            self._warmup -= 1
+            self._explored = request if self._warmup < 0 else None
+            return
+        self._others.append(request.seconds)
+        if len(self._others) >= _FEWEST_MEANWHILE and _p95_within(self._others, -_DEVIATIONS) > self._most:
+            self.too_slow = True
+            return
+        tried = self._explored
+        if tried is not None and tried.alone == request.alone and request.begun >= tried.ended:
+            self._explored = None
+            duel = self._duels[request.alone]
+            duel.add(_service(tried), _service(request))
+            self.ratio = duel.ratio
+
+
+def _service(request: Request) -> float:
+    if request.alone:
+        return request.seconds
+    plan = request.plan
+    compute = plan.problem.compute.copy()
+    for s, start, finish in request.ran:
+        compute[s, plan.segments[s].device] = finish - start
+    return float(ThroughputCost(replace(plan.problem, compute=compute))(plan.placement)[0])
+
+
+def _p95_within(seconds: Sequence[float] | deque[float], deviations: float) -> float:
+    """The 95th percentile, moved by standard deviations of the number of values that are below it."""
+    number = len(seconds)
+    below = 0.95 * number + deviations * math.sqrt(0.95 * 0.05 * number)
+    return float(np.sort(np.array(seconds))[min(number, math.ceil(below)) - 1])
+
+
+def _tails(seconds: Sequence[float] | deque[float]) -> tuple[float, float]:
+    p95, p99 = np.quantile(np.array(seconds), (0.95, 0.99)).tolist()
+    return p95, p99
+
+
+@dataclass(eq=False)
+class _Known:
+    """Seconds of requests on a plan."""
+
+    plan: Plan
+    segments: list[deque[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.segments = [deque(maxlen=_WINDOW) for _ in self.plan.segments]
+
+    def seconds(self) -> NDArray[np.float64]:
+        return np.array([np.median(times) if times else 0.0 for times in self.segments])
+
+
+class Refiner(Attendant):
+    """Refines a server on two threads: one that decides, and one in the background that searches and compiles.
+
+    Args:
+        server: that is refined.
+        proposals: where candidates come from.
+        limits: what it may take.
+    """
+
+    report: Refinement
+
+    def __init__(self, server: Server, proposals: Proposals, limits: Limits) -> None:
+        super().__init__("placeit refinement")
+        self._server, self._proposals, self._limits = server, proposals, limits
+        self.report = Refinement()
+        self._others: deque[float] = deque(maxlen=_WINDOW)
+        self._alone: deque[bool] = deque(maxlen=_WINDOW)
+        self._known = [_Known(server.plan)]  # the last one is what serves, or what is tried
+        self._tried: list[Plan] = []
+        self._dropped: list[Plan] = []  # for what others took, or as they failed; as often as they were
+        self._trial: Trial | None = None
+        self._background = Background(limits.core)
+
+    def _say(self, **facts: object) -> None:
+        self.report = replace(self.report, **facts)  # type: ignore[arg-type]
+
+    def attend(self) -> None:
+        """Search, compile and try candidates, until it is to close."""
+        with contextlib.closing(self._background), contextlib.suppress(_Closing):
+            while self._until(lambda: len(self._others) >= _FEWEST):
+                plan = self._found()
+                if plan is not None:
+                    self._try(plan)
+                else:
+                    self._say(doing="waiting: no other placement is expected to be faster")
+                    enough = self.report.requests + _AGAIN
+                    self._until(lambda enough=enough: self.report.requests >= enough)  # type: ignore[misc]
+
+    def failed(self, error: BaseException) -> None:
+        """Report why it refines no more."""
+        self._say(reason=f"refining has ended: {error}")
+
+    def _found(self) -> Plan | None:
+        """Search for a candidate."""
+        self._say(doing="searching")
+        serving, steady = self._known[0].plan, sum(self._alone) * 2 < len(self._alone)
+        runs = [(known.plan, known.seconds()) for known in self._known]
+        self._idly(lambda: self._proposals.calibrate(runs))
+        often = Counter(plan.group_devices.tobytes() for plan in self._dropped)
+        tried = [*self._tried, *(plan for plan in self._dropped if often[plan.group_devices.tobytes()] >= _TRIALS)]
+        for _ in range(_SEARCHES):
+            self._idly(lambda: self._proposals.search(serving, steady=steady))
+        return self._idly(lambda: self._proposals.best(serving, tried, steady=steady))
+
+    def _try(self, plan: Plan) -> None:
+        """Have requests try a candidate, and keep the better one."""
+        self._say(doing="compiling a candidate")
+        with contextlib.ExitStack() as stack:
+            try:
+                executor = self._idly(lambda: self._proposals.open(plan), starts_threads=self._proposals.starts_threads(plan))
+                stack.callback(executor.close)
+                trial = self._begin(plan)
+                self._idly(lambda: self._proposals.check(executor))
+            except FAILURES as error:
+                self._known, self._trial = self._known[:1], None
+                self._tried.append(plan)
+                self._say(reason=f"a candidate was left out: {error}")
+                return
+            self._pump()
+            if self._closing.is_open:
+                raise _Closing
+            stack.pop_all()
+        adopted = False
+        self._server.explore(executor, math.ceil(1 / self._limits.share - 1e-9))
+        self._say(tried=self.report.tried + 1, doing="requests try a candidate")
+        try:
+            self._until(lambda: trial.over or not self._server.exploring)
+        finally:
+            self._trial = None
+            self._say(meanwhile=trial.meanwhile, ratio=trial.ratio)
+            adopted = self._server.settle(adopt=trial.adopt)
+        self._others.clear()
+        if adopted:
+            self._tried.append(self._known[0].plan)
+            self._known = [self._known[-1], self._known[0]]
+            self._say(switches=self.report.switches + 1, reason="a candidate was faster")
+        elif trial.too_slow:
+            self._dropped.append(plan)
+            self._say(reason="the other requests took longer while a candidate was tried")
+        elif trial.over and not trial.adopt:
+            self._tried.append(plan)
+            self._say(reason="a candidate was not faster")
+        else:
+            self._dropped.append(plan)
+            self._say(reason="a candidate failed")
+
+    def _begin(self, plan: Plan) -> Trial:
+        """Have a candidate be checked next, as soon as it may: who waits for that does so because of it."""
+
+        def may() -> bool:
+            now = self.report
+            return self._background.rested and now.explored + now.checks + RUNS <= self._limits.share * now.requests
+
+        self._until(may)
+        trial = Trial(self._others, tail=self._limits.tail)
+        self._known, self._trial = [self._known[0], _Known(plan)], trial
+        self._say(
+            checks=self.report.checks + RUNS, doing="checking a candidate", before=trial.before, meanwhile=None, ratio=None
+        )
+        return trial
+
+    def _until(self, true: Callable[[], bool]) -> bool:
+        """Wait, with requests taken into account as they end. Raises _Closing if it is to end."""
+        while not true():
+            if self._closing.wait(_LOOK_S):
+                raise _Closing
+            self._pump()
+        return True
+
+    def _pump(self) -> None:
+        """Take into account what has ended."""
+        count = explored = 0
+        for request in self.heard():
+            count += 1
+            explored += request.explored
+            for known in self._known:
+                if known.plan is request.plan:
+                    for s, start, finish in request.ran:
+                        known.segments[s].append(finish - start)
+            if self._trial is not None:
+                self._trial.add(request)
+            elif request.plan is self._known[0].plan:
+                self._others.append(request.seconds)
+                self._alone.append(request.alone)
+        if count:
+            self._say(requests=self.report.requests + count, explored=self.report.explored + explored)
+            if self._trial is not None:
+                self._say(meanwhile=self._trial.meanwhile)
+
+    def _idly(self, what: Callable[[], T], *, starts_threads: bool = False) -> T:
+        """Do a piece of work in the background, after the rest that this owes."""
+        self._until(lambda: self._background.rested)
+        job = self._background.begin(what, starts_threads=starts_threads)
+        while not job.ended.wait(_LOOK_S):  # to its end, also when it is to close: what it makes has to be closed
+            self._background.check()
+            self._pump()
+        self._say(seconds=self._background.seconds)
+        return job.result()
+
+
+class _Closing(Exception):  # noqa: N818
+    """The refiner is to end."""
