@@ -74,6 +74,11 @@ class Cache:
             self._works = False
             _log.warning("There is no cost cache: %s Or set PLACEIT_CACHE to a folder.", error)
 
+    @property
+    def works(self) -> bool:
+        """Whether it can be read and written, as far as is known."""
+        return self._works
+
     def get(self, key: Mapping[str, Any], valid: Callable[[Any], bool] = lambda _: True) -> Any | None:
         """Return the value stored under a key, or None; see :meth:`find`."""
         kept = self.find(key, valid)

@@ -126,7 +126,8 @@ def profile(
             return measured
         if cache is not None and profiling.complete:
             found = cache.put(key, measured, load=load.cores())
-            profiling.remember(History(cache.folder), measured)
+            if cache.works:
+                profiling.remember(History(cache.folder), measured)
         else:
             found = Kept(measured, time.time(), load.cores())
     return costs_of(found, links, cluster, cached=cached)

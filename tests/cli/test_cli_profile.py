@@ -110,14 +110,14 @@ def test_costs_that_do_not_hold_any_more_are_measured_again_and_that_is_said(
     result = cli(command, tiny, "--devices", cores[0], "--json", *output)
     assert result.exit_code == 0, result.stderr
     assert "warning: The costs in the cache, 3 days old, are no longer valid" in " ".join(result.stderr.split())
-    (after,) = [json.loads(path.read_text()) for path in (tmp_path / "cache").iterdir() if path.name == before.name]
+    (after,) = [json.loads(path.read_text()) for path in (tmp_path / "cache").glob("*.json") if path.name == before.name]
     assert after["value"]["whole"][0][1] < 0.3
 
 
 def _rewrite(folder: Path, *, whole: list[float], age_days: float, load: float) -> list[Path]:
     """Change what the cache holds for groups, and return the files."""
     found = []
-    for path in folder.iterdir():
+    for path in folder.glob("*.json"):
         entry = json.loads(path.read_text())
         if entry["key"]["what"] == "group costs":
             entry["value"]["whole"] = [whole]
