@@ -163,6 +163,5 @@ def test_emulated_devices_and_links_take_torch_models(cache: Cache) -> None:
     with Session(model, slow, cache=cache) as session:
         session.profile()
         report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=3)
-        total = session.costs.core.sum(axis=0)
     assert report.output_error.max_rel < 1e-5
-    assert total[1] > 2 * total[0]
+    assert report.cluster.emulated_names == ["b"]

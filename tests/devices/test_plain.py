@@ -249,7 +249,7 @@ def test_another_precision_is_measured_beside_the_plain_device_and_is_no_candida
         inception_like(), cluster, candidates=Candidates(placers="heft", compare_precisions=True), budget=4, cache=cache
     )
     (other,) = found.precisions
-    assert (other.row.name, other.of) == (f"{PLAIN} in bf16", PLAIN)
+    assert (other.row.name, other.row.of) == (f"{PLAIN} in bf16", PLAIN)
     assert other.row.measured is not None
     assert other.row.output_error is not None
     assert other.ratio is not None
