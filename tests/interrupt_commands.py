@@ -92,7 +92,6 @@ def commands(model: Path, placement: Path, devices: Sequence[str], *, nodes: boo
         Command(["inspect", model]),
         Command(["devices"]),
         Command(["generate", "random", "--count", 50, "-o", "problems"]),
-        Command(["estimate", model, *on]),
         Command(["profile", model, *on, "--no-cache", "-o", "costs.json"]),
         Command(["run", model, "-p", placement, *on, "--runs", 200, "--trace", "trace.json"]),
         Command(["compare", model, "-p", placement, *on, "--runs", 50]),

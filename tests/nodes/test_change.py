@@ -88,6 +88,11 @@ def served(session: Session, device: int, replicas: tuple[Placement, ...] = ()) 
     assert asked[0] > 0
 
 
+def _news(server: Server) -> list[str]:
+    """What the server has noticed, which may be devices that are slow on a busy machine as well."""
+    return [event.why for event in server.stats().events]
+
+
 def until(true: Callable[[], object], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not true():
@@ -104,9 +109,8 @@ def test_a_node_that_is_killed_and_comes_back_is_used_again_and_no_request_is_lo
             until(lambda: server.replacements)
             assert server.replacements[0].devices == (HERE,)
             edge.start()
-            until(lambda: len(server.replacements) == 2)
-            assert THERE in server.replacements[1].devices
-            assert server.replacements[1].why == f"{THERE} is back."
+            until(lambda: any(THERE in later.devices for later in server.replacements[1:]))
+            assert f"{THERE} is back." in _news(server)
         assert session.runtime.pool.lost() == {}
 
 
@@ -144,9 +148,8 @@ def test_a_node_that_joins_after_the_session_was_opened_is_used(edge: Edge, cach
             def used() -> bool:
                 for answer in [server.submit(session.model.sample_inputs()) for _ in range(6)]:  # all replicas have some
                     answer.result(60)
-                return bool(server.replacements)
+                return any(THERE in one.devices for one in server.replacements)
 
             until(used)
-            assert THERE in server.replacements[0].devices
-            assert server.replacements[0].why == f"{THERE} is back."
+            assert f"{THERE} is back." in _news(server)
         assert session.runtime.pool.lost() == {}
