@@ -47,7 +47,7 @@ _BUDGET_S, _OVER = 60.0, 1.2
 _TELLING = f"""
 import sys
 import placeit.runtime.measure as measure
-import placeit.runtime.runtime as runtime
+import placeit.runtime.segment_compiler as compiler
 from placeit.__main__ import main
 def telling(word, function):
     def call(*args, **options):
@@ -56,7 +56,7 @@ def telling(word, function):
         return function(*args, **options)
     return call
 compiling, racing = {tuple(MOMENTS)}
-runtime.Runtime.compile = telling(compiling, runtime.Runtime.compile)
+compiler.SegmentCompiler.compile = telling(compiling, compiler.SegmentCompiler.compile)
 measure.Race.run = telling(racing, measure.Race.run)
 main()
 """
