@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from test_nvml import NOT_SUPPORTED, FakeNvml
+from fake_nvml import NOT_SUPPORTED, FakeNvml
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
@@ -40,15 +39,6 @@ def cpu(core: int) -> Device:
 
 def gpu(number: int, tag: str) -> Device:
     return Device(f"GPU.{number}", address=Address(f"GPU.{number}"), tags=frozenset({tag}))
-
-
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
-    fake = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    yield fake
-    assert fake.open == 0, "the driver was left open"
 
 
 def counter(read: Callable[[], float], *, wraps: float = 0.0, window_s: float = 0.1) -> EnergyMeters:
