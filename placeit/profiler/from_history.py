@@ -43,7 +43,7 @@ def remembered(
     can, sizes = supported(model, grouping, cluster), border_bytes(grouping.groups)
     links = probe(cluster, chain=model.chain, precision=precision, cache=cache, compiling=compiling)
     core, cut, load = np.full(can.shape, np.inf), np.zeros(can.shape), np.zeros(can.shape)
-    dispatch, read = links.dispatch.copy(), np.zeros(len(cluster))
+    dispatch, read = np.zeros((2, len(cluster)))
     errors: dict[str, Error | None] = {}
     for d, device in enumerate(cluster.devices):
         models = history.of(history_key(device, precision))

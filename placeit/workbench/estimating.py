@@ -15,14 +15,14 @@ from placeit.core.errors import InfeasibleError, UsageError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.core.views import Shown
-from placeit.placers.registry import parse_placer
+from placeit.placers.heft import Heft
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.from_history import remembered
 from placeit.profiler.kernel_times import Error
 from placeit.runtime.compiling import Compiling
-from placeit.simulator.simulate import SimulatedCost, schedule
+from placeit.simulator.simulate import schedule
 
 __all__ = ["Answer", "Estimate", "estimate"]
 
@@ -121,8 +121,7 @@ def estimate(
     split = None
     if len(names) > 1:
         starts = [singles[d] for d in able]
-        cost = SimulatedCost(problem)
-        starts.append(parse_placer("heft").place(problem, cost, seed=0, evaluations=None))
+        starts.append(Heft().plan(problem).placement)
         begin = starts[int(segmenter.seconds(np.stack(starts)).argmin())]
         found = segmenter.search(begin, problem, steps=_STEPS, seed=0, deadline=clock.now() + _SEARCH_S)
         if len(np.unique(found)) > 1:
