@@ -17,7 +17,7 @@ from placeit.core.version import __version__
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(name="placeit", cls=Commands, **settings())
+app = typer.Typer(name="placeit", cls=Commands, **settings() | {"add_completion": True})
 
 
 def _version(wanted: bool) -> None:

@@ -72,9 +72,8 @@ def cli(tmp_path: Path, cost_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PLACEIT_CACHE", str(cost_cache))
-    monkeypatch.delenv("COLUMNS", raising=False)  # so that no table is narrowed
-    monkeypatch.setattr(Lines, "SOONEST", math.inf)
-    monkeypatch.setattr(Lines, "OFTEN", math.inf)
+    monkeypatch.setenv("COLUMNS", "1000")  # so that no table is narrowed, and no sentence broken
+    monkeypatch.setattr(Lines, "EVERY", math.inf)
 
     def call(*args: object) -> Any:
         return CliRunner().invoke(app, [str(arg) for arg in args])
