@@ -29,6 +29,7 @@ def _version(wanted: bool) -> None:
 @app.callback(
     epilog="""\b
 Examples:
+  placeit demo
   placeit devices
   placeit optimize model.onnx --devices CPU@0,CPU@1 --output placement.json
   placeit run model.onnx --placement placement.json --trace trace.json

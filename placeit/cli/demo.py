@@ -36,10 +36,13 @@ _BRANCHES = ((1,), (3,), (3, 3), (5,))  # sizes of the kernels of each branch of
 def demo(
     *,
     folder: Annotated[
-        Path, typer.Argument(metavar="[FOLDER]", help="Where to write the model, the boards and the placement.")
+        Path, typer.Argument(metavar="FOLDER", help="Where to write the model, the boards and the placement.")
     ] = Path("placeit-demo"),
     budget: Annotated[
-        float, typer.Option("--budget", metavar="TIME", parser=duration, help="Time limit of the search.", show_default="30s")
+        float,
+        typer.Option(
+            "--budget", metavar="TIME", parser=duration, help="Time limit of the search; default: 30s.", show_default=False
+        ),
     ] = 30.0,
     terminal: Terminal,
 ) -> Output:

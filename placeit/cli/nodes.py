@@ -49,8 +49,8 @@ PatienceOption = Annotated[
         "--patience",
         metavar="TIME",
         parser=duration,
-        help="Time without a sign of life after which a device of a node counts as lost; 1s at least.",
-        show_default="5s",
+        help="Time without a sign of life after which a device of a node counts as lost: 1s at least; default: 5s.",
+        show_default=False,
     ),
 ]
 

@@ -67,7 +67,13 @@ def optimize(
     ] = None,
     budget: Annotated[
         float,
-        typer.Option("--budget", metavar="TIME", parser=duration, help="Time limit: 90, 90s, 2m, 1h30m.", show_default="60s"),
+        typer.Option(
+            "--budget",
+            metavar="TIME",
+            parser=duration,
+            help="Time limit: 90, 90s, 2m, 1h30m; default: 60s.",
+            show_default=False,
+        ),
     ] = 60.0,
     pin: Annotated[
         list[str] | None,

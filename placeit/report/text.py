@@ -205,7 +205,7 @@ def tables(
         if widths is None:
             _stack(console, [columns[i] for i in shown], [[row[i] for i in shown] for row in some])
             continue
-        _row(console, widths, [columns[i] or nothing for i in shown], left, folded=folded, style="bold")
+        _row(console, widths, [columns[i] or nothing for i in shown], left, folded=folded, heading=True)
         if folded:
             console.print("-" * _across(widths) if console.options.ascii_only else "─" * _across(widths))
         for row in some:
@@ -270,7 +270,7 @@ def _widths(
 
 
 def _row(
-    console: Console, widths: Sequence[int], cells: Sequence[str], left: int, *, folded: bool, style: str | None = None
+    console: Console, widths: Sequence[int], cells: Sequence[str], left: int, *, folded: bool, heading: bool = False
 ) -> None:
     """Print a row of a table: its cells broken into lines, or each shortened to one."""
     from itertools import zip_longest
@@ -283,12 +283,15 @@ def _row(
             return [line.plain.rstrip() for line in Text(cell).wrap(console, width, overflow="fold")]
         return [shortened(cell, width)]
 
-    for parts in zip_longest(*map(lines, cells, widths), fillvalue=""):
+    broken = [lines(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    if heading:  # its last line is above the cells
+        broken = [[*[""] * (max(map(len, broken)) - len(one)), *one] for one in broken]
+    for parts in zip_longest(*broken, fillvalue=""):
         padded = []
         for at, (part, width) in enumerate(zip(parts, widths, strict=True)):
             space = " " * (width - cell_len(part))
             padded.append(part + space if at < left else space + part)
-        console.print((" " * _GAP).join(padded).rstrip(), style=style)
+        console.print((" " * _GAP).join(padded).rstrip(), style="bold" if heading else None)
 
 
 def shortened(name: str, width: int) -> str:

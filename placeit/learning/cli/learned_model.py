@@ -62,8 +62,8 @@ class LearnedModelOptions:
         typer.Option(
             "--objective",
             metavar="NAME",
-            help="What to minimise: latency, throughput, total-cost or energy.",
-            show_default="latency",
+            help="What to minimise: latency, throughput, total-cost or energy; default: latency.",
+            show_default=False,
             autocompletion=complete_objectives,
         ),
     ] = None
