@@ -1,4 +1,4 @@
-"""Three families of twenty placement problems each, and the clusters that are measured."""
+"""Three families of twenty placement problems each, large graphs, and the clusters that are measured."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from benchmarks._list_problems import large_problem
 from benchmarks._models import load_model
 from placeit import backends
 from placeit.backends.base import Model
@@ -24,14 +26,13 @@ from placeit.simulator.scheduler import EXECUTED_RULES, GIPH_RULES, Rules
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.datasets import DatasetKind, cases
 
-__all__ = ["FAMILIES", "LIGHT", "Case", "family", "measured_model", "placing", "unequal_cores"]
+__all__ = ["FAMILIES", "LARGE", "LIGHT", "Case", "family", "large_family", "measured_model", "placing", "unequal_cores"]
 
 LIGHT = tuple(
     f"light_{name}" for name in ("inception_v1", "squeezenet", "resnet50", "shufflenet", "inception_v2", "densenet121")
 )
 """Models of several groups that come with the package onnx, without weights."""
 _OTHERS = ("inception_v3", "bert_base", "text_detector", "text_recognizer")
-"""Rules of the simulator by which models are executed."""
 _KINDS: tuple[DatasetKind, ...] = ("multi", "recurrent", "single", "sensor-fusion")
 _FIRST_SEED = 1  # the shipped policy of GiPH has seen the scene of seed 0
 
@@ -84,6 +85,13 @@ def family(name: str, count: int, seed: int) -> list[Case]:
     return sorted(cases, key=lambda case: bool(case.problem.compute.size < np.median(sizes)))
 
 
+def large_family(name: str, seed: int) -> list[Case]:
+    """Return a layered graph and a row of blocks, each on 8 and on 64 devices, of as many ops as :data:`LARGE` says."""
+    size = LARGE[name]
+    shapes = product((8, 64), ("layered", "blocks"))
+    return [Case(f"{name}, {s} on {d}", large_problem(s, size, d, seed), EXECUTED_RULES) for d, s in shapes]
+
+
 def placing(model: Model, cluster: Cluster) -> Problem:
     """Return the problem of placing a model's groups on described devices, as ``placeit optimize`` states it."""
     with Session(model, cluster, cache=None) as session:
@@ -121,6 +129,8 @@ def _model(count: int, seed: int) -> list[Case]:
 
 
 FAMILIES: Mapping[str, Callable[[int, int], list[Case]]] = {"giph": _giph, "tensor": _tensor, "model": _model}
+LARGE: Mapping[str, int] = MappingProxyType({"10,000 ops": 10_000, "100,000 ops": 100_000})
+"""Numbers of ops, by family."""
 
 
 def measured_model(name: str) -> Model:

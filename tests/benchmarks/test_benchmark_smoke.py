@@ -192,8 +192,8 @@ SLOWLY = [
     ),
     Smoke("optimize --quick", {"cache": ("cold", "warm")}, ("cold cache", "warm cache")),
     Smoke(
-        "papers.doppler --part table2 table3 table9 fidelity --quick --workers 0",
-        {"part": ("table2", "table3", "table9", "fidelity")},
+        "papers.doppler --part table1 table2 table3 table9 fidelity --quick --workers 0",
+        {"part": ("table1", "table2", "table3", "table9", "fidelity")},
         least={
             "papers.doppler.sizes:QUICK": DOPPLER,
             "papers.doppler.executed:MODELS": {"chain-mm": "chain-mm:shards=2,size=64"},
