@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from placeit.simulator.scheduler import EXECUTED_RULES, GIPH_RULES, Rules
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.datasets import DatasetKind, cases
 
-__all__ = ["FAMILIES", "LARGE", "LIGHT", "Case", "family", "large_family", "measured_model", "placing", "unequal_cores"]
+__all__ = ["FAMILIES", "LIGHT", "Case", "family", "large_family", "measured_model", "placing", "unequal_cores"]
 
 LIGHT = tuple(
     f"light_{name}" for name in ("inception_v1", "squeezenet", "resnet50", "shufflenet", "inception_v2", "densenet121")
@@ -85,11 +84,10 @@ def family(name: str, count: int, seed: int) -> list[Case]:
     return sorted(cases, key=lambda case: bool(case.problem.compute.size < np.median(sizes)))
 
 
-def large_family(name: str, seed: int) -> list[Case]:
-    """Return a layered graph and a row of blocks, each on 8 and on 64 devices, of as many ops as :data:`LARGE` says."""
-    size = LARGE[name]
+def large_family(size: int, seed: int) -> list[Case]:
+    """Return a layered graph and a row of blocks, each on 8 and on 64 devices, of so many ops."""
     shapes = product((8, 64), ("layered", "blocks"))
-    return [Case(f"{name}, {s} on {d}", large_problem(s, size, d, seed), EXECUTED_RULES) for d, s in shapes]
+    return [Case(f"{size:,} ops, {s} on {d}", large_problem(s, size, d, seed), EXECUTED_RULES) for d, s in shapes]
 
 
 def placing(model: Model, cluster: Cluster) -> Problem:
@@ -129,8 +127,6 @@ def _model(count: int, seed: int) -> list[Case]:
 
 
 FAMILIES: Mapping[str, Callable[[int, int], list[Case]]] = {"giph": _giph, "tensor": _tensor, "model": _model}
-LARGE: Mapping[str, int] = MappingProxyType({"10,000 ops": 10_000, "100,000 ops": 100_000})
-"""Numbers of ops, by family."""
 
 
 def measured_model(name: str) -> Model:

@@ -49,7 +49,7 @@ class Sizes:
 
     Attributes:
         problems: of each family.
-        large: families of large graphs.
+        large: numbers of ops of large graphs.
         seconds: budgets of simulated problems.
         evaluations: likewise.
         reference: seconds for which each simulated problem is annealed with another seed, for the best known value.
@@ -60,7 +60,7 @@ class Sizes:
     """
 
     problems: int
-    large: tuple[str, ...]
+    large: tuple[int, ...]
     seconds: tuple[float, ...]
     evaluations: tuple[float, ...]
     reference: float
@@ -72,7 +72,7 @@ class Sizes:
 
 FULL = Sizes(
     problems=20,
-    large=("10,000 ops", "100,000 ops"),
+    large=(10_000, 100_000),
     seconds=(1, 10, 100),
     evaluations=(1, 3, 10, 30, 100, 300, 1000),
     reference=3,
@@ -83,7 +83,7 @@ FULL = Sizes(
 )
 QUICK = Sizes(
     problems=2,
-    large=("10,000 ops",),
+    large=(10_000,),
     seconds=(0.3, 1),
     evaluations=(1, 10, 100),
     reference=1,
@@ -154,7 +154,7 @@ def _simulated(
     report.note("  stating the problems")
     families = {name: family(name, sizes.problems, chosen.seed) for name in FAMILIES}
     turns: list[Case] = [case for some in zip(*families.values(), strict=False) for case in some]
-    large = {name: large_family(name, chosen.seed) for name in sizes.large}
+    large = {f"{size:,} ops": large_family(size, chosen.seed) for size in sizes.large}
     large_turns = [case for some in zip(*large.values(), strict=True) for case in some]
     plan: list[str] = []
     units: list[tuple[Unit, tuple[float, ...]]] = [("evaluations", sizes.evaluations), ("seconds", sizes.seconds)]
