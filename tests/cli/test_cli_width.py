@@ -59,6 +59,7 @@ def commands(cli: Any, devices: Sequence[str]) -> Commanded:
         "export": (model, "-p", first, "-o", "hetero.xml", *(f"--map={device}=CPU" for device in devices)),
         "generate": ("random", "-o", "more", "-n", 1),
         "cluster": ("down",),
+        "schema": (),
         "train": ("placeto:devices=3,rounds=1", "--problems", "problems", "--held-out", 0, "--updates", 1, "-o", "weights"),
     }
 
@@ -96,7 +97,7 @@ def test_every_command_is_tried(commands: Commanded) -> None:
     "name",
     [
         *("demo", "devices", "inspect", "profile", "estimate", "optimize", "run", "compare", "explain", "diff"),
-        *("report", "export", "generate", "cluster", "train"),
+        *("report", "export", "generate", "cluster", "schema", "train"),
     ],
 )
 def test_no_line_is_longer_than_80_columns_and_no_box_is_broken(
@@ -113,5 +114,5 @@ def test_no_line_is_longer_than_80_columns_and_no_box_is_broken(
     assert len(rules) <= len(piped.splitlines())
     assert "--wide shows" not in wide
     answer = text(None, quiet=True)
-    if name not in ("devices", "inspect", "explain"):
+    if name not in ("devices", "inspect", "explain", "schema"):
         assert answer.count("\n") == 1
