@@ -41,6 +41,7 @@ _BUILTIN = {
     "profile": Command("Measure the costs of ops on each device.", "placeit.cli.profile:profile"),
     "optimize": Command("Find the fastest placement by measuring.", "placeit.cli.optimize:optimize"),
     "run": Command("Run a placement and measure it.", "placeit.cli.run:run"),
+    "serve": Command("Serve models over HTTP and gRPC.", "placeit.cli.serve:serve"),
     "compare": Command("Race placements against each single-device placement.", "placeit.cli.compare:compare"),
     "explain": Command("Show why ops are where a placement has them.", "placeit.cli.explain:explain"),
     "diff": Command("Show how two placements differ, and what each move changes.", "placeit.cli.diff:diff"),

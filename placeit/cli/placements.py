@@ -19,9 +19,10 @@ from placeit.core.errors import DeviceError, PlacementError, UsageError
 if TYPE_CHECKING:
     from placeit.core.graph import OpGraph
     from placeit.core.placement import Placement
+    from placeit.profiler.costs import Progress
     from placeit.session import Session
 
-__all__ = ["PlacementOption", "naming", "open_session", "read_placement"]
+__all__ = ["PlacementOption", "known", "naming", "open_session", "read_placement"]
 
 _log = logging.getLogger("placeit")
 
@@ -119,3 +120,13 @@ def naming(path: Path | str) -> Iterator[None]:
         yield
     except PlacementError as error:
         raise PlacementError(f"{path}: {error}") from error
+
+
+def known(session: Session, chosen: Placement, progress: Progress | None) -> Session:
+    """Return the session that runs a placement, which then knows what is needed to plan it."""
+    home = session.home_of(chosen)
+    if all(one.segments is not None for one in chosen.every):
+        home.recall()
+    else:
+        home.profile(progress=progress)
+    return home

@@ -15,7 +15,7 @@ import typer
 from placeit.cli.command import FAILED
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, write_tensors
-from placeit.cli.placements import PlacementOption, naming, open_session
+from placeit.cli.placements import PlacementOption, known, naming, open_session
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
@@ -24,13 +24,10 @@ from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_csv, as_text
 
 if TYPE_CHECKING:
-    from placeit.core.placement import Placement
-    from placeit.profiler.costs import Progress
     from placeit.report.metrics import Metrics
     from placeit.runtime.load import RateReport
     from placeit.runtime.run_report import RunReport
     from placeit.runtime.serving import Server
-    from placeit.session import Session
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -177,7 +174,7 @@ def run(
         _check_load(why, load, length, {"--outputs": outputs, "--csv": csv})
         return _under_load(placement, load, length, {"trace": trace, "recording": record}, options, terminal)
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
-        home = _known(session, chosen, progress)
+        home = known(session, chosen, progress)
         with naming(placement):
             report = home.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
         if report.interrupted:
@@ -196,16 +193,6 @@ def run(
     written = {"trace": trace, "recording": record, "outputs": outputs, "csv": csv}
     code = INTERRUPTED if report.interrupted else 0 if report.failed is None else FAILED
     return Output(_data(report, placement, written), partial(as_text.run, report=report, files=written), code, files)
-
-
-def _known(session: Session, chosen: Placement, progress: Progress | None) -> Session:
-    """The session that runs a placement, which knows what is needed to plan it."""
-    home = session.home_of(chosen)
-    if all(one.segments is not None for one in chosen.every):
-        home.recall()
-    else:
-        home.profile(progress=progress)
-    return home
 
 
 def _check_load(why: str, load: LoadOptions, length: LengthOptions, files: Mapping[str, Path | None]) -> None:
@@ -234,7 +221,7 @@ def _under_load(
     traffic = Traffic(arrivals=(load.arrivals or Arrivals.CONSTANT).value, seed=load.seed, **asked)
     with load.page() as page, open_session(options, [placement], by_segments=True) as (session, [chosen]):
         with terminal.progress() as progress:
-            home = _known(session, chosen, progress)
+            home = known(session, chosen, progress)
         with naming(placement):
             report = home.run(chosen, traffic=traffic, warmup=length.warmup, watch=partial(load.watch, page))
         ops = paths["recording"] is not None and not report.served.interrupted

@@ -19,9 +19,14 @@ from placeit.runtime.serving import Server
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
 from placeit.serve.tensors import DATATYPES, check_datatype
 
-__all__ = ["Call", "ServedModel", "Service"]
+__all__ = ["Call", "ServedModel", "Service", "is_name"]
 
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
+
+
+def is_name(text: str) -> bool:
+    """Return whether a model can have this name, as it has no characters that a path would have to escape."""
+    return re.fullmatch(r"[\w.-]+", text, re.ASCII) is not None
 
 
 @dataclass
@@ -79,7 +84,7 @@ class ServedModel:
     def __init__(
         self, name: str, server: Server, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], version: str = "1"
     ) -> None:
-        if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+        if not is_name(name):
             raise UsageError(f"A model cannot be served as '{name}': take letters, digits, '-', '_' and '.', as in NAME=PATH.")
         for spec in (*inputs, *outputs):
             if spec.dtype not in DATATYPES:
