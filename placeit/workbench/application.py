@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.bundle.manifest import Manifest
 from placeit.backends.bundle.model import BundleModel, open_bundle
-from placeit.core.cluster import Cluster, Link
+from placeit.core.cluster import Link
 from placeit.core.errors import ExecutionError, PlacementError
 from placeit.core.placement import Placement
 from placeit.planning.segments import Costs
@@ -41,10 +41,19 @@ class Application:
         differences: in which ways devices and versions are not those that it was built with, a line for each.
     """
 
-    def __init__(self, model: BundleModel, cluster: Cluster, names: Mapping[str, str], inputs: Inputs | Arrays | None) -> None:
+    def __init__(
+        self,
+        model: BundleModel,
+        *,
+        rematch: Rematch = None,
+        devices: Devices = None,
+        inputs: Inputs | Arrays | None = None,
+        tolerance: float | None = None,
+    ) -> None:
+        names, cluster = matched(model.manifest, model.path, rematch, devices)
         self.manifest = model.manifest
         self.placement = _renamed(model.manifest.placement, names)
-        constraints = Constraints(tolerance=model.manifest.tolerance)
+        constraints = Constraints(tolerance=model.manifest.tolerance if tolerance is None else tolerance)
         precision = model.manifest.precision
         self.session = Workbench(model, cluster, precision=precision, inputs=inputs, constraints=constraints, cache=None)
         for one in self.placement.every:
@@ -62,7 +71,13 @@ class Application:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, rematch: Rematch = None, devices: Devices = None, inputs: Inputs | Arrays | None = None
+        cls,
+        path: str | Path,
+        *,
+        rematch: Rematch = None,
+        devices: Devices = None,
+        inputs: Inputs | Arrays | None = None,
+        tolerance: float | None = None,
     ) -> Self:
         """Open a bundle: check its files, and find its devices on this machine.
 
@@ -73,6 +88,7 @@ class Application:
             devices: where devices are looked for by these names: a cluster file, a cluster, or device names. None for this
                 machine and connected nodes.
             inputs: by name, what :attr:`session` is measured on; None for those of the first sample.
+            tolerance: largest relative error of outputs that are right; None for that of the session that built the bundle.
 
         Raises:
             FileError: it is damaged, was edited, is of a newer version, or is no bundle.
@@ -80,9 +96,7 @@ class Application:
             UsageError: ``rematch`` names no device of the bundle, gives two one device, or one of another runtime.
             PlacementError: a device has not enough memory for its segments.
         """
-        model = open_bundle(Path(path))
-        names, cluster = matched(model.manifest, model.path, rematch, devices)
-        return cls(model, cluster, names, inputs)
+        return cls(open_bundle(Path(path)), rematch=rematch, devices=devices, inputs=inputs, tolerance=tolerance)
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +135,7 @@ class Application:
     @property
     def tolerance(self) -> float:
         """Largest relative error of outputs that are right."""
-        return self.manifest.tolerance
+        return self.session.tolerance
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[np.generic]]:
         """Run once and return the outputs by name. Calls of several threads take turns; a :meth:`server` runs them together.

@@ -54,7 +54,7 @@ def build(session: OpenSession, placement: Placement, path: Path, *, name: str |
         manifest = building.manifest(name or session.model.name)
         try:
             (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-            with Application(open_bundle(folder), Cluster(tuple(building.devices)), building.names, None) as application:
+            with Application(open_bundle(folder), devices=Cluster(tuple(building.devices))) as application:
                 application.check()
             if path.suffix.lower() == SUFFIX:
                 with replacing(path) as archive:
@@ -76,8 +76,7 @@ class _Building:
         folder: where files are written.
 
     Attributes:
-        devices: that are used, as they are here; those of cluster files keep their names.
-        names: their names, by the same.
+        devices: that are used, as they run the segments of the bundle.
 
     Raises:
         DeviceError: segments for a device cannot be in a bundle; says why, and what to do.
@@ -92,7 +91,6 @@ class _Building:
         for device in self._used.values():
             _check_device(device)
         self.devices = [_as_bundled(device) for device in self._used.values()]
-        self.names = {device.name: device.name for device in self.devices}
         self._graph = homes[0].model.graph
         self._segment_of = [plan.segment_of[home.grouping.group_of] for home, plan in zip(homes, plans, strict=True)]
         self._contracted = contract(self._graph, self._segment_of)

@@ -137,7 +137,7 @@ def _said(path: Path, needed: Iterable[Needed], missing: Mapping[str, str]) -> s
 
 
 def _described(one: Needed) -> str:
-    size = f", {one.cores} cores" if one.cores else ""
+    size = f", {_cores(one.cores)}" if one.cores else ""
     return f"{one.name} ({one.full_name or one.address}{size}, {about_bytes(one.weight_bytes)} of weights)"
 
 

@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from placeit.backends.base import Arrays, Format, Model, TensorSpec
 from placeit.backends.bundle.files import BundleFiles
 from placeit.backends.bundle.manifest import BundledSegment, Manifest, Port, read_manifest
+from placeit.backends.onnx.sessions import open_whole
 from placeit.backends.onnx.whole import OnnxFile
+from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, UsageError, first_line
 from placeit.core.telemetry import import_openvino
-from placeit.devices.openvino import explaining, openvino_core
+from placeit.devices.onnxruntime import explaining as explaining_ort
+from placeit.devices.openvino import compile_model, explaining, openvino_core
 
 __all__ = ["BundleModel", "open_bundle"]
 
@@ -118,29 +121,70 @@ class BundleModel(Model):
                 f"The bundle {self.path} has no segment for {form} of the parts {', '.join(names[v] for v in ops)}: it was "
                 "built for other devices. Build it anew from the model, for these."
             )
-        places = [found.inputs.index(port) for port in inputs], [found.outputs.index(port) for port in outputs]
-        if form == "onnx":
-            program = self.files.read(found.files[0]).tobytes()
+        return self._program(found, inputs, outputs)
+
+    def _program(self, segment: BundledSegment, inputs: Sequence[Port], outputs: Sequence[Port]) -> Any:
+        """Read a segment, with inputs and outputs in a given order."""
+        places = [segment.inputs.index(port) for port in inputs], [segment.outputs.index(port) for port in outputs]
+        if segment.format == "onnx":
+            program = self.files.read(segment.files[0]).tobytes()
             return OnnxFile(
-                program, *(tuple(names[k] for k in order) for names, order in zip(found.names, places, strict=True))
+                program, *(tuple(map(names.__getitem__, at)) for names, at in zip(segment.names, places, strict=True))
             )
+        xml, weights = map(self.files.read, segment.files)
         with explaining(f"OpenVINO cannot read a segment of {self.path}"):
-            xml, weights = map(self.files.read, found.files)
             return _read(xml, weights, *places)
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
-        """Return what looks up the outputs of the uncut model, which are known for the samples only.
+        """Return what looks up the outputs of the uncut model for the samples, and for other inputs runs segment by segment.
 
-        The function raises UsageError for other inputs.
+        The function raises DeviceError if a segment does not run on the CPU.
         """
+        programs: dict[int, Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]] = {}
 
         def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
             for known, outputs in self.samples:
                 if all(np.array_equal(known[name], inputs[name]) for name in known):
                     return outputs
-            raise UsageError(f"The bundle {self.path} has no reference outputs for these inputs.")
+            return self._one_by_one(inputs, programs, precision)
 
         return run
+
+    def _one_by_one(
+        self,
+        inputs: Arrays,
+        programs: dict[int, Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]],
+        precision: str,
+    ) -> dict[str, NDArray[np.generic]]:
+        """Run the segments one after another on the CPU, with nothing of placeit's executors.
+
+        Args:
+            inputs: of the model, by name.
+            programs: what runs each segment, by its number; those that are missing are compiled.
+            precision: of the CPU.
+        """
+        graph, ends = self.graph, {spec.op: spec.name for spec in (*self.inputs, *self.outputs)}
+        of = self.manifest.placement.segments_for(graph.names)
+        assert of is not None  # the manifest was checked  # noqa: S101
+        values: dict[int, NDArray[Any]] = {}  # tensors, in the memory order in which they cross borders
+        outputs: dict[str, NDArray[Any]] = {}
+        for s in range(int(of.max()) + 1):
+            ops = tuple(np.flatnonzero(of == s).tolist())
+            segment = next((one for one in self.manifest.segments if one.ops == ops), None)
+            if segment is not None:
+                if s not in programs:
+                    programs[s] = _runner(self._program(segment, segment.inputs, segment.outputs), precision, self.path)
+                given = [inputs[port] if isinstance(port, str) else values[port] for port in segment.inputs]
+                for port, value in zip(segment.outputs, programs[s](given), strict=True):
+                    (outputs if isinstance(port, str) else values)[port] = value  # type: ignore[index]
+                continue
+            for t, op in enumerate(graph.tensor_op.tolist()):
+                if op in ops:
+                    values[t] = np.asarray(inputs[ends[graph.names[op]]])
+            for (_, v), t in zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True):
+                if v in ops:
+                    outputs[ends[graph.names[v]]] = values[t].transpose(0, 3, 1, 2) if t in self.channels_last else values[t]
+        return outputs
 
     def chain(self, elements: int, hops: int) -> Model:  # noqa: ARG002
         """Raise UsageError: costs cannot be measured of a model that is cut already."""
@@ -173,3 +217,27 @@ def _read(xml: NDArray[np.uint8], weights: NDArray[np.uint8], inputs: Sequence[i
     return openvino.Model(
         [results[k] for k in outputs], model.get_sinks(), [parameters[k] for k in inputs], model.get_friendly_name()
     )
+
+
+def _runner(program: Any, precision: str, path: Path) -> Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]:
+    """Compile a segment for the CPU; return what runs it."""
+    if isinstance(program, OnnxFile):
+        with explaining_ort(f"ONNX Runtime cannot open a segment of {path}"):
+            session = open_whole(program.model)
+
+        def run(values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+            with explaining_ort(f"ONNX Runtime cannot run a segment of {path}"):
+                made: Sequence[NDArray[Any]] = session.run(
+                    list(program.outputs), dict(zip(program.inputs, values, strict=True))
+                )
+                return made
+
+        return run
+    compiled = compile_model(program, Device("CPU", address=Address("CPU")), precision)
+
+    def infer(values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        with explaining(f"OpenVINO cannot run a segment of {path}"):
+            answer = compiled.create_infer_request().infer([np.ascontiguousarray(value) for value in values])
+            return [np.array(answer[i]) for i in range(len(compiled.outputs))]
+
+    return infer
