@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from placeit.cli.options import SessionOptions
-from placeit.cli.placements import known, naming, open_session
+from placeit.cli.options import CheckedOptions
+from placeit.cli.placements import RematchOption, known, naming, to_run
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
 from placeit.core.extras import need
@@ -29,9 +29,10 @@ __all__ = ["EXAMPLES", "serve"]
 
 EXAMPLES = """\b
 Examples:
-  placeit serve model.onnx --placement placement.json
-  placeit serve model.onnx -p placement.json --port 0 --no-grpc
-  placeit serve cats=model.onnx -p placement.json --host 0.0.0.0 --tls-cert c.pem --tls-key k.pem --token-file token
+  placeit serve app.placeit --port 8000
+  placeit serve cats=a.placeit dogs=b.placeit --queue 128
+  placeit serve model.onnx --placement placement.json --no-grpc
+  placeit serve app.placeit --host 0.0.0.0 --tls-cert chain.pem --tls-key key.pem --token-file token
 """
 
 
@@ -92,12 +93,13 @@ def serve(
     *,
     models: Annotated[
         list[str],
-        typer.Argument(metavar="[NAME=]MODEL...", help="What to serve, and by which names.", show_default=False),
+        typer.Argument(metavar="[NAME=]FILE...", help="Bundles of 'placeit build', or a model file.", show_default=False),
     ],
     placement: Annotated[
         Path | None,
         typer.Option("--placement", "-p", metavar="FILE", help="Placement of a model file, as 'placeit optimize' writes it."),
     ] = None,
+    rematch: RematchOption = None,
     queue: Annotated[int, typer.Option("--queue", metavar="N", min=1, help="Requests of a model that may wait.")] = 64,
     network: NetworkOptions,
     terminal: Terminal,
@@ -113,9 +115,11 @@ def serve(
     need("A server", "serve", "uvicorn", "starlette", "httptools", "grpc", "prometheus_client")
     from placeit.serve.network import NetworkServer
 
+    if placement is not None and len(models) > 1:
+        raise UsageError("A placement is of one model: build bundles of several models with 'placeit build', and serve these.")
     options, ending = network.checked(), Gate()
     with contextlib.ExitStack() as stack:
-        served = [_opened(given, placement, queue, stack, terminal) for given in models]
+        served = [_opened(given, placement, rematch, queue, stack, terminal) for given in models]
         with ended_by(ending.open), NetworkServer(served, options) as server:
             typer.echo(f"http: {server.url}", err=True)
             if server.grpc_address is not None:
@@ -125,20 +129,22 @@ def serve(
     return Output(data, partial(_show, data=data))
 
 
-def _opened(given: str, placement: Path | None, queue: int, stack: contextlib.ExitStack, terminal: Terminal) -> ServedModel:
-    """Open a model, which is closed with the stack, and run it."""
+def _opened(
+    given: str, placement: Path | None, rematch: str | None, queue: int, stack: contextlib.ExitStack, terminal: Terminal
+) -> ServedModel:
+    """Open a model or a bundle, which is closed with the stack, and run it."""
     from placeit.serve.service import ServedModel, is_name
 
     name, equals, rest = given.partition("=")
     path = Path(rest if equals and is_name(name) else given)
-    if placement is None:
-        raise UsageError(f"{path} is a model, and it is not said where it is to run: give its placement with --placement.")
-    session, [chosen] = stack.enter_context(open_session(SessionOptions(path), [placement], by_segments=True))
+    what = to_run(CheckedOptions(path), placement, rematch)
+    session, chosen = stack.enter_context(what.open())
     with terminal.progress() as progress:
         home = known(session, chosen, progress)
-    with naming(placement):
+    with naming(what.path):
         server = stack.enter_context(home.serve(chosen, queue=queue))
-    return ServedModel(name if path != Path(given) else session.model.name, server, session.model.inputs, session.model.outputs)
+    model = session.model
+    return ServedModel(model.name if path == Path(given) else name, server, model.inputs, model.outputs)
 
 
 def _counted(model: ServedModel) -> dict[str, Any]:

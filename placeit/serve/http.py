@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
@@ -196,7 +197,7 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes) ->
                 Status.TOO_LARGE, f"At most {_JSON_BYTES} bytes of a request may be JSON: send large tensors in binary form."
             )
         asked = await _apart(size, _read, model, body, size)
-    outputs = await service.run(call, asked.inputs, asked.timeout_s, _gone(request.receive))
+    outputs = await service.run(call, asked.inputs, asked.timeout_s, partial(_gone, request.receive))
     as_json = sum(outputs[name].nbytes for name, binary in asked.outputs if not binary)
     head, tail = await _apart(as_json, _written, model, asked, outputs)
     if not tail:

@@ -66,6 +66,7 @@ class NetworkServer:
     Attributes:
         port: of HTTP.
         grpc_port: of gRPC; None if there is none.
+        socket: of HTTP.
 
     Raises:
         UsageError: two models have one name, a port is taken or cannot be had, or a file of TLS is not what it should be.
@@ -78,8 +79,8 @@ class NetworkServer:
         app = application(self._service, metrics, most_bytes=options.most_bytes, token=options.token)
         self._http = _Http(_configured(app, options))
         self._rpc_credentials = None if options.tls is None else _grpc_credentials(*options.tls)
-        self._socket = _bound(options.host, options.port)
-        self.port: int = self._socket.getsockname()[1]
+        self.socket = _bound(options.host, options.port)
+        self.port: int = self.socket.getsockname()[1]
         self.grpc_port: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._up = Gate()
@@ -113,7 +114,7 @@ class NetworkServer:
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._job.ended.wait()
         self._worker.close()
-        self._socket.close()
+        self.socket.close()
         self._job.result()
 
     def _work(self) -> None:
@@ -137,7 +138,7 @@ class NetworkServer:
                 except RuntimeError as error:
                     raise UsageError(f"gRPC cannot be served at {address}: the port is taken, or not to be had.") from error
                 await rpc.start()
-            http = asyncio.ensure_future(self._http.serve([self._socket]))
+            http = asyncio.ensure_future(self._http.serve([self.socket]))
             stack.push_async_callback(asyncio.wait, [http])
             stack.callback(setattr, self._http, "should_exit", True)
             await self._http.up.wait()

@@ -13,9 +13,9 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
-from placeit.serve.refusal import RefusedError, invalid, none_of, unauthenticated
+from placeit.serve.refusal import RefusedError, Status, invalid, none_of, unauthenticated
 from placeit.serve.service import ServedModel, Service
 from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_contents, to_bytes
 
@@ -59,29 +59,31 @@ def make_server(service: Service, *, most_bytes: int, token: bytes | None) -> gr
     answers = _Answers(service, messages)
     known = _Token(token)
 
-    def guarded(name: str) -> Callable[[Message, grpc.aio.ServicerContext[Any, Any]], Awaitable[Message]]:
+    def guarded(name: str, kind: Any) -> Callable[[bytes, Any], Awaitable[bytes]]:
         answer = getattr(answers, name)
 
-        async def method(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
+        async def method(sent: bytes, context: Any) -> bytes:
             try:
                 if name not in _HEALTH:
                     known.check(context)
-                found: Message = await answer(request, context)
+                found: bytes = (await answer(kind.FromString(sent), context)).SerializeToString()
+                return found
             except RefusedError as error:
-                await context.abort(getattr(grpc.StatusCode, error.status.grpc), str(error))
+                code, why = error.status.grpc, str(error)
+            except DecodeError:
+                code, why = Status.INVALID.grpc, f"This is no {kind.DESCRIPTOR.name} in protobuf."
             except Exception as error:  # noqa: BLE001 (clients are told no more than this)
                 _LOG.error("A request has failed: %s: %s", type(error).__name__, error)
-                await context.abort(grpc.StatusCode.INTERNAL, "This request has failed in the server, whose log says why.")
-            return found
+                code, why = Status.FAILED.grpc, "This request has failed in the server, whose log says why."
+            context.set_code(getattr(grpc.StatusCode, code))  # and not abort(), whose exception would hold the server
+            context.set_details(why)
+            return b""
 
         return method
 
+    # without serializers of gRPC's own, which would tell clients of their exceptions
     handlers = {
-        name: grpc.unary_unary_rpc_method_handler(
-            guarded(name),
-            request_deserializer=getattr(messages, method.input_type.name).FromString,
-            response_serializer=getattr(messages, method.output_type.name).SerializeToString,
-        )
+        name: grpc.unary_unary_rpc_method_handler(guarded(name, getattr(messages, method.input_type.name)))
         for name, method in messages.methods.items()
     }
     options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", most_bytes), ("grpc.max_send_message_length", -1)]
@@ -94,7 +96,7 @@ class _Token:
     def __init__(self, token: bytes | None) -> None:
         self._token = token
 
-    def check(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def check(self, context: Any) -> None:
         """Raise RefusedError if a client does not bring the token."""
         if self._token is None:
             return

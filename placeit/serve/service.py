@@ -7,7 +7,7 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,8 +100,8 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """True if there are devices that run it."""
-        return bool(self.server.executors)
+        """True if its server takes requests, and there are devices that run them."""
+        return self.server.able
 
     def spec(self, name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:
         """Return what an input has to look like. Raises RefusedError if there is no such input, or it looks otherwise."""
@@ -225,7 +225,7 @@ class Service:
                 "name": model.name,
                 "version": model.version,
                 "state": "READY" if model.ready else "UNAVAILABLE",
-                "reason": "" if model.ready else "no device is left to run it",
+                "reason": "" if model.ready else "its server is closed, or no device is left",
             }
             for model in self.models.values()
         ]
@@ -260,7 +260,7 @@ class Service:
             self._look()
 
     async def run(
-        self, call: Call, inputs: Arrays, timeout_s: float | None = None, gone: Awaitable[object] | None = None
+        self, call: Call, inputs: Arrays, timeout_s: float | None = None, gone: Callable[[], Awaitable[object]] | None = None
     ) -> Outputs:
         """Run the model of a request.
 
@@ -268,7 +268,7 @@ class Service:
             call: the request.
             inputs: by name.
             timeout_s: seconds, from when it began, until the outputs have to be there; None for as long as it takes.
-            gone: comes when the client does not want them any more; None if this is cancelled then.
+            gone: waits until the client does not want them any more; None if this is cancelled then.
 
         Raises:
             RefusedError: no outputs come, or not in time. The request does not run then, if it has not begun.
@@ -285,7 +285,7 @@ class Service:
         except UsageError as error:
             raise refusal_of(error) from error
         answer: asyncio.Future[Any] = asyncio.wrap_future(call.answer)
-        leaving: asyncio.Future[Any] | None = None if gone is None else asyncio.ensure_future(gone)
+        leaving: asyncio.Future[Any] | None = None if gone is None else asyncio.ensure_future(gone())
         try:
             await asyncio.wait([answer] if leaving is None else [answer, leaving], timeout=left, return_when="FIRST_COMPLETED")
             if not answer.done():

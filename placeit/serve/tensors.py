@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import TensorSpec
-from placeit.serve.refusal import invalid
+from placeit.serve.refusal import RefusedError, invalid
 
 __all__ = ["DATATYPES", "Array", "check_datatype", "of_bytes", "of_contents", "of_json", "to_bytes", "to_json"]
 
@@ -49,8 +49,8 @@ def check_datatype(spec: TensorSpec, datatype: str) -> None:
     """Raise RefusedError if a tensor is not sent as the type that the model has."""
     wanted = DATATYPES[spec.dtype]
     if datatype != wanted:
-        what = "a type that this server does not take" if datatype not in DATATYPES.values() else datatype
-        raise invalid(f"The input '{spec.name}' is sent as {what} ({datatype}); the model takes {wanted}.")
+        unknown = "" if datatype in DATATYPES.values() else ", a type that no model has here"
+        raise invalid(f"The input '{spec.name}' is sent as {datatype}{unknown}; the model takes {wanted}.")
 
 
 def of_bytes(data: bytes | memoryview, spec: TensorSpec) -> Array:
@@ -74,7 +74,10 @@ def to_bytes(value: Array) -> memoryview:
 
 def of_json(data: Any, spec: TensorSpec) -> Array:
     """Convert a list of JSON, flat or nested as the shape is, to a tensor. Raises Refused."""
-    return _filled(_flat(data, spec), spec)
+    found = _filled(_flat(data, spec), spec)
+    if found.dtype.kind == "f" and not np.isfinite(found).all():  # JSON has no infinity but numbers that are too large
+        raise _too_large(spec)
+    return found
 
 
 def _flat(data: Any, spec: TensorSpec) -> list[Any]:
@@ -104,8 +107,12 @@ def _filled(values: Sequence[Any], spec: TensorSpec) -> Array:
             said = ", ".join(sorted(_WORDS.get(kind, "null or objects") for kind in wrong))
             raise invalid(f"The input '{spec.name}' has values that are {said}; it is {DATATYPES[spec.dtype]}.")
         if not _fits(piece, found[at : at + len(piece)]):
-            raise invalid(f"The input '{spec.name}' has values that {DATATYPES[spec.dtype]} cannot hold.")
+            raise _too_large(spec)
     return found.reshape(spec.shape)
+
+
+def _too_large(spec: TensorSpec) -> RefusedError:
+    return invalid(f"The input '{spec.name}' has values that {DATATYPES[spec.dtype]} cannot hold.")
 
 
 def _fits(values: Sequence[Any], found: Array) -> bool:
