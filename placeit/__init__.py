@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from placeit.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from placeit.backends import load
     from placeit.backends.base import Model
     from placeit.core.cluster import Cluster, Device, Link
     from placeit.core.errors import PlaceitError
@@ -30,11 +29,13 @@ if TYPE_CHECKING:
     from placeit.runtime.pipeline import Pipeline, Stage
     from placeit.runtime.run_report import RunReport
     from placeit.runtime.serving import Server
-    from placeit.session import Session, optimize
+    from placeit.session import Session, load, optimize
     from placeit.simulator.simulate import schedule, simulate
+    from placeit.workbench.application import Application
     from placeit.workbench.options import Constraints, Inputs, Traffic
 
 __all__ = [
+    "Application",
     "Budget",
     "Cache",
     "Candidate",
@@ -79,7 +80,6 @@ __all__ = [
 ]
 
 _NAMES = {
-    "placeit.backends": "load",
     "placeit.backends.base": "Model",
     "placeit.core.cluster": "Cluster Device Link",
     "placeit.core.errors": "PlaceitError",
@@ -101,9 +101,10 @@ _NAMES = {
     "placeit.runtime.pipeline": "Pipeline Stage",
     "placeit.runtime.run_report": "RunReport",
     "placeit.runtime.serving": "Server",
-    "placeit.session": "Session optimize",
+    "placeit.session": "Session load optimize",
     "placeit.simulator.scheduler": "Rules",
     "placeit.simulator.simulate": "schedule simulate",
+    "placeit.workbench.application": "Application",
     "placeit.workbench.options": "Constraints Inputs Traffic",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from placeit import backends
 from placeit.backends.base import Arrays, Model
+from placeit.backends.bundle.files import is_bundle
+from placeit.backends.bundle.manifest import Manifest
 from placeit.core.cluster import Cluster
+from placeit.core.placement import Placement
 from placeit.devices.clusterfile import discover
 from placeit.optimizer.optimize import find
 from placeit.optimizer.options import Budget, Candidates, Goal
@@ -15,9 +19,11 @@ from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
 from placeit.workbench import Workbench
+from placeit.workbench.application import Application
+from placeit.workbench.building import build
 from placeit.workbench.options import Constraints, Inputs
 
-__all__ = ["Session", "optimize"]
+__all__ = ["Session", "load", "optimize"]
 
 
 class Session(Workbench):
@@ -66,6 +72,44 @@ class Session(Workbench):
             UsageError: also if a placement to start with divides groups, and something was measured or run before.
         """
         return find(self, Goal(self.cluster, objective, budget, candidates, seed, rate), progress)
+
+    def build(self, placement: Placement, path: str | Path, *, name: str | None = None) -> Manifest:
+        """Write a bundle: all that is needed to run a placement elsewhere, with :func:`placeit.load` or ``placeit run``.
+
+        It holds the segments as they are cut, so that they need no model, no conversion and no profiling there. Before anything
+        is written to the path, the bundle is run here and its outputs are compared with the reference.
+
+        Args:
+            placement: of the model's ops, with its replicas.
+            path: where: an archive if it ends in ``.placeit``, else a folder. Nothing may be there.
+            name: of the model, for people; None for that of its file.
+
+        Returns:
+            What the bundle says of itself.
+
+        Raises:
+            FileError: something is there, or it cannot be written.
+            PlacementError: the placement does not fit the model, the devices or their memory.
+            UsageError: it is not known how to plan it (:meth:`plan_of`).
+            DeviceError: segments for a device cannot be in a bundle.
+            ModelError: a segment cannot be written.
+            ExecutionError: the bundle does not compute what the model does, or a device failed.
+        """
+        return build(self, placement, Path(path), name=name)
+
+
+def load(path: str | Path, **options: Any) -> Any:
+    """Open a bundle, or read a model file, by what the path names.
+
+    Args:
+        path: a bundle (``.placeit``, or a folder): the result is a :class:`placeit.Application`, ready to run. Anything else is
+            a model, to be profiled and placed: the result is a :class:`placeit.Model`.
+        options: those of :meth:`placeit.Application.load`, such as ``rematch``; or of :func:`placeit.backends.load`.
+
+    Raises:
+        PlaceitError: what these raise.
+    """
+    return Application.load(path, **options) if is_bundle(path) else backends.load(path, **options)
 
 
 def optimize(

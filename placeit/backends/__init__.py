@@ -79,6 +79,8 @@ def load(path: str | Path, *, sample_shapes: Mapping[str, Sequence[int]] | None 
                 " Such files hold weights and no program: load them into their module and write that with "
                 "torch.export.save(torch.export.export(module, inputs), 'model.pt2')."
             )
+        elif suffix.lower() == ".placeit":
+            hint = " This is a bundle, whose model is placed already: `placeit run` takes it, and placeit.load in Python."
         elif not suffix:
             close = nearest(str(path).partition(":")[0], _TENSOR_PROGRAMS)
             hint = f" Tensor programs go by name: {', '.join(_TENSOR_PROGRAMS)}, with options as in chain-mm:shards=4{close}."

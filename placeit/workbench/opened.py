@@ -290,12 +290,12 @@ class OpenSession:
             try:
                 if not self.executable:
                     precision, compiling = self.precision, self.compiling
-                    return self._take(
+                    return self.take(
                         estimated(self.model, self.grouping, self.cluster, measured, precision=precision, compiling=compiling)
                     )
                 with self._there() as runtime:
                     costs = measured(runtime.cluster, runtime, worth=worth, certain=certain)
-                    return self._take(as_expected(costs, self.cluster, self._expected))
+                    return self.take(as_expected(costs, self.cluster, self._expected))
             except DeviceError as error:
                 self._refuse(error)
 
@@ -349,10 +349,11 @@ class OpenSession:
             with self._there() as runtime:
                 kept = kept_costs(self.model, self.grouping, runtime.cluster, runtime, self.cache)
         if kept is not None:
-            self._take(as_expected(kept, self.cluster, self._expected))
+            self.take(as_expected(kept, self.cluster, self._expected))
         return kept is not None
 
-    def _take(self, costs: Costs) -> Costs:
+    def take(self, costs: Costs) -> Costs:
+        """Use costs that are known from elsewhere, and return them as pins leave them. Raises InfeasibleError."""
         self._can = np.isfinite(costs.core)
         self._costs = self.placing.held(costs)
         return self._costs
@@ -363,6 +364,11 @@ class OpenSession:
         if self._costs is None:
             raise UsageError("What the model's ops cost here is not known: call the session's profile() first.")
         return self._costs
+
+    @property
+    def has_costs(self) -> bool:
+        """True if it is known what single groups cost on the devices."""
+        return self._costs is not None and not self._costs.shared
 
     @property
     def segmenter(self) -> Segmenter:

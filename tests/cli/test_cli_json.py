@@ -37,6 +37,7 @@ def commands(tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path) 
         "estimate": (tiny, *devices),
         "optimize": (tiny, *devices, "--budget", 2, "--placer", "heft", "--compare-precisions", "-o", "p.json"),
         "run": (tiny, "-p", placement, "--runs", 2),
+        "build": (tiny, "-p", placement, "-o", "app.placeit"),
         "compare": (tiny, "-p", placement, "--runs", 6, *devices),
         "explain": (tiny, "-p", placement, *devices),
         "diff": (tiny, placement, other, "--measure", "--runs", 6, *devices),
