@@ -58,10 +58,11 @@ demo: setup ## export a model, then find, measure and run a placement for it
 
 test: lint tidy types check ## everything that must pass before a commit
 
-lint: setup ## ruff and clang-format: style and formatting; import-linter: no import from a layer above
+lint: setup ## ruff, clang-format and hadolint: style and formatting; import-linter: no import from a layer above
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+	$(BIN)/hadolint Containerfile
 	$(BIN)/lint-imports
 
 types: setup ## strict mypy on the package
