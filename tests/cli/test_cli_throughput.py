@@ -60,9 +60,8 @@ def test_a_rate_that_nothing_sustains_is_said_and_is_no_error(cli: Any, tiny: Pa
         assert part in said
 
 
+@pytest.mark.two_cores
 def test_replicas_are_run_as_placements_and_compared(cli: Any, tiny: Path, placement: Path, cores: Sequence[str]) -> None:
-    if len(cores) < 2:
-        pytest.skip("needs two cores that the process may use")
     whole = Placement.load(placement)
     on = [Placement(whole.op_names, np.full(len(whole), d, np.int32), cores, whole.graph_hash) for d in range(2)]
     replicas = placement.with_name("replicas.json")
