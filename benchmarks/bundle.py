@@ -21,13 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._harness import Args, Report, main
-from benchmarks._models import load_model, progress, two_cores
+from benchmarks._models import MODELS, load_model, progress, two_cores
 from placeit.backends.openvino.ir import write_ir
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.planning.segments import Costs, Segmenter
 from placeit.session import Session
 
-MODELS = ("inception_v3", "bert")
 ROUNDS, QUICK_ROUNDS = 7, 2
 CACHED = ("OpenVINO alone, cached", "bundle, cached")
 
@@ -59,7 +58,7 @@ application.close()
 
 
 def run(args: Args, report: Report) -> None:
-    for name in args.models or (MODELS[:1] if args.quick else MODELS):
+    for name in args.models or ("inception_v3",):
         with tempfile.TemporaryDirectory() as folder:
             _one(name, Path(folder), args, report)
 
@@ -114,4 +113,4 @@ def _start(script: str, path: Path, cache: str, inputs: Path) -> tuple[float, fl
 
 
 if __name__ == "__main__":
-    main("bundle", run)
+    main("bundle", run, models=MODELS)
