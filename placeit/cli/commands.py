@@ -41,6 +41,7 @@ _BUILTIN = {
     "profile": Command("Measure the costs of ops on each device.", "placeit.cli.profile:profile"),
     "optimize": Command("Find the fastest placement by measuring.", "placeit.cli.optimize:optimize"),
     "run": Command("Run a placement, or a bundle, and measure it.", "placeit.cli.run:run"),
+    "serve": Command("Serve models over HTTP and gRPC.", "placeit.cli.serve:serve"),
     "compare": Command("Race placements against each single-device placement.", "placeit.cli.compare:compare"),
     "explain": Command("Show why ops are where a placement has them.", "placeit.cli.explain:explain"),
     "diff": Command("Show how two placements differ, and what each move changes.", "placeit.cli.diff:diff"),
@@ -48,6 +49,7 @@ _BUILTIN = {
     "export": Command("Write a placement, or a model, for use without placeit.", "placeit.cli.export:export"),
     "build": Command("Write a placement as a bundle, to run it elsewhere.", "placeit.cli.build:build"),
     "generate": Command("Generate placement problems of task graphs on device networks.", "placeit.cli.generate:generate"),
+    "schema": Command("Show the JSON Schema of what a command prints.", "placeit.cli.schema:schema"),
     "cluster": Command("Start and end a local Ray cluster on this machine.", "placeit.cli.cluster:app"),
 }
 

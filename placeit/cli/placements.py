@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from placeit.session import Session
     from placeit.workbench import Workbench
 
-__all__ = ["PLACEMENT", "PlacementOption", "ToRun", "known", "naming", "open_session", "read_placement", "to_run"]
+__all__ = [
+    "PLACEMENT",
+    "PlacementOption",
+    "RematchOption",
+    "ToRun",
+    "known",
+    "naming",
+    "open_session",
+    "read_placement",
+    "to_run",
+]
 
 _log = logging.getLogger("placeit")
 
@@ -31,6 +41,14 @@ PLACEMENT = typer.Option(
     "--placement", "-p", metavar="FILE", help="Placement, as 'placeit optimize' writes it.", show_default=False
 )
 PlacementOption = Annotated[Path, PLACEMENT]
+RematchOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rematch",
+        metavar="OLD=NEW|auto",
+        help="Of a bundle: what takes the places of the devices that it names, as in GPU=CPU@0,CPU@0=CPU@1; auto: by kind.",
+    ),
+]
 
 
 def read_placement(path: Path, graph: OpGraph) -> Placement:

@@ -15,7 +15,7 @@ import typer
 from placeit.cli.command import FAILED
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, write_tensors
-from placeit.cli.placements import PLACEMENT, ToRun, known, naming, to_run
+from placeit.cli.placements import PLACEMENT, RematchOption, ToRun, known, naming, to_run
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
@@ -127,14 +127,7 @@ class LoadOptions:
 def run(
     *,
     placement: Annotated[Path | None, PLACEMENT] = None,
-    rematch: Annotated[
-        str | None,
-        typer.Option(
-            "--rematch",
-            metavar="OLD=NEW|auto",
-            help="Of a bundle: what takes the places of the devices that it names, as in GPU=CPU@0,CPU@0=CPU@1; auto: by kind.",
-        ),
-    ] = None,
+    rematch: RematchOption = None,
     length: LengthOptions,
     trace: Annotated[
         Path | None,
