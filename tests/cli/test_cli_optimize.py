@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,8 @@ def test_energy_is_named_as_modelled_and_total_cost_as_what_it_sums_up(cli: Any,
             assert candidate["simulated_value"] > 0
             assert candidate["value_from_runs"] is None
             assert candidate["value_ci"] == [None, None]
+        quiet = cli("optimize", tiny, *options, "--quiet").stdout
+        assert re.fullmatch(rf"\S+: [\d.]+ [mun]?{unit} \(simulated\), \S+tiny.onnx.placement.json\n", quiet)
 
 
 def test_each_point_of_a_front_is_a_placement_beside_the_answer(cli: Any, tiny: Path, tmp_path: Path) -> None:
