@@ -48,6 +48,8 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
     needed = {one.name: one for one in manifest.devices}
     within = None if devices is None else discover(devices, precision=manifest.precision)
     names = {name: name if within is not None and name in within.names else one.address for name, one in needed.items()}
+    if isinstance(rematch, str) and rematch != "auto":
+        raise UsageError(f"'{rematch}' is no way to rematch devices: give 'auto', or new names by old ones.")
     if isinstance(rematch, Mapping):
         unknown = rematch.keys() - needed.keys()
         if unknown:
