@@ -16,7 +16,7 @@ from placeit.backends.base import Arrays, Format, Model, TensorSpec
 from placeit.backends.bundle.files import BundleFiles
 from placeit.backends.bundle.manifest import BundledSegment, Manifest, Port, read_manifest
 from placeit.backends.onnx.sessions import open_whole
-from placeit.backends.onnx.whole import OnnxFile
+from placeit.backends.onnx_external import OnnxFile
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, UsageError, first_line
