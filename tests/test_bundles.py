@@ -24,6 +24,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, ExecutionError, FileError, PlaceitError, PlacementError, UsageError
 from placeit.devices.clusterfile import discover
 from placeit.devices.host import allowed_cores
+from placeit.devices.names import parse_device
 from placeit.session import Session
 from placeit.workbench.application import Application
 
@@ -141,13 +142,14 @@ def test_a_bundle_needs_neither_torch_nor_onnx(bundle: Path) -> None:
 # devices
 
 
-@pytest.mark.parametrize("rematch", [{ONE: OTHER, OTHER: ONE}, {OTHER: "CPU"}])
+@pytest.mark.parametrize("rematch", [{ONE: OTHER, OTHER: ONE}, {OTHER: "CPU"}, {ONE: f"{ONE}-{ONE[4:]}"}])
 def test_other_devices_take_the_places_of_those_of_the_placement(bundle: Path, rematch: dict[str, str]) -> None:
     with placeit.load(bundle, rematch=rematch) as application:
         assert application.check().max_rel <= application.tolerance
-        assert set(application.placement.device_names) == {rematch.get(name, name) for name in CORES}
-        for old, new in rematch.items():
-            assert f"{new} takes the place of {old}" in application.differences
+        names = {old: str(parse_device(new)) for old, new in rematch.items()}
+        assert set(application.placement.device_names) == {names.get(name, name) for name in CORES}
+        for old, new in names.items():
+            assert (f"{new} takes the place of {old}" in application.differences) == (new != old)
 
 
 def missing(data: dict[str, Any]) -> None:
