@@ -10,6 +10,7 @@ import placeit
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMANDS = (
+    "demo",
     "devices",
     "inspect",
     "estimate",
