@@ -103,6 +103,11 @@ class NetworkServer:
         return f"http{'s' * (self._options.tls is not None)}://{_host(self._options.host)}:{self.port}"
 
     @property
+    def connections(self) -> int:
+        """Number of open connections of HTTP."""
+        return len(self._http.server_state.connections)
+
+    @property
     def grpc_address(self) -> str | None:
         """Address of gRPC; None if there is none."""
         return None if self.grpc_port is None else f"{_host(self._options.host)}:{self.grpc_port}"
