@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -40,13 +41,15 @@ Examples:
 class NetworkOptions:
     """Where a server listens, to whom, and how much it reads."""
 
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; others than this machine reach 0.0.0.0 or ::.")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of HTTP; 0 for any that is free.")] = 8000
-    grpc_port: Annotated[int, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0 for any that is free.")] = (
-        8001
-    )
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Where to listen; 0.0.0.0 or :: is on all networks.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port of HTTP; 0 for any that is free.")
+    ] = 8000
+    grpc_port: Annotated[
+        int, typer.Option("--grpc-port", metavar="PORT", min=0, max=65535, help="Port of gRPC; 0 for any that is free.")
+    ] = 8001
     no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Serve HTTP alone.")] = False
     tls_cert: Annotated[
         Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain (PEM), for HTTPS and gRPC with TLS.")
@@ -71,6 +74,8 @@ class NetworkOptions:
         from placeit.core.files import read_text
         from placeit.serve.network import Options
 
+        if not math.isfinite(self.client_timeout):
+            raise UsageError("--client-timeout has to be a number of seconds.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("TLS needs both a certificate and its key: give --tls-cert and --tls-key, or neither.")
         token = None

@@ -64,6 +64,7 @@ class NetworkServer:
         options: where, and to whom.
 
     Attributes:
+        models: what is served.
         port: of HTTP.
         grpc_port: of gRPC; None if there is none.
         socket: of HTTP.
@@ -73,6 +74,7 @@ class NetworkServer:
     """
 
     def __init__(self, models: Sequence[ServedModel], options: Options = Options()) -> None:
+        self.models = tuple(models)
         self._options = options
         self._service = Service(models)
         metrics = registry_of(lambda: [({"model": model.name}, model.server.stats()) for model in models])

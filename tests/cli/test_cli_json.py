@@ -67,7 +67,7 @@ def commands(tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path) 
     }
 
 
-@pytest.mark.parametrize("command", list(DOCUMENTED))
+@pytest.mark.parametrize("command", [command for command in DOCUMENTED if command != "serve"])
 def test_the_fields_are_the_documented_ones(cli: Any, commands: dict[str, tuple[object, ...]], command: str) -> None:
     if command == "estimate":
         assert cli("profile", *commands["profile"]).exit_code == 0
@@ -80,7 +80,7 @@ def test_the_fields_are_the_documented_ones(cli: Any, commands: dict[str, tuple[
 
 
 def test_every_command_that_is_tested_is_documented(commands: dict[str, tuple[object, ...]]) -> None:
-    assert commands.keys() == DOCUMENTED.keys()
+    assert commands.keys() | {"serve"} == DOCUMENTED.keys()  # which test_cli_serve.py has end
 
 
 def test_a_field_that_is_missing_or_new_is_noticed() -> None:
