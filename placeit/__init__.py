@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from placeit.runtime.pipeline import Pipeline, Stage
     from placeit.runtime.run_report import RunReport
     from placeit.runtime.serving import Server
-    from placeit.session import Session, load, optimize
+    from placeit.session import Session, optimize
     from placeit.simulator.simulate import schedule, simulate
-    from placeit.workbench.application import Application
+    from placeit.workbench.application import Application, load
     from placeit.workbench.options import Constraints, Inputs, Traffic
 
 __all__ = [
@@ -101,10 +101,10 @@ _NAMES = {
     "placeit.runtime.pipeline": "Pipeline Stage",
     "placeit.runtime.run_report": "RunReport",
     "placeit.runtime.serving": "Server",
-    "placeit.session": "Session load optimize",
+    "placeit.session": "Session optimize",
     "placeit.simulator.scheduler": "Rules",
     "placeit.simulator.simulate": "schedule simulate",
-    "placeit.workbench.application": "Application",
+    "placeit.workbench.application": "Application load",
     "placeit.workbench.options": "Constraints Inputs Traffic",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from placeit import backends
 from placeit.backends.base import Arrays, Model
-from placeit.backends.bundle.files import is_bundle
 from placeit.backends.bundle.manifest import Manifest
 from placeit.core.cluster import Cluster
 from placeit.core.placement import Placement
@@ -19,11 +17,10 @@ from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
 from placeit.workbench import Workbench
-from placeit.workbench.application import Application
 from placeit.workbench.building import build
 from placeit.workbench.options import Constraints, Inputs
 
-__all__ = ["Session", "load", "optimize"]
+__all__ = ["Session", "optimize"]
 
 
 class Session(Workbench):
@@ -96,20 +93,6 @@ class Session(Workbench):
             ExecutionError: the bundle does not compute what the model does, or a device failed.
         """
         return build(self, placement, Path(path), name=name)
-
-
-def load(path: str | Path, **options: Any) -> Any:
-    """Open a bundle, or read a model file, by what the path names.
-
-    Args:
-        path: a bundle (``.placeit``, or a folder): the result is a :class:`placeit.Application`, ready to run. Anything else is
-            a model, to be profiled and placed: the result is a :class:`placeit.Model`.
-        options: those of :meth:`placeit.Application.load`, such as ``rematch``; or of :func:`placeit.backends.load`.
-
-    Raises:
-        PlaceitError: what these raise.
-    """
-    return Application.load(path, **options) if is_bundle(path) else backends.load(path, **options)
 
 
 def optimize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,13 +13,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit import backends
 from placeit.backends.base import Arrays, TensorSpec
+from placeit.backends.bundle.files import is_bundle
 from placeit.backends.bundle.manifest import Manifest
 from placeit.backends.bundle.model import BundleModel, open_bundle
 from placeit.core.cluster import Link
 from placeit.core.errors import ExecutionError, PlacementError
 from placeit.core.placement import Placement
-from placeit.planning.segments import Costs
+from placeit.planning.segments import Costs, Plan
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.serving import Server
@@ -26,13 +29,11 @@ from placeit.workbench import Workbench
 from placeit.workbench.matching import Devices, Rematch, differences, matched
 from placeit.workbench.options import Constraints, Inputs
 
-__all__ = ["Application"]
+__all__ = ["Application", "load"]
 
 
 class Application:
     """A bundled model on the devices of this machine. A context manager; :meth:`load` opens one.
-
-    Nothing is compiled before the first run, or before an executor or a server is asked for.
 
     Attributes:
         manifest: what the bundle says of itself.
@@ -50,24 +51,43 @@ class Application:
         inputs: Inputs | Arrays | None = None,
         tolerance: float | None = None,
     ) -> None:
-        names, cluster = matched(model.manifest, model.path, rematch, devices)
         self.manifest = model.manifest
-        self.placement = _renamed(model.manifest.placement, names)
-        constraints = Constraints(tolerance=model.manifest.tolerance if tolerance is None else tolerance)
-        precision = model.manifest.precision
-        self.session = Workbench(model, cluster, precision=precision, inputs=inputs, constraints=constraints, cache=None)
+        try:
+            names, cluster = matched(model.manifest, model.path, rematch, devices)
+            self.placement = _renamed(model.manifest.placement, names)
+            self.session = Workbench(
+                model,
+                cluster,
+                precision=model.manifest.precision,
+                inputs=inputs,
+                constraints=Constraints(tolerance=model.manifest.tolerance if tolerance is None else tolerance),
+                cache=None,
+            )
+            self.differences = tuple(differences(model.manifest, self.session.cluster, names))
+            with contextlib.ExitStack() as stack:
+                stack.callback(self.session.close)
+                self._plans = self._planned(names)
+                homes = map(self.session.home_of, self.placement.every)
+                self._programs = [
+                    home.runtime.compiler.compile(plan.programs) for home, plan in zip(homes, self._plans, strict=True)
+                ]
+                model.files.wait()
+                stack.pop_all()
+        finally:
+            model.files.wait()
+        self._executor: PlanExecutor | None = None
+        self._opening, self._closed = threading.Lock(), False
+
+    def _planned(self, names: Mapping[str, str]) -> list[Plan]:
+        """Plan the placement and its replicas."""
         for one in self.placement.every:
             self.session.divide(one, by_segments=True)
-        self.session.take(_costs(model.manifest, self.session, names))
+        self.session.take(_costs(self.manifest, self.session, names))
         try:
-            self._plan, *_ = map(self.session.plan_of, self.placement.every)
+            return [self.session.plan_of(one) for one in self.placement.every]
         except PlacementError as error:
-            raise PlacementError(
-                f"{model.path} cannot run here: {error} Rematch it to devices with more (--rematch)."
-            ) from error
-        self.differences = tuple(differences(model.manifest, self.session.cluster, names))
-        self._executor: PlanExecutor | None = None
-        self._opening = threading.Lock()
+            path = self.session.model.path
+            raise PlacementError(f"{path} cannot run here: {error} Rematch it to devices with more (--rematch).") from error
 
     @classmethod
     def load(
@@ -79,7 +99,7 @@ class Application:
         inputs: Inputs | Arrays | None = None,
         tolerance: float | None = None,
     ) -> Self:
-        """Open a bundle: check its files, and find its devices on this machine.
+        """Open a bundle: check its files, find its devices on this machine, and compile its segments.
 
         Args:
             path: an archive or a folder that ``placeit build`` has written.
@@ -92,7 +112,7 @@ class Application:
 
         Raises:
             FileError: it is damaged, was edited, is of a newer version, or is no bundle.
-            DeviceError: a device is not there; lists what is needed.
+            DeviceError: a device is not there, which lists what is needed; or a segment cannot be compiled.
             UsageError: ``rematch`` names no device of the bundle, gives two one device, or one of another runtime.
             PlacementError: a device has not enough memory for its segments.
         """
@@ -107,7 +127,7 @@ class Application:
     def close(self) -> None:
         """End what runs, stop every thread, and release what was compiled."""
         with self._opening:
-            executor, self._executor = self._executor, None
+            executor, self._executor, self._closed = self._executor, None, True
         if executor is not None:
             executor.close()
         self.session.close()
@@ -140,14 +160,14 @@ class Application:
     def run(self, inputs: Arrays) -> dict[str, NDArray[np.generic]]:
         """Run once and return the outputs by name. Calls of several threads take turns; a :meth:`server` runs them together.
 
-        The first call compiles. Of a placement with replicas the first one runs.
+        Of a placement with replicas the first one runs.
 
         Args:
             inputs: an array for each input, by name.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants.
-            DeviceError: a segment cannot be compiled here.
+            DeviceError: there is no room for buffers.
             ExecutionError: a device failed, or the application is closed.
         """
         with self._opening:
@@ -157,20 +177,31 @@ class Application:
         return executor.run(inputs)
 
     def executor(self, *, in_flight: int = 1) -> PlanExecutor:
-        """Compile the placement, of replicas the first one; close it when it is not needed any more. Raises DeviceError."""
-        return self.session.home_of(self.placement).executor(self._plan, in_flight=in_flight)
+        """Make buffers for the placement, of replicas the first one; close it when it is not needed.
+
+        Raises:
+            DeviceError: there is no room for them.
+            ExecutionError: the application is closed.
+        """
+        self._check_open()
+        return self.session.home_of(self.placement).executor(self._plans[0], in_flight=in_flight)
 
     def server(self, **options: Any) -> Server:
         """Run requests as they come, with the options of :meth:`placeit.Session.serve`. A context manager."""
+        self._check_open()
         return self.session.serve(self.placement, **options)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ExecutionError(f"{self.session.model.path} is closed, and nothing more can run there: load it again.")
 
     def check(self) -> OutputDifference:
         """Run the samples of the bundle on all replicas, and compare the outputs with those of the uncut model.
 
         Raises:
             ExecutionError: they differ by more than :attr:`tolerance`, or a device failed.
-            DeviceError: a segment cannot be compiled here.
         """
+        self._check_open()
         check, worst = self.session.output_check(), OutputDifference(0.0, 0.0)
         for one in self.placement.every:
             home = self.session.home_of(one)
@@ -180,6 +211,20 @@ class Application:
         if why is not None:
             raise ExecutionError(f"{self.session.model.path} does not compute here what it should: {why}")
         return worst
+
+
+def load(path: str | Path, **options: Any) -> Any:
+    """Open a bundle, or read a model file, by what the path names.
+
+    Args:
+        path: a bundle (``.placeit``, or a folder): the result is a :class:`placeit.Application`, ready to run. Anything else is
+            a model, to be profiled and placed: the result is a :class:`placeit.Model`.
+        options: those of :meth:`placeit.Application.load`, such as ``rematch``; or of :func:`placeit.backends.load`.
+
+    Raises:
+        PlaceitError: what these raise.
+    """
+    return Application.load(path, **options) if is_bundle(path) else backends.load(path, **options)
 
 
 def _renamed(placement: Placement, names: Mapping[str, str]) -> Placement:

@@ -84,10 +84,12 @@ class _Building:
 
     def __init__(self, homes: Sequence[OpenSession], plans: Sequence[Plan], folder: Path) -> None:
         self._homes, self._plans, self._folder = homes, plans, folder
-        used = [
-            home.cluster.devices[segment.device] for home, plan in zip(homes, plans, strict=True) for segment in plan.segments
-        ]
-        self._used = {device.name: device for device in used}
+        self._used = {
+            device.name: device
+            for home, plan in zip(homes, plans, strict=True)
+            for d, device in enumerate(home.cluster.devices)
+            if (plan.placement == d).any()
+        }
         for device in self._used.values():
             _check_device(device)
         self.devices = [_as_bundled(device) for device in self._used.values()]

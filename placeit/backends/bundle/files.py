@@ -16,7 +16,7 @@ import stat
 import struct
 import zipfile
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +25,11 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import FileError
 
-__all__ = ["SUFFIX", "BundleFiles", "Digest", "digest_of", "is_bundle", "write_archive"]
+__all__ = ["SUFFIX", "WEIGHTS", "BundleFiles", "Digest", "digest_of", "is_bundle", "write_archive"]
 
 SUFFIX = ".placeit"
+WEIGHTS = ".bin"
+"""Ending of the names of files that hold numbers and nothing else, so that damaged ones can be read."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)?(/[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)?)*", re.ASCII)
 _ALIGNMENT = 64  # bytes, of the data of each member: what OpenVINO and vector instructions like of weights
 _LOCAL = struct.Struct("<4s5H3I2H")  # the header before the data of a member
@@ -104,6 +106,7 @@ class BundleFiles:
         self.path = path
         self._places: dict[str, tuple[int, int]] = {}  # offset and size in the archive
         self._read: dict[str, NDArray[np.uint8]] = {}
+        self._weights: list[Future[None]] = []
         self._archive: NDArray[np.uint8] | None = None
         try:
             mode = path.stat().st_mode
@@ -156,7 +159,7 @@ class BundleFiles:
         return data if offset % _ALIGNMENT == 0 else data.copy()  # somebody has packed it anew
 
     def check(self, wanted: Mapping[str, Digest]) -> None:
-        """Compare all files with their sizes and digests, several at a time.
+        """Compare all files with their sizes and digests, several at a time; of weights, only begin to (:meth:`wait`).
 
         Raises:
             FileError: one is missing, has changed, or is not among them.
@@ -170,9 +173,23 @@ class BundleFiles:
             if len(data) != wanted[name].bytes or hashlib.sha256(data.data).hexdigest() != wanted[name].sha256:
                 raise self.wrong(f"its file {name} was changed or damaged after it was built. Copy it again, or build it anew")
 
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit digests") as pool:
-            for _ in pool.map(check, sorted(wanted, key=lambda name: -wanted[name].bytes)):
-                pass
+        pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit digests")
+        checks = {name: pool.submit(check, name) for name in sorted(wanted, key=lambda name: -wanted[name].bytes)}
+        pool.shutdown(wait=False)
+        self._weights = [check for name, check in checks.items() if name.endswith(WEIGHTS)]
+        try:
+            for name, one in checks.items():
+                if not name.endswith(WEIGHTS):
+                    one.result()
+        except BaseException:
+            wait(self._weights)
+            raise
+
+    def wait(self) -> None:
+        """Wait until weights have been compared, too: what is computed with them until then may be wrong. Raises FileError."""
+        wait(self._weights)
+        for one in self._weights:
+            one.result()
 
     def _read_directory(self, stream: object) -> None:
         data = self._archive

@@ -194,7 +194,7 @@ class BundleModel(Model):
 
 
 def open_bundle(path: Path) -> BundleModel:
-    """Open a bundle and check all of its files.
+    """Open a bundle and check its files; those of weights are still being checked (:meth:`BundleFiles.wait`).
 
     Raises:
         FileError: it is damaged, edited, of a newer version, or no bundle.
@@ -203,7 +203,11 @@ def open_bundle(path: Path) -> BundleModel:
     manifest = read_manifest(files)
     files.check(manifest.files)
     model = BundleModel.of(manifest, files)
-    _ = model.samples
+    try:
+        _ = model.samples
+    except BaseException:
+        files.wait()
+        raise
     return model
 
 
