@@ -200,7 +200,7 @@ def _bound(host: str, port: int) -> socket.socket:
         raise UsageError(f"There is no port {port}: ports are numbers from 1 to 65535, and 0 stands for any that is free.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        found = socket.socket(family, kind, protocol)
+        found = socket.socket(family, kind, protocol)  # which says that it is TCP, or asyncio would not set TCP_NODELAY
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(address)
