@@ -4,8 +4,8 @@
     python -m examples.ray_serve app.placeit --replicas 2 --cpus 2
 
 Each replica opens the bundle on the node where Ray has put it, so the file has to be there under the same path, and so do its
-devices; ``--cpus`` are those that Ray reserves for a replica. Within one, placeit serves several requests at once on the devices
-of the placement. Requests are JSON, ``{"x": [[...]]}``, at http://127.0.0.1:8000/.
+devices; ``--cpus`` are those that Ray reserves for a replica. Within one, placeit serves several requests at once on the
+devices of the placement. Requests are JSON, ``{"x": [[...]]}``, at http://127.0.0.1:8000/.
 """
 
 from __future__ import annotations

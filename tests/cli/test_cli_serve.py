@@ -6,9 +6,11 @@ import contextlib
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPConnection
@@ -106,6 +108,28 @@ def test_what_was_accepted_in_a_burst_is_answered_after_sigterm(
     check_schema(found, "placeit.serve/1")
 
 
+def test_a_request_whose_head_has_arrived_is_finished_unless_there_is_a_second_signal(
+    serving: Callable[..., Serving], tiny: Path, placement: Path
+) -> None:
+    body = json.dumps(IMAGE).encode()
+    for patient in (True, False):
+        made = serving(tiny, "-p", placement)
+        with socket.create_connection(("127.0.0.1", made.port), timeout=120) as client:
+            client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n".encode())
+            client.sendall(b"Expect: 100-continue\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 100 ")  # it is accepted
+            made.process.send_signal(signal.SIGTERM)
+            while made.ask(path="/v2/health/ready", body=None)[0] == 200:
+                time.sleep(0.01)
+            if patient:
+                client.sendall(body)
+                assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+            else:
+                made.process.send_signal(signal.SIGTERM)
+            made.process.communicate(timeout=240)
+        assert made.process.returncode == (0 if patient else 143)
+
+
 def test_bundles_are_served_by_their_names_or_others_and_ctrl_c_ends_that(
     serving: Callable[..., Serving], cli: Any, tiny: Path, placement: Path, tmp_path: Path
 ) -> None:
@@ -117,6 +141,13 @@ def test_bundles_are_served_by_their_names_or_others_and_ctrl_c_ends_that(
     assert answers[0][1]["outputs"] == answers[1][1]["outputs"]
     found = made.end(signal.SIGINT)
     assert [(model["name"], model["succeeded"]) for model in found["models"]] == [("tiny", 1), ("other", 1)]
+
+
+def test_what_is_not_installed_is_said(cli: Any, tiny: Path, placement: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    result = cli("serve", tiny, "-p", placement)
+    assert result.exit_code == 2
+    assert "A server needs Starlette, which is not installed: pip install 'placeit[serve]'" in result.stderr
 
 
 def test_what_is_wrong_is_said_before_anything_is_served(cli: Any, tiny: Path, placement: Path, tmp_path: Path) -> None:
