@@ -81,8 +81,8 @@ class NetworkOptions:
         token = None
         if self.token_file is not None:
             token = read_text(self.token_file).strip().encode()
-            if not token or len(token.split()) > 1:
-                raise UsageError(f"{self.token_file} is to hold a token: text without spaces, and nothing else.")
+            if not token.isascii() or len(token.split()) != 1:
+                raise UsageError(f"{self.token_file} is to hold a token: ASCII text without spaces, and nothing else.")
         return Options(
             host=self.host,
             port=self.port,

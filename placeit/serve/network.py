@@ -17,7 +17,7 @@ from typing import Any, Self
 import grpc
 import uvicorn
 
-from placeit.core.errors import UsageError
+from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.threads import Gate, Job, Worker
 from placeit.report.metrics import registry_of
 from placeit.serve.connection import Connection
@@ -148,11 +148,22 @@ class NetworkServer:
             http = asyncio.ensure_future(self._http.serve([self.socket]))
             stack.push_async_callback(asyncio.wait, [http])
             stack.callback(setattr, self._http, "should_exit", True)
-            await self._http.up.wait()
+            await _until(self._http.up, http)
             self._loop = asyncio.get_running_loop()
             self._up.open()
-            await self._stop.wait()
+            await _until(self._stop, http)
             await self._service.drain()
+
+
+async def _until(event: asyncio.Event, running: asyncio.Future[None]) -> None:
+    """Wait for an event, or raise what has ended a task before."""
+    waiting = asyncio.ensure_future(event.wait())
+    both: list[asyncio.Future[Any]] = [waiting, running]
+    await asyncio.wait(both, return_when="FIRST_COMPLETED")
+    waiting.cancel()
+    if running.done():
+        running.result()
+        raise ExecutionError("The server of HTTP has ended.")
 
 
 class _Http(uvicorn.Server):

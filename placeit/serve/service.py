@@ -231,7 +231,7 @@ class Service:
         ]
 
     def model(self, name: str, version: str = "") -> ServedModel:
-        """Find a model. Raises Refused."""
+        """Find a model. Raises RefusedError."""
         found = self.models.get(name)
         if found is None:
             raise RefusedError(Status.UNKNOWN, f"There is no model '{name}' here; there are {_names(self.models)}.")
