@@ -1,10 +1,10 @@
 """From the start of a bundle to its first answer, against OpenVINO alone with the same model as IR.
 
 OpenVINO alone means ``Core.read_model``, ``compile_model`` and one request, on the whole CPU. The bundle is that of the whole
-model on the whole CPU, so that both compile the same; another row has it split in two over core sets. Each start is a process of
-its own, and ways take turns; a row has the median of the seconds from the call that reads the model to the first answer, with
-libraries imported, and those from the start of the process on. In the rows *cached*, both find compiled models on disk, as a
-first start has left them there.
+model on the whole CPU, so that both compile the same; another row has it split in two over core sets. Each start is a process
+of its own, and ways take turns. A row has the median seconds from the call that reads the model to the first answer, and those
+from the start of the process, imports included. In the rows *cached*, both find compiled models on disk, as a first start has
+left them there.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._harness import Args, Report, main
-from benchmarks._models import load_model, progress, two_cores
+from benchmarks._models import MODELS, load_model, progress, two_cores
 from placeit.backends.openvino.ir import write_ir
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.planning.segments import Costs, Segmenter
 from placeit.session import Session
 
-MODELS = ("inception_v3", "bert")
 ROUNDS, QUICK_ROUNDS = 7, 2
+CACHED = ("OpenVINO alone, cached", "bundle, cached")
 
 _ALONE = """
 import sys, time; begin = time.perf_counter()
@@ -58,7 +58,7 @@ application.close()
 
 
 def run(args: Args, report: Report) -> None:
-    for name in args.models or (MODELS[:1] if args.quick else MODELS):
+    for name in args.models or ("inception_v3",):
         with tempfile.TemporaryDirectory() as folder:
             _one(name, Path(folder), args, report)
 
@@ -76,12 +76,12 @@ def _one(name: str, folder: Path, args: Args, report: Report) -> None:
         "OpenVINO alone": (_ALONE, ir, ""),
         "bundle": (_BUNDLE, folder / "whole.placeit", ""),
         "bundle, split": (_BUNDLE, folder / "split.placeit", ""),
-        "OpenVINO alone, cached": (_ALONE, ir, str(folder / "openvino")),
-        "bundle, cached": (_BUNDLE, folder / "whole.placeit", str(folder / "placeit")),
+        CACHED[0]: (_ALONE, ir, str(folder / "openvino")),
+        CACHED[1]: (_BUNDLE, folder / "whole.placeit", str(folder / "placeit")),
     }
     taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    for way in ways:
-        _start(*ways[way], inputs)  # files are then in memory, and compiled models on disk
+    for way in CACHED:
+        _start(*ways[way], inputs)  # compiled models are then on disk
     for done in range(rounds := QUICK_ROUNDS if args.quick else ROUNDS):
         progress(f"{name}: round {done + 1} of {rounds}")
         for way in ways:
@@ -91,7 +91,7 @@ def _one(name: str, folder: Path, args: Args, report: Report) -> None:
         report.row(model=name, way=way, called_s=called[way], process_s=statistics.median(whole for _, whole in times))
     ratio = called["bundle"] / called["OpenVINO alone"]
     report.claim(f"{name}: start to first answer over OpenVINO alone", ratio, "", at_most=1.5)
-    ratio = called["bundle, cached"] / called["OpenVINO alone, cached"]
+    ratio = called[CACHED[1]] / called[CACHED[0]]
     report.claim(f"{name}: the same with compiled models on disk", ratio, "", at_most=1.2)
 
 
@@ -113,4 +113,4 @@ def _start(script: str, path: Path, cache: str, inputs: Path) -> tuple[float, fl
 
 
 if __name__ == "__main__":
-    main("bundle", run)
+    main("bundle", run, models=MODELS)

@@ -85,6 +85,7 @@ def build(
             "precision": manifest.precision,
         }
         text.facts(console, facts)
-        console.print(f"\nTo run it: placeit run {output}")
+        console.print()
+        text.facts(console, {"next": ("placeit", "run", str(output))})
 
-    return Output(data, show)
+    return Output(data, show, answer=str(output))

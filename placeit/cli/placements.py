@@ -153,19 +153,21 @@ def known(session: Workbench, chosen: Placement, progress: Progress | None) -> W
 
 @dataclass(frozen=True)
 class ToRun:
-    """What a command runs: a placement of a model, or a bundle.
+    """What a command runs: a placement of a model, a bundle, or a whole model.
 
     Attributes:
-        path: of the placement or the bundle.
-        placement: as the file has it.
+        path: of the placement or the bundle; of the whole model if there is neither.
+        replicated: whether requests are served by replicas.
         data: facts for JSON.
         open: opens a context of the session that runs it, and of the placement on its devices.
+        devices: those that the whole model is to run on, where that is all that is known.
     """
 
     path: Path
-    placement: Placement
+    replicated: bool
     data: dict[str, Any]
     open: Callable[[], contextlib.AbstractContextManager[tuple[Workbench, Placement]]]
+    devices: tuple[str, ...] = ()
 
 
 _DECIDED = ("placement", "input_shape", "batch", "trust", "max_groups", "precision")
@@ -177,7 +179,7 @@ def to_run(options: CheckedOptions, placement: Path | None, rematch: str | None)
 
     Args:
         options: of the model, or a bundle in its place.
-        placement: None for a bundle.
+        placement: None for a bundle, and for the whole model on the devices of the options.
         rematch: of a bundle, the option ``--rematch``.
 
     Raises:
@@ -190,23 +192,44 @@ def to_run(options: CheckedOptions, placement: Path | None, rematch: str | None)
     bundled = is_bundle(options.model)
     if not bundled and rematch is not None:
         raise UsageError("--rematch is about the devices that a bundle names: for a placement, --devices says which they are.")
-    if not bundled and placement is None:
-        raise UsageError("Missing option '--placement' / '-p': which device each op of the model is on.")
     for option in _DECIDED if bundled else ():
         if was_given(option):
             name = option.replace("_", "-")
             raise UsageError(f"{options.model} is a bundle, built with its own --{name}: leave that out, or build it anew.")
     data: dict[str, Any] = {"model": str(options.model), "placement_file": None if placement is None else str(placement)}
     data["differences"] = []
-    if bundled or placement is None:
+    if bundled:
         return _bundle(options, rematch, data)
+    if placement is None:
+        return _whole(options, data)
 
     @contextlib.contextmanager
     def opened() -> Iterator[tuple[Workbench, Placement]]:
         with open_session(options, [placement], by_segments=True) as (session, [chosen]):
             yield session, chosen
 
-    return ToRun(placement, Placement.load(placement), data, opened)
+    return ToRun(placement, bool(Placement.load(placement).replicas), data, opened)
+
+
+def _whole(options: CheckedOptions, data: dict[str, Any]) -> ToRun:
+    """Have the whole model run on a device, as one segment, or on each of several."""
+    from placeit.core.placement import Placement
+    from placeit.devices.clusterfile import discover
+
+    if options.devices is None and options.ray_address is None:
+        raise UsageError("Give --placement; or 'placeit run' takes --devices alone, to benchmark the model, as in -d CPU.")
+    named = reach_nodes(options.devices, options.ray_address, options.compress, options.patience)
+    cluster = discover(named, precision=options.precision.value)
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[tuple[Workbench, Placement]]:
+        import numpy as np
+
+        with options.session(cluster) as session:
+            graph, nothing = session.model.graph, np.zeros(len(session.model.graph), np.int32)
+            yield session, Placement(graph.names, nothing, cluster.names, graph.hash, nothing)
+
+    return ToRun(options.model, replicated=False, data=data, open=opened, devices=cluster.names)
 
 
 def _bundle(options: CheckedOptions, rematch: str | None, data: dict[str, Any]) -> ToRun:
@@ -228,7 +251,7 @@ def _bundle(options: CheckedOptions, rematch: str | None, data: dict[str, Any]) 
             data["differences"] = list(app.differences)
             yield app.session, app.placement
 
-    return ToRun(options.model, model.manifest.placement, data, opened)
+    return ToRun(options.model, bool(model.manifest.placement.replicas), data, opened)
 
 
 def _rematch(text: str | None) -> Literal["auto"] | dict[str, str] | None:

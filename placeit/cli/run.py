@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from placeit.cli.command import FAILED
+from placeit.cli.compare import race
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, write_tensors
 from placeit.cli.placements import PLACEMENT, RematchOption, ToRun, known, naming, to_run
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import duration
 from placeit.core.errors import UsageError
 from placeit.core.files import write_text
 from placeit.core.interrupts import INTERRUPTED
@@ -32,13 +34,15 @@ __all__ = ["EXAMPLES", "run"]
 EXAMPLES = """\b
 Examples:
   placeit run model.onnx --placement placement.json
+  placeit run model.onnx --devices CPU
+  placeit run model.onnx --devices CPU,CPU@0
   placeit run model.onnx -p placement.json --runs 100 --trace trace.json
   placeit run model.onnx -p placement.json --duration 10 --warmup 5
   placeit run model.onnx -p placement.json --csv times.csv
   placeit run model.onnx -p placement.json --rate 50 --record run.json
   placeit run model.onnx -p placement.json --inputs x.npz --outputs y.npz
   placeit run model.onnx -p placement.json --rate 50 --arrivals poisson
-  placeit run model.onnx -p placement.json --rate 50 --seconds 600 --live
+  placeit run model.onnx -p placement.json --rate 50 --seconds 10m --live
   placeit run model.onnx -p replicas.json --requests 1000
   placeit run app.placeit --rate 50
   placeit run app.placeit --rematch GPU=CPU@0-3
@@ -68,8 +72,9 @@ class LoadOptions:
         float | None,
         typer.Option(
             "--seconds",
-            metavar="S",
-            help="For how long requests arrive; without --rate, each when another has ended. Default: 10.",
+            metavar="TIME",
+            parser=duration,
+            help="For how long requests arrive; without --rate, each when another has ended. Default: 10s.",
             show_default=False,
         ),
     ] = None
@@ -155,6 +160,9 @@ def run(
     is too large, the exit code is 1. Without --devices, the devices are those that the placement names. Ctrl-C ends the timed
     runs and keeps them.
 
+    Without --placement, the whole model runs on the device that --devices names. If that names several, they are raced
+    against each other, and the output is that of 'placeit compare'.
+
     With --rate, requests arrive at that rate, and several are in flight at once: shows the rate that was achieved, how long
     requests took from their arrival on, and how many waited. With --requests or --seconds alone, and for a placement with
     replicas in any case, as many are in flight as can be, and the rate is what it serves.
@@ -172,7 +180,11 @@ def run(
                 raise UsageError(f"--{name} is about requests that arrive at a rate: give --rate as well.")
     asked = [f"--{name}" for name in ("rate", "requests", "seconds") if getattr(load, name) is not None]
     what = to_run(options, placement, rematch)
-    why = f"with {asked[0]}" if asked else "of a placement with replicas" if what.placement.replicas else None
+    why = f"with {asked[0]}" if asked else "of a placement with replicas" if what.replicated else None
+    if len(what.devices) > 1:
+        _check_single(what, {"--trace": trace, "--record": record, "--outputs": outputs, "--csv": csv}, asked)
+        with terminal.progress() as progress, what.open() as (session, _):
+            return race(session, {}, length, "latency", load.seed, progress)
     if why is not None:
         _check_load(why, load, length, {"--outputs": outputs, "--csv": csv})
         return _under_load(what, load, length, {"trace": trace, "recording": record}, terminal)
@@ -195,9 +207,15 @@ def run(
         files.append(OutputFile(outputs, "the outputs of the model", lambda: write_tensors(outputs, report.outputs)))
     written = {"trace": trace, "recording": record, "outputs": outputs, "csv": csv}
     code = INTERRUPTED if report.interrupted else 0 if report.failed is None else FAILED
-    return Output(
-        what.data | report.to_dict() | _named(written), partial(as_text.run, report=report, files=written), code, files
-    )
+    shown = partial(as_text.run, report=report, files=written)
+    return Output(what.data | report.to_dict() | _named(written), shown, code, files, as_text.ran(report))
+
+
+def _check_single(what: ToRun, files: Mapping[str, Path | None], asked: Sequence[str]) -> None:
+    """Raise UsageError if something is asked for that is about one placement, where several devices are to be raced."""
+    for option in (*asked, *(option for option, path in files.items() if path is not None)):
+        names = ", ".join(what.devices)
+        raise UsageError(f"{option} is about one placement, and --devices names {names}: name one, or give --placement.")
 
 
 def _check_load(why: str, load: LoadOptions, length: LengthOptions, files: Mapping[str, Path | None]) -> None:
@@ -231,7 +249,8 @@ def _under_load(
         ops = paths["recording"] is not None and not report.served.interrupted
         files = files_of(home.recording(report, ops=ops), paths) if any(paths.values()) else []
     code = INTERRUPTED if report.served.interrupted else 0 if report.failed is None else FAILED
-    return Output(what.data | report.to_dict() | _named(paths), partial(as_text.rate, report=report, files=paths), code, files)
+    shown = partial(as_text.rate, report=report, files=paths)
+    return Output(what.data | report.to_dict() | _named(paths), shown, code, files, as_text.ran(report))
 
 
 def _named(files: Mapping[str, Path | None]) -> dict[str, Any]:

@@ -15,10 +15,12 @@ import typer
 from placeit.cli.options import CheckedOptions
 from placeit.cli.placements import RematchOption, known, naming, to_run
 from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import duration
 from placeit.core.errors import UsageError
 from placeit.core.extras import need
 from placeit.core.interrupts import ended_by
 from placeit.core.threads import Gate
+from placeit.report import text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,7 +68,13 @@ class NetworkOptions:
     ] = 64 << 20
     client_timeout: Annotated[
         float,
-        typer.Option("--client-timeout", metavar="S", min=0.001, help="Seconds that a client may take to send or to receive."),
+        typer.Option(
+            "--client-timeout",
+            metavar="TIME",
+            parser=duration,
+            help="How long a client may take to send or to receive; default: 60s.",
+            show_default=False,
+        ),
     ] = 60.0
 
     def checked(self) -> Options:
@@ -78,6 +86,8 @@ class NetworkOptions:
             raise UsageError("--client-timeout has to be a number of seconds.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("TLS needs both a certificate and its key: give --tls-cert and --tls-key, or neither.")
+        if not 0.001 <= self.client_timeout < math.inf:
+            raise UsageError(f"--client-timeout is {self.client_timeout:g} seconds; it must be at least 1 ms, and finite.")
         token = None
         if self.token_file is not None:
             token = read_text(self.token_file).strip().encode()
@@ -163,4 +173,4 @@ def _show(console: Console, data: Mapping[str, Any]) -> None:
     from placeit.runtime.stats import OUTCOMES
 
     for model in data["models"]:
-        console.print(f"{model['name']}: " + ", ".join(f"{model[what]} {what}" for what in OUTCOMES))
+        text.paragraph(console, f"{model['name']}: {', '.join(f'{model[what]} {what}' for what in OUTCOMES)}", indent=2)

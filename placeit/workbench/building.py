@@ -21,6 +21,7 @@ from placeit.core.errors import DeviceError, FileError
 from placeit.core.files import replacing, temporary_folder
 from placeit.core.placement import Placement
 from placeit.core.version import __version__
+from placeit.devices.clusterfile import discover
 from placeit.planning.contracting import contract
 from placeit.planning.segments import Plan
 from placeit.runtime.segment_book import SegmentBook
@@ -92,6 +93,12 @@ class _Building:
         }
         for device in self._used.values():
             _check_device(device)
+        if any(device.kind == "torch" for device in self._used.values()):
+            _log.warning(
+                "%s is a PyTorch model, and the bundle has its segments for OpenVINO, which take other times than were "
+                "measured. To place it by those times, export and optimize it.",
+                homes[0].model.path,
+            )
         self.devices = [_as_bundled(device) for device in self._used.values()]
         self._graph = homes[0].model.graph
         self._segment_of = [plan.segment_of[home.grouping.group_of] for home, plan in zip(homes, plans, strict=True)]
@@ -236,4 +243,5 @@ def _as_bundled(device: Device) -> Device:
     """Return a device as it runs the segments of a bundle: those of PyTorch models are converted for OpenVINO."""
     if device.kind != "torch":
         return device
-    return replace(device, kind="openvino", driver="")
+    [found] = discover([str(device.where)]).devices
+    return replace(found, name=device.name, slowdown=device.slowdown)

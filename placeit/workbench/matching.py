@@ -73,7 +73,7 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
     found = {device.name: device for device in cluster.devices}
     onnx = all(one.format == "onnx" for one in manifest.devices)  # ONNX Runtime then drives core sets by whatever name
     for old, new in names.items():
-        if not (onnx and found[new].core_set):
+        if not (onnx and found[new].kind == "openvino" and found[new].core_set):
             _check_runtime(needed[old], found[new])
     return names, cluster
 

@@ -30,6 +30,7 @@ def commands(tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path) 
     devices = ("-d", ",".join(cores))
     other = shutil.copy(placement, tmp_path / "other.json")
     return {
+        "demo": ("--budget", "1s"),
         "devices": (),
         "inspect": (tiny, "--groups"),
         "profile": (tiny, *devices),

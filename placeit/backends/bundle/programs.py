@@ -11,7 +11,7 @@ from placeit.backends.base import Format, Model
 from placeit.backends.onnx.whole import OnnxFile
 from placeit.backends.onnx_external import folder_of, read_proto
 from placeit.backends.openvino.ir import write_ir
-from placeit.core.errors import DeviceError, ModelError
+from placeit.core.errors import ModelError
 
 __all__ = ["Program", "write_program"]
 
@@ -50,9 +50,7 @@ def write_program(
     """
     (folder / stem).parent.mkdir(exist_ok=True)
     if form == "openvino":
-        if "openvino" not in model.formats:
-            raise DeviceError(f"{model.path} is a PyTorch model, whose segments cannot be written yet.")
-        write_ir(model.segment("openvino", *part), folder / f"{stem}.xml")
+        write_ir(_for_openvino(model, part), folder / f"{stem}.xml")
         return Program((f"{stem}.xml", f"{stem}.bin"))
     cut = model.segment(form, *part)
     if isinstance(cut, OnnxFile):
@@ -62,6 +60,20 @@ def write_program(
         names = tuple(value.name for value in proto.graph.input), tuple(value.name for value in proto.graph.output)
     (folder / f"{stem}.onnx").write_bytes(_with_weights(proto, model.path).SerializeToString())
     return Program((f"{stem}.onnx",), names)
+
+
+def _for_openvino(model: Model, part: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> Any:
+    if "openvino" in model.formats:
+        return model.segment("openvino", *part)
+    from placeit.backends.torch.export import segment_for_openvino
+    from placeit.backends.torch.model import TorchModel
+
+    if not isinstance(model, TorchModel):
+        raise ModelError(
+            f"Segments of {model.path} cannot be in a bundle: write it as ONNX or OpenVINO IR (`placeit export`), optimize and "
+            "build that."
+        )
+    return segment_for_openvino(model, *part)
 
 
 def _with_weights(proto: Any, path: Path) -> Any:
