@@ -140,18 +140,28 @@ def serve(
             if server.grpc_address is not None:
                 typer.echo(f"grpc: {server.grpc_address}", err=True)
             ending.wait()
-        data = {"http": server.url, "grpc": server.grpc_address, "models": [_counted(model) for model in served]}
-    return Output(data, partial(_show, data=data))
+        data: dict[str, Any] = {
+            "http": server.url,
+            "grpc": server.grpc_address,
+            "models": [_counted(model) for model in served],
+        }
+    answer = ", ".join(f"{model['succeeded']} of {model['name']}" for model in data["models"])
+    return Output(data, partial(_show, data=data), answer=f"requests succeeded: {answer}")
 
 
 def _opened(
     given: str, placement: Path | None, rematch: str | None, queue: int, stack: contextlib.ExitStack, terminal: Terminal
 ) -> ServedModel:
     """Open a model or a bundle, which is closed with the stack, and run it."""
+    from placeit.backends.bundle.files import is_bundle
     from placeit.serve.service import ServedModel, is_name
 
     name, equals, rest = given.partition("=")
     path = Path(rest if equals and is_name(name) else given)
+    if placement is None and not is_bundle(path):
+        raise UsageError(
+            f"{path} is not a bundle: give the placement of a model with --placement, or 'placeit build' a bundle."
+        )
     what = to_run(CheckedOptions(path), placement, rematch)
     session, chosen = stack.enter_context(what.open())
     with terminal.progress() as progress:

@@ -155,7 +155,7 @@ def test_what_is_wrong_is_said_before_anything_is_served(cli: Any, tiny: Path, p
     (tmp_path / "nothing").touch()
     served: Sequence[object] = (tiny, "-p", placement)
     for args, said in (
-        ((tiny,), "Missing option '--placement'"),
+        ((tiny,), "is not a bundle: give the placement of a model with --placement, or 'placeit build'"),
         ((tiny, tiny, "-p", placement), "A placement is of one model"),
         ((f"a/b={tiny}", "-p", placement), "a/b="),
         ((*served, "--tls-cert", tiny), "give --tls-cert and --tls-key, or neither"),
