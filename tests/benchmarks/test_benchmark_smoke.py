@@ -135,6 +135,13 @@ QUICKLY = [
         {"QUICK_ROUNDS": 2, "BLOCK_S": 0.0, "REQUESTS": 3, "METERS_S": 0.3, "load_model": lambda _: inception_like()},
     ),
     Smoke(
+        "serve --quick",
+        {"what": ("bare handler, echo", "bare handler, model", "placeit serve, HTTP", "placeit serve, gRPC", "at the limit")},
+        ("HTTP over a bare handler that runs the same model", "HTTP over a bare handler that runs nothing"),
+        ("requests lost", "wrong answers"),
+        {"QUICK_TURNS": 20, "QUICK_REQUESTS": 100, "LAYERS": (1, 2)},
+    ),
+    Smoke(
         "serving --quick --seconds 150",  # by a clock that goes on by a second at each look
         claims=("kinds of trouble",),
         hold=("not accounted for", "requests that failed", "wrong outputs", "ended twice", "memory over", "threads over"),
