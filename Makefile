@@ -65,8 +65,8 @@ portable: setup ## compile the extension for aarch64: with AARCH64_CXX (aarch64-
 	@$(CONFIGURE) -B build/aarch64 -DCMAKE_CXX_COMPILER='$(or $(AARCH64_CXX),$(ZIG))' >/dev/null && \
 	  $(BIN)/cmake --build build/aarch64
 
-demo: setup ## export a model, then find, measure and run a placement for it
-	$(BIN)/python -m examples.demo
+demo: setup ## find and measure a placement of a small model on two emulated boards
+	$(BIN)/placeit demo build/demo
 
 test: lint tidy types check ## everything that must pass before a commit
 
