@@ -69,7 +69,7 @@ def _case(name: str, slowdown: float, args: Args, report: Report) -> dict[str, R
     model, cluster = load(model_file(name)), _cluster(slowdown)
     budget = _QUICK_BUDGET_S if args.quick else _BUDGET_S
     with tempfile.TemporaryDirectory() as folder:
-        cache = Cache(Path(folder))
+        cache = Cache(Path(folder), runs=False)
         with Session(model, cluster, cache=cache) as session:
             session.profile(budget_s=30, progress=progress)
         found: dict[str, Optimized] = {}

@@ -18,7 +18,7 @@ from placeit.devices.plain import plain_devices
 from placeit.optimizer.candidates import Beside, known_value
 from placeit.optimizer.certainty import Excluded, excluded
 from placeit.optimizer.decision import Decision
-from placeit.optimizer.journal import open_journal
+from placeit.optimizer.journal import kept_journal, open_journal
 from placeit.optimizer.ledger import FRONT, LOADING, MEASURING, PROFILING, Ledger, compiled_since
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.options import Goal
@@ -101,8 +101,10 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
     until = deadline if goal.energy is None else deadline - budget * _FRONT_SHARE
     search = Search(session, wanted, until, goal.seed, progress, ledger)
     search.excluded = stopped[0] if stopped else None
-    if goal.budget.resume is not None:
-        search.resume(open_journal(Path(goal.budget.resume), session, search.objective))
+    resume, by = goal.budget.resume, search.objective
+    journal = kept_journal(session, by) if resume is None else open_journal(Path(resume), session, by)
+    if journal is not None:
+        search.resume(journal)
     search.singles(plain=plain)
     if wanted.steady and plain and (mode := throughput_mode(session, search.problem)) is not None:
         search.enter(*mode)

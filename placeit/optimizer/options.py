@@ -31,7 +31,8 @@ class Budget:
             no time is left in the end to decide between a single device and a placement, the single device is the answer. The
             search ends earlier when it finds nothing new.
         resume: a file with what an earlier search has measured, if it is there; what this one measures is added to it as it
-            goes. What is known is not measured again before the races that decide, which are always run.
+            goes. What is known is not measured again before the races that decide, which are always run. None for a file in the
+            folder of the cost cache, if there is one.
 
     Raises:
         UsageError: the seconds are not positive and finite.
