@@ -7,6 +7,7 @@ __all__ = ["DEFAULT_PLACERS"]
 DEFAULT_PLACERS = ("heft", "best-list", "critical-path", "metis", "random-task-eft", "annealing")
 """Default placers. Every single device and a search among plans take part in any case.
 
-None of them learns. With equal budgets, nothing that was learned found a placement that is faster (``python -m
-benchmarks.portfolio``): neither the policies that ship with placeit, which take some seconds to ask, nor learning from runs.
+None of them learns. With equal budgets, nothing that was learned found a placement that is faster: neither the policies that
+ship with placeit, which take some seconds to ask (``python -m benchmarks.portfolio``), nor what learns from runs which
+placement to measure next (``python -m benchmarks.exploring``).
 """

@@ -13,10 +13,13 @@ from small_models import inception_like
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
+from placeit.optimizer.journal import kept_journal
 from placeit.optimizer.options import Budget, Candidates
 from placeit.optimizer.result import Optimized
+from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.session import Session, optimize
+from placeit.simulator.objectives import Latency
 
 
 def emulated() -> Cluster:
@@ -148,3 +151,20 @@ def test_clearing_the_cache_deletes_runs(folder: Path) -> None:
     costs = len(list(folder.glob("*.json")))
     assert Cache(folder).clear() == costs
     assert runs(folder) == []
+
+
+def test_a_few_runs_beside_an_anchor_count_and_fewer_do_not(folder: Path) -> None:
+    (path,) = runs(folder)
+    head, *lines = path.read_text().splitlines()
+    records = {json.dumps(record["devices"]): record for record in map(json.loads, lines) if record["cost"] is not None}
+    few, fewer = list(records.values())[:2]
+    cut = [one | {what: one[what][:count] for what in ("samples", "values")} for one, count in ((few, 3), (fewer, 2))]
+    path.write_text("\n".join([head, *map(json.dumps, cut)]) + "\n")
+    with Session(inception_like(), emulated(), cache=Cache(folder)) as session:
+        session.profile()
+        search = Search(session, Latency(), 1e9, 0, None)
+        journal = kept_journal(session, Latency())
+        assert journal is not None
+        search.resume(journal)
+        known = {str(one.groups.tolist()): one.earlier for one in search.candidates}
+    assert known == {str(few["devices"]): True, str(fewer["devices"]): False}
