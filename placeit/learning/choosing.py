@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from placeit.simulator.objectives import Objective
 __all__ = ["Tried", "worth_measuring"]
 
 _STARTS = 4  # placements whose neighbours are looked at
-_RUNS = 60  # neighbours of each in which several groups in a row move
+_WORK = 40_000  # groups of all neighbours together: a placement of 100 groups takes about a millisecond to simulate
 _DRAWN, _STEPS = 4, 400  # searches with costs drawn around the calibrated ones, and plans that each tries
 _UNSURE = 0.05  # standard deviation of the logarithm of a drawn cost
 _LOOKED_AT = 80  # placements, the best by simulation, that the surrogate values
@@ -57,10 +57,9 @@ def worth_measuring(
         seed: of what is drawn.
     """
     seen = {_key(plan) for plan in itertools.chain((one.plan for one in tried), barred)}
-    best_first = sorted(tried, key=lambda one: one.value)
-    starts = [one.plan.group_devices for one in best_first[:_STARTS]]
-    pool = [*proposed, *_drawn(segmenter, problem, objective, starts, seed)]
-    pool += [row for start in [*starts, *pool[-_DRAWN:]] for row in _neighbours(start, segmenter, problem, seed)]
+    starts = [one.plan.group_devices for one in sorted(tried, key=lambda one: one.value)[:_STARTS]]
+    pool = [*proposed, *_searched(segmenter, problem, objective, starts, seed)]
+    pool += _neighbours([*starts, *pool[-_DRAWN:]], segmenter, problem, seed)
     rows = np.unique(np.array([row for row in pool if fits(problem, row)], np.int32).reshape(-1, len(problem)), axis=0)
     simulated = objective.of_plans(segmenter, rows)
     plans: list[tuple[Plan, float]] = []
@@ -68,15 +67,15 @@ def worth_measuring(
         if len(plans) == _LOOKED_AT or not np.isfinite(simulated[i]):
             break
         plan = segmenter.plan(rows[i])
-        if (key := _key(plan)) not in seen:
+        if simulated[i] > 0 and (key := _key(plan)) not in seen:
             seen.add(key)
             plans.append((plan, float(simulated[i])))
-    if not plans:
+    again = [(plan, one.value, value) for one in tried if (value := objective.of_plan(plan := segmenter.priced(one.plan))) > 0]
+    if not plans or not again:
         return []
-    again = [segmenter.priced(one.plan) for one in tried]
-    said = np.log([objective.of_plan(plan) for plan in again])
-    about, work = _described(segmenter, again)
-    surrogate = Surrogate.fitted(about, work, np.log([one.value for one in tried]) - said)
+    said = np.log([value for *_, value in again])
+    about, work = _described(segmenter, [plan for plan, *_ in again])
+    surrogate = Surrogate.fitted(about, work, np.log([value for _, value, _ in again]) - said)
     best = float((said + surrogate.predict(about, work)[0]).min())
     about, work = _described(segmenter, [plan for plan, _ in plans])
     expected = np.log([value for _, value in plans])
@@ -94,37 +93,31 @@ def worth_measuring(
     return [plans[i][0].group_devices for i in chosen]
 
 
-def _drawn(
+def _searched(
     segmenter: Segmenter, problem: Problem, objective: Objective, starts: Sequence[NDArray[np.int32]], seed: int
 ) -> list[NDArray[np.int32]]:
     """Search among plans by the costs as they are, and by costs drawn around them."""
     rng, costs, found = np.random.default_rng([seed, 1]), segmenter.costs, []
     for i in range(_DRAWN):
-        drawn = segmenter
-        if i > 0:
-            factor = np.exp(rng.normal(0, _UNSURE, costs.core.shape))
-            drawn = Segmenter(
-                segmenter.grouping, replace(costs, core=costs.core * factor, cut=costs.cut * factor), steady=objective.steady
-            )
-        found.append(drawn.search(starts[i % len(starts)], problem, steps=_STEPS, seed=seed + i))
+        factor = np.exp(rng.normal(0, _UNSURE if i else 0.0, costs.core.shape))
+        drawn = replace(costs, core=costs.core * factor, cut=costs.cut * factor)
+        planner = Segmenter(segmenter.grouping, drawn, steady=objective.steady)
+        found.append(planner.search(starts[i % len(starts)], problem, steps=_STEPS, seed=seed + i))
     return found
 
 
-def _neighbours(start: NDArray[np.int32], segmenter: Segmenter, problem: Problem, seed: int) -> Iterable[NDArray[np.int32]]:
-    """Return placements in which one group, or several in a row, are on another device."""
-    rng, able = np.random.default_rng([seed, 2]), problem.feasible
-    computing = np.flatnonzero(segmenter.computes)
-    spans = [(i, i + 1) for i in range(len(computing))]
-    spans += [
-        tuple(sorted(rng.choice(len(computing) + 1, 2, replace=False))) for _ in range(_RUNS if len(computing) > 1 else 0)
-    ]
-    for low, high in spans:
-        these = computing[low:high]
-        for device in np.flatnonzero(able[these].all(axis=0)).tolist():
-            row = start.copy()
-            row[these] = device
-            if (row != start).any():
-                yield row
+def _neighbours(
+    starts: Sequence[NDArray[np.int32]], segmenter: Segmenter, problem: Problem, seed: int
+) -> Iterator[NDArray[np.int32]]:
+    """Draw placements that differ from others by one group on another device, or by several in a row."""
+    rng, computing = np.random.default_rng([seed, 2]), np.flatnonzero(segmenter.computes)
+    for _ in range(max(len(starts), _WORK // max(1, len(problem))) if len(computing) else 0):
+        row, low = starts[int(rng.integers(len(starts)))].copy(), int(rng.integers(len(computing)))
+        high = low + 1 if rng.random() < 0.5 else int(rng.integers(low, len(computing))) + 1
+        able = np.flatnonzero(problem.feasible[computing[low:high]].all(axis=0))
+        if len(able):
+            row[computing[low:high]] = rng.choice(able)
+            yield row
 
 
 def _described(segmenter: Segmenter, plans: Sequence[Plan]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
