@@ -45,10 +45,10 @@ from placeit.session import Session
 from placeit.simulator.objectives import Latency
 from placeit.simulator.simulate import SimulatedCost
 
-MODELS = ("light_inception_v1", "light_densenet121", "inception_v3")
+MODELS = ("light_inception_v1", "light_inception_v2", "light_densenet121")
 _QUICK = ("light_squeezenet",)
 _SLOWDOWNS, _SEEDS = (2.0, 3.0), 2
-_SECONDS, _QUICK_SECONDS, _MEASURED = (5.0, 15.0), (3.0, 6.0), (5, 10, 20)
+_SECONDS, _QUICK_SECONDS, _MEASURED = (5.0, 10.0), (3.0, 6.0), (5, 10, 20)
 _ROUNDS = 15
 _CALIBRATED = "calibrated search"
 
@@ -137,15 +137,16 @@ def run(args: Args, report: Report) -> None:
     logging.getLogger("placeit").setLevel(logging.ERROR)  # that time is up is no news here
     seconds = _QUICK_SECONDS if args.quick else _SECONDS
     models = args.models or (_QUICK if args.quick else MODELS)
-    cases = itertools.product(models, _SLOWDOWNS[-1:] if args.quick else _SLOWDOWNS, range(1 if args.quick else _SEEDS))
+    cases = itertools.product(range(1 if args.quick else _SEEDS), models, _SLOWDOWNS[-1:] if args.quick else _SLOWDOWNS)
     regrets: dict[str, dict[str, list[float]]] = {way: {} for way in _WAYS}
     with tempfile.TemporaryDirectory() as folder:
-        for name, slowdown, seed in cases:
+        for seed, name, slowdown in cases:
             found = _case(
                 measured_model(name), unequal_cores(two_cores(), slowdown), Cache(Path(folder)), seconds, args.seed + seed
             )
             for way, columns in found.items():
                 report.row(model=name, slowdown=slowdown, seed=args.seed + seed, way=way, **columns)
+                report.note(f"  {way}: {columns}")
                 for when, regret in columns.items():
                     if when.startswith("after"):
                         regrets[way].setdefault(when, []).append(regret)
