@@ -35,17 +35,20 @@ class Command(NamedTuple):
 
 
 _BUILTIN = {
+    "demo": Command("Find a placement of a small model on two boards, as a first try.", "placeit.cli.demo:demo"),
     "devices": Command("List devices and the links between them.", "placeit.cli.devices:devices"),
     "inspect": Command("Show the contents of a model.", "placeit.cli.inspect:inspect"),
     "estimate": Command("Predict what a model takes, without running it.", "placeit.cli.estimate:estimate"),
     "profile": Command("Measure the costs of ops on each device.", "placeit.cli.profile:profile"),
     "optimize": Command("Find the fastest placement by measuring.", "placeit.cli.optimize:optimize"),
-    "run": Command("Run a placement and measure it.", "placeit.cli.run:run"),
+    "run": Command("Run a placement, or a bundle, and measure it.", "placeit.cli.run:run"),
+    "serve": Command("Serve models over HTTP and gRPC.", "placeit.cli.serve:serve"),
     "compare": Command("Race placements against each single-device placement.", "placeit.cli.compare:compare"),
     "explain": Command("Show why ops are where a placement has them.", "placeit.cli.explain:explain"),
     "diff": Command("Show how two placements differ, and what each move changes.", "placeit.cli.diff:diff"),
     "report": Command("Show a recorded run as a page for a browser.", "placeit.cli.report:report"),
     "export": Command("Write a placement, or a model, for use without placeit.", "placeit.cli.export:export"),
+    "build": Command("Write a placement as a bundle, to run it elsewhere.", "placeit.cli.build:build"),
     "generate": Command("Generate placement problems of task graphs on device networks.", "placeit.cli.generate:generate"),
     "schema": Command("Show the JSON Schema of what a command prints.", "placeit.cli.schema:schema"),
     "cluster": Command("Start and end a local Ray cluster on this machine.", "placeit.cli.cluster:app"),
@@ -116,12 +119,13 @@ def _table() -> dict[str, EntryPoint]:
 
 @functools.cache
 def _load(name: str, target: str) -> Any:
-    from placeit.cli.command import command
+    from placeit.cli import command
 
     entry = EntryPoint(name, target, GROUP)
     made = load_entry("command", {name: entry}, name)
     if isinstance(made, typer.Typer):
         return get_command(made)
     app, home = typer.Typer(**settings()), sys.modules[entry.module]
-    app.command(name, cls=getattr(home, "HELP", None), epilog=getattr(home, "EXAMPLES", None))(command(made))
+    cls = getattr(home, "HELP", command.Command)
+    app.command(name, cls=cls, epilog=getattr(home, "EXAMPLES", None))(command.command(made))
     return get_command(app)
