@@ -9,7 +9,7 @@ PYTHONS ?= python3.11 python3.12
 ZIG = $(abspath $(BIN)/python);-m;ziglang;c++;-target;aarch64-linux-gnu
 CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 
-.PHONY: help setup native stubs wheel portable demo test lint types check slow intel-gpu nightly format tidy sanitize bench clean
+.PHONY: help setup native stubs wheel portable demo docs test lint types check slow intel-gpu nightly format tidy sanitize bench clean
 
 help: ## what a developer does all day
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -48,7 +48,10 @@ portable: setup ## compile the extension for aarch64: with AARCH64_CXX (aarch64-
 demo: setup ## export a model, then find, measure and run a placement for it
 	$(BIN)/python -m examples.demo
 
-test: lint tidy types check ## everything that must pass before a commit
+docs: setup ## the documentation as a site for a browser, in build/site; dead links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+test: lint tidy types check docs ## everything that must pass before a commit
 
 lint: setup ## ruff and clang-format: style and formatting; import-linter: no import from a layer above
 	$(BIN)/ruff check .

@@ -1,0 +1,45 @@
+"""Every snippet of the pages for users runs, with what the pages say before it."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from placeit.devices.host import allowed_cores
+from tests.docs.pages import PAGES, Reader, blocks
+
+SLOW = [page for page in PAGES if any(block.note == "slow" for block in blocks(page))]
+
+pytestmark = pytest.mark.skipif(not {0, 1} <= set(allowed_cores()), reason="needs the CPU cores 0 and 1, which the pages name")
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("costs")
+
+
+@pytest.fixture
+def reader(tmp_path: Path, costs: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    """A reader that has the model and the boards of the first page."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PLACEIT_CACHE", str(costs))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)  # as for a program that is started there
+    for block in blocks("start.md"):
+        if block.title:
+            Path(block.title).write_text(block.text, encoding="utf-8")
+    reader = Reader()
+    reader.command("python make_model.py")
+    return reader
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_shows_can_be_done(page: str, reader: Reader) -> None:
+    reader.read(page)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW)
+def test_what_a_page_shows_can_be_done_to_its_end(page: str, reader: Reader) -> None:
+    reader.read(page, "slow")
