@@ -1,4 +1,4 @@
-"""Pages that `make docs` adds to those of docs/: the references of commands and of Python, and what is elsewhere in the repository.
+"""Pages that `make docs` adds to those of docs/: references of commands and of Python, and what is elsewhere in the repository.
 
 mkdocs calls these functions as it builds the site (`hooks` in mkdocs.yml).
 """
