@@ -9,7 +9,7 @@ from placeit.learning.agents.giph.shipped import FRESH
 from placeit.learning.checkpoint import read_checkpoint
 from placeit.placers.registry import parse_placer, placer_names
 
-__all__ = ["contenders", "in_full", "is_learned", "name_of", "needs_time", "training_seconds"]
+__all__ = ["contenders", "in_full", "is_learned", "name_of", "needs_time", "scales", "training_seconds"]
 
 _ENDLESS = {
     "annealing": "evaluations=1000000000000",
@@ -24,13 +24,20 @@ _ENDLESS = {
 _TIMED = {"cp-sat": "effort=1000000"}
 """Of those that ask for no values and that only a deadline limits: they take no part where there is none."""
 
+_STILL = "learning_rate=0"
+_TWINS = (f"doppler:{_STILL},imitation=0", f"placeto:{_STILL}", f"hdp:{_STILL}", *(f"guided:weights={name}" for name in FRESH))
+"""Placers that make the same moves as those that learn, by policies that learn nothing."""
+
+_SCALE = ("annealing", "best-list", "cpop", "guided", "heft", "local-search", "metis", "peft", "random")
+"""Placers that are asked about large problems."""
+
 _SHIPPED_TRAINING_S = {"giph": 540.0, "guided": 540.0}
 """Training of the policy that ships with placeit, by docs/giph.md."""
 
 
 def contenders(extra: Sequence[str] = ()) -> list[str]:
-    """Return all registered placers by name, ``guided`` with policies that have learned nothing, and others with options."""
-    return [*placer_names(), *(f"guided:weights={name}" for name in FRESH), *extra]
+    """Return all registered placers by name, those that learn also with policies that learn nothing, and others."""
+    return [*placer_names(), *_TWINS, *extra]
 
 
 def in_full(placer: str) -> str:
@@ -47,6 +54,11 @@ def needs_time(placer: str) -> bool:
     return placer.partition(":")[0] in _TIMED
 
 
+def scales(placer: str) -> bool:
+    """Whether a placer is asked about graphs of 10,000 ops and more."""
+    return placer.partition(":")[0] in _SCALE
+
+
 def name_of(placer: str) -> str:
     """Return a placer as it was asked for, without the option of :func:`in_full`."""
     name, _, given = placer.partition(":")
@@ -57,7 +69,7 @@ def name_of(placer: str) -> str:
 
 def is_learned(placer: str) -> bool:
     """Whether a placer learns, before or while it places; what is no placer, such as all of ``optimize``, does not."""
-    if placer.rpartition("weights=")[2] in FRESH:
+    if placer.rpartition("weights=")[2] in FRESH or _STILL in placer:
         return False
     return placer.partition(":")[0] in placer_names() and type(parse_placer(placer)).__module__.startswith("placeit.learning.")
 

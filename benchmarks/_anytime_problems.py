@@ -1,4 +1,4 @@
-"""Three families of twenty placement problems each, and the clusters that are measured."""
+"""Three families of twenty placement problems each, large graphs, and the clusters that are measured."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._list_problems import large_problem
 from benchmarks._models import load_model
 from placeit import backends
 from placeit.backends.base import Model
@@ -24,14 +25,13 @@ from placeit.simulator.scheduler import EXECUTED_RULES, GIPH_RULES, Rules
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.datasets import DatasetKind, cases
 
-__all__ = ["FAMILIES", "LIGHT", "Case", "family", "measured_model", "placing", "unequal_cores"]
+__all__ = ["FAMILIES", "LIGHT", "Case", "family", "large_family", "measured_model", "placing", "unequal_cores"]
 
 LIGHT = tuple(
     f"light_{name}" for name in ("inception_v1", "squeezenet", "resnet50", "shufflenet", "inception_v2", "densenet121")
 )
 """Models of several groups that come with the package onnx, without weights."""
 _OTHERS = ("inception_v3", "bert_base", "text_detector", "text_recognizer")
-"""Rules of the simulator by which models are executed."""
 _KINDS: tuple[DatasetKind, ...] = ("multi", "recurrent", "single", "sensor-fusion")
 _FIRST_SEED = 1  # the shipped policy of GiPH has seen the scene of seed 0
 
@@ -82,6 +82,12 @@ def family(name: str, count: int, seed: int) -> list[Case]:
     cases = FAMILIES[name](count, seed)
     sizes = [case.problem.compute.size for case in cases]
     return sorted(cases, key=lambda case: bool(case.problem.compute.size < np.median(sizes)))
+
+
+def large_family(size: int, seed: int) -> list[Case]:
+    """Return a layered graph and a row of blocks, each on 8 and on 64 devices, of so many ops."""
+    shapes = product((8, 64), ("layered", "blocks"))
+    return [Case(f"{size:,} ops, {s} on {d}", large_problem(s, size, d, seed), EXECUTED_RULES) for d, s in shapes]
 
 
 def placing(model: Model, cluster: Cluster) -> Problem:

@@ -228,6 +228,7 @@ def quiet_output() -> Iterator[None]:
 def output(name: str, report: Report) -> dict[str, Any]:
     """Return what ``--json`` prints: the report, the machine and the commit."""
     return {
+        "schema": "placeit.benchmark/1",
         "benchmark": name,
         "machine": _machine(),
         "commit": report.commit,

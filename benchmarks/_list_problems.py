@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from placeit.core.problem import Problem
 
-__all__ = ["SHAPES", "list_problem"]
+__all__ = ["SHAPES", "large_problem", "list_problem"]
 
 _KINDS = 5  # of ops: each device is good at some
 
@@ -50,6 +50,23 @@ def list_problem(shape: str, size: int, rng: np.random.Generator, *, tight: bool
         param_bytes=weights,
         memory=room if tight else None,
         conflicts=conflicts,
+    )
+
+
+def large_problem(shape: str, size: int, devices: int, seed: int) -> Problem:
+    """Draw a graph of one of :data:`SHAPES` on devices of unequal speed, whose transfers take as long as ops in the mean."""
+    rng = np.random.default_rng([seed, size, devices])
+    ops, edges = SHAPES[shape](rng, size)
+    base, speed = rng.lognormal(0.0, 0.6, ops), rng.uniform(0.5, 1.5, devices)
+    tail = np.array([u for u, _ in edges], np.int64)
+    bytes_of = rng.lognormal(0.0, 0.6, ops)
+    return Problem.from_arrays(
+        base[:, None] / speed * rng.uniform(0.8, 1.2, (ops, devices)),
+        np.array(edges, np.int32),
+        bytes_of[tail],
+        np.ones((devices, devices)),
+        np.full((devices, devices), 0.01),
+        edge_tensor=tail.astype(np.int32),
     )
 
 

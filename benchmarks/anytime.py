@@ -5,10 +5,11 @@ a run of its own with the same seed; a run that comes to its end earlier answers
 their budget, as annealing does, are asked as ``placeit optimize`` asks them. An answer that is late by more than a quarter
 does not count. Regret is by how much a value exceeds the best one that any run found of that problem.
 
-Simulated: GiPH's generated sets, tensor programs and ONNX models, twenty each, on described devices. Two processes at a time
-answer, each on one core. Measured: models on two cores, one of them slowed; placers get measured values (``MeasuredCost``),
-beside ``placeit optimize`` as it is by default and with the placers that it asks at any budget (calibrated search); all answers
-are raced once more, and only that race counts.
+Simulated: GiPH's generated sets, tensor programs and ONNX models, twenty each, on described devices; and graphs of 10,000 and
+100,000 ops, of which only placers are asked that can place them. Two processes at a time answer, each on one core. Measured:
+models on two cores, one of them slowed; placers get measured values (``MeasuredCost``), beside ``placeit optimize`` as it is by
+default and with the placers that it asks at any budget (calibrated search); all answers are raced once more, and only that
+race counts.
 
 The smallest budget comes first, on as many problems as there is time for; larger ones are tried on the first of them. What was
 answered is kept in the folder ``--work``, and the same command goes on from it, also with more ``--minutes``.
@@ -48,6 +49,7 @@ class Sizes:
 
     Attributes:
         problems: of each family.
+        large: numbers of ops of large graphs.
         seconds: budgets of simulated problems.
         evaluations: likewise.
         reference: seconds for which each simulated problem is annealed with another seed, for the best known value.
@@ -58,6 +60,7 @@ class Sizes:
     """
 
     problems: int
+    large: tuple[int, ...]
     seconds: tuple[float, ...]
     evaluations: tuple[float, ...]
     reference: float
@@ -69,7 +72,8 @@ class Sizes:
 
 FULL = Sizes(
     problems=20,
-    seconds=(1, 3, 10, 30, 100),
+    large=(10_000, 100_000),
+    seconds=(1, 10, 100),
     evaluations=(1, 3, 10, 30, 100, 300, 1000),
     reference=3,
     measured=(10, 30, 100),
@@ -79,6 +83,7 @@ FULL = Sizes(
 )
 QUICK = Sizes(
     problems=2,
+    large=(10_000,),
     seconds=(0.3, 1),
     evaluations=(1, 10, 100),
     reference=1,
@@ -87,7 +92,7 @@ QUICK = Sizes(
     slowdowns=(2,),
     minutes=3,
 )
-_SHARES = {"reference": 0.06, "evaluations": 0.14, "seconds": 0.3, "measured": 0.42}
+_SHARES = {"reference": 0.06, "evaluations": 0.12, "seconds": 0.22, "large": 0.16, "measured": 0.36}
 """Of the minutes; the rest is for starting and for the last races."""
 _SEARCH = "annealing"  # whom learning is compared with in simulation
 
@@ -139,8 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _simulated(
     report: Report, sizes: Sizes, placers: Sequence[str], chosen: argparse.Namespace, work: Path, seconds: float
 ) -> dict[str, Any]:
+    from benchmarks._anytime_placers import scales
     from benchmarks._anytime_plan import answered
-    from benchmarks._anytime_problems import FAMILIES, Case, family
+    from benchmarks._anytime_problems import FAMILIES, Case, family, large_family
     from benchmarks._anytime_simulated import REFERENCE, Simulated
     from benchmarks._anytime_tell import ALL, Table, tell
 
@@ -148,6 +154,8 @@ def _simulated(
     report.note("  stating the problems")
     families = {name: family(name, sizes.problems, chosen.seed) for name in FAMILIES}
     turns: list[Case] = [case for some in zip(*families.values(), strict=False) for case in some]
+    large = {f"{size:,} ops": large_family(size, chosen.seed) for size in sizes.large}
+    large_turns = [case for some in zip(*large.values(), strict=True) for case in some]
     plan: list[str] = []
     units: list[tuple[Unit, tuple[float, ...]]] = [("evaluations", sizes.evaluations), ("seconds", sizes.seconds)]
     with Simulated(journal, placers, chosen.seed, chosen.workers, report.commit) as simulated:
@@ -155,21 +163,27 @@ def _simulated(
         for unit, budgets in units:
             tried = simulated.budgets(unit, budgets, turns, _SHARES[unit] * seconds)
             plan.append(f"{unit}: " + ", ".join(f"{budget:g} on {count} problems" for budget, count in tried.items()))
+    with Simulated(journal, [p for p in placers if scales(p)], chosen.seed, chosen.workers, report.commit) as scaling:
+        scaling.reference(large_turns, sizes.reference, _SHARES["large"] * seconds / 10)
+        tried = scaling.budgets("seconds", sizes.seconds, large_turns, _SHARES["large"] * seconds)
+        plan.append("large, seconds: " + ", ".join(f"{budget:g} on {count} problems" for budget, count in tried.items()))
     best = _best_simulated(journal, chosen.seed)
     tables = []
-    for unit, budgets in units:
-        for name, cases in [*families.items(), (ALL, turns)]:
-            values: dict[str, dict[float, dict[str, float | None]]] = {}
-            for placer in simulated.asked_about(unit):
-                values[placer] = {}
-                for case in cases:
-                    runs = simulated.runs(unit, case.name, placer, budgets)
-                    for budget, answer in answered(runs, unit, budgets).items():
-                        values[placer].setdefault(budget, {})[case.name] = None if answer is None else answer.value
-            tables.append(Table.of("simulated", unit, name, budgets, values, best, _SEARCH))
+    of = [(unit, name, cases, simulated) for unit, _ in units for name, cases in [*families.items(), (ALL, turns)]]
+    of += [("seconds", name, cases, scaling) for name, cases in large.items()]
+    for unit, name, cases, who in of:
+        budgets = dict(units)[unit]
+        values: dict[str, dict[float, dict[str, float | None]]] = {}
+        for placer in who.asked_about(unit):
+            values[placer] = {}
+            for case in cases:
+                runs = who.runs(unit, case.name, placer, budgets)
+                for budget, answer in answered(runs, unit, budgets).items():
+                    values[placer].setdefault(budget, {})[case.name] = None if answer is None else answer.value
+        tables.append(Table.of("simulated", unit, name, budgets, values, best, _SEARCH))
     first = len(report.rows)
     points = tell(tables, report, chosen.seed)
-    for name, cases in families.items():
+    for name, cases in (families | large).items():
         bounds = {key.problem: answer.bound for key, answer in journal.items() if key.placer == REFERENCE}
         over = [best[c.name] / bound - 1 for c in cases if c.name in best and (bound := bounds.get(c.name))]
         if over:

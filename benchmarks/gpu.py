@@ -7,8 +7,8 @@ one race, interleaved. Every ratio is to plain PyTorch on the first GPU, which r
 driver's: the share of time in which some kernel ran, as a mean over GPUs.
 
 The networks are those of the examples, exported by PyTorch, each optimized for the first GPU and for the first GPU beside all
-CPU cores. Their rivals are PyTorch as it is, launching op by op, and the same launches as one CUDA graph. All of them read
-inputs from the host's pinned memory and leave outputs there.
+CPU cores. Their rivals are PyTorch as it is, launching op by op, and the same launches as one CUDA graph. Networks read their
+inputs from the host's pinned memory, those of graphs are on the devices before; outputs are left in pinned memory by all.
 
 The host overhead of an op is what an op takes in a chain of ops that compute next to nothing, each launched by itself: all of
 it is the host's, PyTorch's own part included, which is also given.
@@ -170,11 +170,10 @@ def _graph(name: str, cluster: Cluster, args: Args, report: Report) -> None:
     place = torch.device(cluster.devices[0].where.hardware)
     values = {key: value.to(place) for key, value in model.values.items()}
 
-    def plain() -> None:
-        model.whole.run(values)
-        _synchronize(place)
+    def whole() -> list[torch.Tensor]:
+        return list(model.whole.run(values).values())
 
-    candidates: dict[str, Callable[[], float]] = {_PLAIN: timed(plain)}
+    candidates: dict[str, Callable[[], float]] = {_PLAIN: timed(_eager(whole, {}, place))}
     answers: dict[str, Candidate] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         cache = Cache(Path(folder))

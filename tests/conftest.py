@@ -16,6 +16,7 @@ from hypothesis import settings
 from placeit.backends import load
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core import clock
+from placeit.devices.host import allowed_cores
 from placeit.optimizer import certainty, optimize
 from placeit.profiler import costs, kept
 from placeit.profiler.cache import Cache
@@ -24,6 +25,11 @@ from placeit.workloads.models import export_model
 # how long an example takes says how busy the machine is, and a test says the same each time
 settings.register_profile("placeit", deadline=None, derandomize=True)
 settings.load_profile("placeit")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("two_cores") is not None and len(allowed_cores()) < 2:
+        pytest.skip("needs two CPU cores, and this process may use one")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -76,9 +76,8 @@ def test_what_was_profiled_is_estimated_as_it_was(profiled: Cache) -> None:
         assert answer.seconds - one.beyond.dispatch == pytest.approx(one.seconds, rel=0.5)
 
 
+@pytest.mark.two_cores
 def test_a_placement_of_the_split_can_be_run(profiled: Cache) -> None:
-    if len(allowed_cores()) < 2:
-        pytest.skip("needs two CPU cores")
     with Session(_model(16), CORES, cache=profiled) as session:
         split = session.estimate().split
         if split is not None:

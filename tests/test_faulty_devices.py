@@ -475,7 +475,7 @@ def test_optimize_sees_what_is_wrong_with_whatever_it_measures(
         assert seen(candidate.output_error) == (candidate.placement.counts()["b"] > 0)
 
 
-@pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two CPU cores")
+@pytest.mark.two_cores
 def test_the_commands_report_what_is_wrong(
     make_wrong: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,11 +192,10 @@ def test_candidates_are_compiled_in_the_background_while_requests_are_answered(
 
 
 @pytest.mark.parametrize("privileged", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.two_cores
 def test_threads_that_openvino_starts_for_a_candidate_have_the_ordinary_priority(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, privileged: bool
 ) -> None:
-    if len(CORES) < 2:
-        pytest.skip("needs two CPU cores")
     both = f"CPU@{'+'.join(name.removeprefix('CPU@') for name in CORES)}"
     change = os.sched_setscheduler
 

@@ -83,7 +83,7 @@ def test_a_placement_found_there_computes_what_the_module_does(eager, cache, clu
     assert sorted(ran) == sorted(set(ran))
 
 
-@pytest.mark.skipif(len(CORES) < 2, reason="needs two CPU cores")
+@pytest.mark.two_cores
 def test_core_sets_run_side_by_side_and_wait_for_each_other():
     model = load(Transformer(), (torch.randint(20, (2, 8)),))
     run = model.reference(None, "f32")

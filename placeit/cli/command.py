@@ -24,6 +24,7 @@ from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import FileError, PlaceitError
 from placeit.core.files import own_descriptor
 from placeit.core.interrupts import INTERRUPTED, come_through, happened
+from placeit.report.schemas import identity
 from placeit.report.text import printable
 
 __all__ = ["command", "was_given"]
@@ -74,7 +75,7 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
             with _stdout_for_the_result(), _library_messages(terminal):
                 output = function(**arguments, **values)
             come_through()
-            _deliver(terminal, output)
+            _deliver(terminal, _identified(context, output))
         raise typer.Exit(output.exit_code)
 
     parameters.append(_parameter("context", inspect.Parameter.empty, typer.Context))
@@ -91,6 +92,17 @@ def was_given(option: str) -> bool:
 
 def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _identified(context: typer.Context, output: Output) -> Output:
+    """Name the schema of what ``--json`` prints, if the command has one."""
+    names: list[str] = []
+    at: Any = context
+    while at.parent is not None:
+        names.insert(0, str(at.info_name))
+        at = at.parent
+    schema = identity(".".join(names))
+    return output if schema is None else dataclasses.replace(output, data={"schema": schema, **output.data})
 
 
 class _ReaderGoneError(Exception):

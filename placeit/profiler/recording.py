@@ -1,7 +1,7 @@
 """Recordings: what a run of a model did, when and where, as a versioned JSON file.
 
-``docs/json.md`` describes the file. Times are seconds from the beginning of the recording; ops, segments, tensors and spans are
-named by their positions in the lists of the file. What could not be measured or read is null or not listed.
+``placeit schema recording`` describes it. Times are seconds from the beginning of the recording; ops, segments, tensors and
+spans are named by their positions in the lists of the file. What could not be measured or read is null or not listed.
 """
 
 from __future__ import annotations
@@ -401,7 +401,7 @@ class Recording(Drawn):
         predicted: None if costs are not known.
         samples: of the process, and of meters that could be read.
         costs: what ``placeit profile --json`` prints; None if costs were not profiled.
-        search: what ``placeit optimize --json`` prints, and what docs/json.md says; None if nothing was searched for.
+        search: what ``placeit optimize --json`` prints, and curves of learning; None if nothing was searched for.
     """
 
     made: str

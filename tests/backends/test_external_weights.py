@@ -72,7 +72,7 @@ def ran(session: Session, devices: list[int] | None = None) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("other", ["", "ort:"])
+@pytest.mark.parametrize("other", ["", pytest.param("ort:", marks=pytest.mark.two_cores)])
 def test_segments_for_onnx_runtime_leave_weights_in_their_file(other: str, tmp_path: Path) -> None:
     path, core = saved(tmp_path), allowed_cores()[0]
     model = load(path)

@@ -155,6 +155,7 @@ def test_segments_lie_in_the_memory_of_the_whole_models_weights(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.two_cores
 def test_groups_on_alternating_devices_give_what_onnx_runtime_gives(name: str, tmp_path: Path) -> None:
     path = MODELS[name](tmp_path / "model.onnx")
     inputs = {"x": weight(1, STEPS, WIDTH, seed=5)}

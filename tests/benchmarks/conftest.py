@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import json
 import logging
 import sys
 import textwrap
@@ -15,6 +14,7 @@ from typing import Any
 import onnx
 import pytest
 from onnx import helper
+from schema_check import check_printed
 
 from benchmarks import _models  # noqa: F401 (before those that take functions from it)
 from benchmarks._architectures.graphs import _save, _Weights
@@ -97,7 +97,7 @@ def command(
         except SystemExit as ended:
             code = ended.code
         said = capsys.readouterr()
-        printed = json.loads(said.out or '{"claims": [], "rows": []}')
+        printed = check_printed(said.out) if said.out else {"claims": [], "rows": []}
         broken = [claim for claim in printed["claims"] if claim["holds"] is False]
         assert code in (None, 0), f"exit code {code}; {broken}\n{said.err}"
         assert not printed["rows"] or f"python -m benchmarks.{name} " in (results / "report.md").read_text()

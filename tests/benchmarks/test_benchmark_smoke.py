@@ -28,11 +28,23 @@ from placeit.session import Session
 from tests.emulated_gpu.build import MISSING
 
 ANYTIME = replace(
-    anytime.QUICK, problems=1, seconds=(0.05,), evaluations=(1, 3), reference=0.05, measured=(2,), models=("resnet50",)
+    anytime.QUICK,
+    problems=1,
+    large=(60,),
+    seconds=(0.05,),
+    evaluations=(1, 3),
+    reference=0.05,
+    measured=(2,),
+    models=("resnet50",),
 )
 DOPPLER = replace(doppler.QUICK.at(seeds=2, episodes=20), search_s=0.2, samples=4, rounds=6, saved=3, measured_s=20.0)
 GIPH = replace(
-    Sizes(**{name: min(2, most) for name, most in vars(QUICK).items()}), seeds=2, tests=4, max_tasks=8, timed_tasks=6
+    Sizes(**{name: most if isinstance(most, tuple) else min(2, most) for name, most in vars(QUICK).items()}),
+    seeds=2,
+    tests=4,
+    max_tasks=8,
+    timed_tasks=6,
+    timed_sizes=(4,),
 )
 STREAM = StreamSizes(tests=6, calibration=10, updates=2, train=4, samples=2, evaluations=100, exact=2, operators=8)
 SMALL_GRAPH = {"chain-mm": {"size": 64}, "ffnn": {"batch": 64, "features": 8, "hidden": 64}}
@@ -139,7 +151,10 @@ QUICKLY = [
 SLOWLY = [
     Smoke(
         "anytime --quick --minutes 60 --placers heft annealing giph --workers 0",
-        {"problems": ("giph", "tensor", "model", "all", "models on unequal cores"), "placer": ("heft", "annealing", "giph")},
+        {
+            "problems": ("giph", "tensor", "model", "all", "60 ops", "models on unequal cores"),
+            "placer": ("heft", "annealing", "giph"),
+        },
         ("simulated: share of families and numbers of evaluations where learning pays",),
         least={"QUICK": ANYTIME},
     ),
@@ -192,8 +207,8 @@ SLOWLY = [
     ),
     Smoke("optimize --quick", {"cache": ("cold", "warm")}, ("cold cache", "warm cache")),
     Smoke(
-        "papers.doppler --part table2 table3 table9 fidelity --quick --workers 0",
-        {"part": ("table2", "table3", "table9", "fidelity")},
+        "papers.doppler --part table1 table2 table3 table9 fidelity --quick --workers 0",
+        {"part": ("table1", "table2", "table3", "table9", "fidelity")},
         least={
             "papers.doppler.sizes:QUICK": DOPPLER,
             "papers.doppler.executed:MODELS": {"chain-mm": "chain-mm:shards=2,size=64"},

@@ -100,7 +100,7 @@ def test_level_by_level_computes_the_same_and_no_segment_shares_a_level_with_one
     assert all(level[u] < level[v] for u, v in plan.problem.edges.tolist() if v in level)
 
 
-@pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two CPU cores, and this process may use one")
+@pytest.mark.two_cores
 def test_a_level_takes_as_long_as_its_busiest_device_and_what_the_host_adds():
     plan, _, _ = finest_plan(tensor_model("ffnn", shards=4, **FFNN), seconds=2.0)
     on = [[plan.segments[s].device for s in numbers] for numbers in _levels.levels(plan)]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from schema_check import check_printed
 
 from benchmarks._harness import main
 from benchmarks._results import Origin, write_results
@@ -38,8 +39,8 @@ def run(*arguments):
 def test_a_benchmark_prints_one_json_object_and_keeps_it_with_the_command_that_gives_it(tmp_path):
     folder = tmp_path / "results" / "demo"
     done = run("--json", "--quick", "--seed", "7", "--note", "beside others", "--results", str(folder))
-    told, kept = json.loads(done.stdout), json.loads((folder / "report.json").read_text())
-    assert list(told) == ["benchmark", "machine", "commit", "claims", "rows"]
+    told, kept = check_printed(done.stdout), json.loads((folder / "report.json").read_text())
+    assert list(told) == ["schema", "benchmark", "machine", "commit", "claims", "rows"]
     assert {"cpu", "cores", "python", "os", "libraries"} <= told["machine"].keys()
     assert told["rows"] == [{"name": "x", "seconds": 1.5, "runs": 2, "missing": None}]
     assert [tuple(claim.values()) for claim in told["claims"]] == [

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks._harness import Report
 from benchmarks.papers._experiments import Experiments
@@ -18,6 +19,7 @@ from benchmarks.papers.doppler import jobs as doppler
 from benchmarks.papers.doppler.bench import EXPERIMENTS
 from benchmarks.papers.doppler.executed import BestOfEach, Fidelity, Learned
 from benchmarks.papers.doppler.graphs import Case
+from benchmarks.papers.doppler.parts.table1 import synchronous_seconds
 from benchmarks.papers.doppler.sizes import FULL, QUICK, Sizes
 from benchmarks.papers.doppler.statistics import correlations, episodes_to, least_of, not_worse, ratio
 from benchmarks.papers.doppler.training import Watched, met
@@ -25,13 +27,17 @@ from benchmarks.papers.giph.compare import better_equal_worse, ratio_interval
 from benchmarks.papers.stream import jobs as stream
 from benchmarks.papers.stream.parts import calibration
 from benchmarks.papers.stream.sizes import Sizes as StreamSizes
+from placeit.core.problem import Problem
 from placeit.learning.agent import ProblemInstance
 from placeit.placers.metis import partition
+from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput import ThroughputCost
 from placeit.testing.problems import random_problem
 from placeit.workloads.datasets import cases
 from placeit.workloads.mixture import draw_any_problem
 from placeit.workloads.stream_graphs import PAYLOAD_BYTES
+from placeit.workloads.tensors import shard
+from placeit.workloads.tensors.expression import einsum, elementwise, tensor
 
 TINY = QUICK.at(seeds=2, episodes=20)
 STREAM = StreamSizes(tests=12, calibration=10, evaluations=100, exact=6, operators=12)
@@ -99,6 +105,19 @@ def test_main_claims_the_worst_seed_against_the_best_known_and_search_against_wh
     assert found["chain-mm: longest training"][1] is False
     searched = f"in {TINY.search_s:g} s over the least found here"
     assert (found[f"chain-mm: annealing {searched}"][1], found[f"chain-mm: local-search {searched}"][1]) == (True, False)
+
+
+def test_a_synchronous_system_waits_for_the_busiest_device_and_link_of_every_step() -> None:
+    x, weights = tensor("X", 4, 4), tensor("W", 4, 4)
+    program = shard([elementwise("relu", "ij->ij", torch.relu, einsum("XW", "ij,jk->ik", x, weights))], 2)
+    ops = len(program.ops)
+    assert [op.name for op in program.ops] == ["XW[i0]", "XW[i1]", "relu[i0]", "relu[i1]"]
+    compute, nbytes = np.outer(np.arange(1.0, ops + 1), [1.0, 10.0]), program.graph.tensor_bytes[:2]
+    problem = Problem.from_arrays(compute, program.graph.edges, nbytes, np.full((2, 2), 4.0), np.full((2, 2), 0.5))
+    spread, alone = np.array([0, 1, 1, 1], np.int32), np.zeros(ops, np.int32)
+    assert synchronous_seconds(program, problem, alone) == 2.0 + 1.0 + 3.0 + 4.0
+    assert synchronous_seconds(program, problem, spread) == 20.0 + (0.5 + nbytes[0] / 4.0) + 70.0
+    assert float(SimulatedCost(problem)(spread[None])[0]) < synchronous_seconds(program, problem, spread)
 
 
 @pytest.mark.parametrize(("worse_on", "holds"), [((), True), (("ffnn",), True), (("ffnn", "llama-block"), False)])

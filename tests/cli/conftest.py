@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from schema_check import check_printed
 from typer.testing import CliRunner
 
 from placeit.backends import load
@@ -67,7 +68,10 @@ def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cli(tmp_path: Path, cost_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Call ``placeit`` in a folder of the test's own, without lines of progress where the machine is slow."""
+    """Call ``placeit`` in a folder of the test's own, without lines of progress where the machine is slow.
+
+    What ``--json`` prints must be as its schema says, in every test.
+    """
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -77,7 +81,10 @@ def cli(tmp_path: Path, cost_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
     monkeypatch.setattr(Lines, "OFTEN", math.inf)
 
     def call(*args: object) -> Any:
-        return CliRunner().invoke(app, [str(arg) for arg in args])
+        result = CliRunner().invoke(app, [str(arg) for arg in args])
+        if "--json" in args and result.stdout:
+            check_printed(result.stdout)
+        return result
 
     return call
 

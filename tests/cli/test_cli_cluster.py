@@ -36,7 +36,7 @@ def remember(file: Path, folder: Path) -> Path:
 
 def test_ending_a_cluster_where_none_is_up_is_no_error(cli: Any) -> None:
     assert "No cluster was up." in cli("cluster", "down").stdout
-    assert json.loads(cli("cluster", "down", "--json").stdout) == {"address": None, "ended": 0}
+    assert json.loads(cli("cluster", "down", "--json").stdout).items() >= {"address": None, "ended": 0}.items()
 
 
 def test_a_file_that_remembers_no_cluster_is_named(cli: Any) -> None:
@@ -51,7 +51,7 @@ def test_what_a_crashed_cluster_has_left_is_cleaned_up_and_processes_that_took_i
     cli: Any, tmp_path: Path
 ) -> None:
     folder = remember(local.state_file(), tmp_path / "gone")
-    assert json.loads(cli("cluster", "down", "--json").stdout) == {"address": "127.0.0.1:1", "ended": 0}
+    assert json.loads(cli("cluster", "down", "--json").stdout).items() >= {"address": "127.0.0.1:1", "ended": 0}.items()
     assert not folder.exists()
     assert not local.state_file().exists()
 
@@ -61,7 +61,7 @@ def test_a_cluster_of_a_command_is_ended_if_the_command_was_killed_and_left_to_i
     ended.wait()
     files = [local.state_file().with_name(f"command-{pid}.json") for pid in (ended.pid, os.getpid())]
     folders = [remember(file, tmp_path / file.stem) for file in files]
-    assert json.loads(cli("cluster", "down", "--json").stdout) == {"address": None, "ended": 0}
+    assert json.loads(cli("cluster", "down", "--json").stdout).items() >= {"address": None, "ended": 0}.items()
     assert [file.exists() for file in files] == [False, True]
     assert [folder.exists() for folder in folders] == [False, True]
 

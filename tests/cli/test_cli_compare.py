@@ -45,6 +45,7 @@ def test_the_same_file_twice_is_a_usage_error(cli: Any, tiny: Path, placement: P
 
 
 @pytest.mark.parametrize("stage", ["opening", "race", "wrong"])
+@pytest.mark.two_cores
 def test_what_fails_is_a_row_with_its_reason_and_the_others_are_compared(
     cli: Any,
     tiny: Path,
@@ -54,8 +55,6 @@ def test_what_fails_is_a_row_with_its_reason_and_the_others_are_compared(
     monkeypatch: pytest.MonkeyPatch,
     stage: str,
 ) -> None:
-    if len(cores) < 2:
-        pytest.skip("needs two CPU cores, and this process may use one")
     broken(monkeypatch, stage, lambda plan: len(devices_of(plan)) > 1)
     command = ("compare", tiny, "-p", placement, "-d", ",".join(cores), "--runs", 7)
     result = cli(*command, "--json")

@@ -10,9 +10,8 @@ import pytest
 from placeit.core.placement import Placement
 
 
+@pytest.mark.two_cores
 def test_the_answer_to_pins_that_split_groups_runs(cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path) -> None:
-    if len(cores) < 2:
-        pytest.skip("needs two CPU cores, and this process may use one")
     first, second = cores
     options = ("--placer", "heft", "--budget", 1, "-o", tmp_path / "p.json", "--json")
     pins = ("--pin", f"left={first}", "--pin", f"left_relu={second}")

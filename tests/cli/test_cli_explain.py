@@ -107,11 +107,10 @@ def test_one_file_is_not_raced_against_itself(cli: Any, tiny: Path, halves: Path
     assert (result.exit_code, "given twice" in result.stderr) == (2, True)
 
 
+@pytest.mark.two_cores
 def test_a_placement_on_the_whole_cpu_is_not_told_apart_from_one_on_core_sets(
     cli: Any, tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path
 ) -> None:
-    if len(cores) < 2:
-        pytest.skip("needs two CPU cores, and this process may use one")
     plain = tmp_path / "plain.json"
     data = json.loads(placement.read_text(encoding="utf-8"))
     plain.write_text(json.dumps(data | {"devices": ["CPU"], "ops": dict.fromkeys(data["ops"], "CPU")}), encoding="utf-8")
@@ -133,11 +132,10 @@ def test_both_placements_are_raced_if_asked_for(
     assert measured["speedup"]["ratio"] > 0
 
 
+@pytest.mark.two_cores
 def test_a_placement_that_fails_in_the_race_is_said_to(
     cli: Any, tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if len(cores) < 2:
-        pytest.skip("needs two CPU cores, and this process may use one")
     broken(monkeypatch, "opening", lambda plan: len(devices_of(plan)) > 1)
     other = shutil.copy(placement, tmp_path / "other.json")
     command = ("diff", tiny, placement, other, "-d", ",".join(cores), "--measure", "--runs", 6)

@@ -1,48 +1,26 @@
-"""The fields of ``--json`` are those of docs/json.md, for scripts that rely on them."""
+"""What ``--json`` prints has a schema, which scripts rely on; the fixture ``cli`` checks it in all tests of commands."""
 
+import copy
 import json
-import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator, ValidationError
+from recorded_run import RECORDING
+from schema_check import check_schema
 
 from placeit.profiler.recording import write_recording
+from placeit.report.schemas import schemas
 from tests.report.made_recordings import a_recording
 
-PAGE = (Path(__file__).parents[2] / "docs/json.md").read_text(encoding="utf-8")
-DOCUMENTED = {name: json.loads(block) for name, block in re.findall(r"## placeit (\w+)\n.*?```json\n(.*?)```", PAGE, re.DOTALL)}
-
-
-def differences(found: Any, documented: Any, where: str = "") -> list[str]:
-    """Fields that one of the two lacks; what is null has none."""
-    if isinstance(documented, dict) and found is not None:
-        assert isinstance(found, dict), where
-        if "NAME" in documented:
-            return [text for name in found for text in differences(found[name], documented["NAME"], f"{where}.NAME")]
-        missing = [f"{where}.{name}" for name in found.keys() ^ documented.keys()]
-        common = found.keys() & documented.keys()
-        return missing + [text for name in common for text in differences(found[name], documented[name], f"{where}.{name}")]
-    if isinstance(documented, list) and found is not None:
-        assert isinstance(found, list), where
-        return [text for one in found for text in differences(one, documented[0], f"{where}[]")]
-    assert found is None or not isinstance(found, dict | list), where
-    return []
-
-
-def candidates_written_out(documented: dict[str, Any]) -> dict[str, Any]:
-    one = documented["chosen"]
-    ratio = {"ratio": "number", "ratio_ci": ["low", "high"]}
-    reference = one | ratio | {"target": "what OpenVINO compiled for", "used": ["device"]}
-    lists = {"candidates": [one], "precisions": [one | ratio | {"of": "name"}], "references": [reference]}
-    return documented | lists | {"best_single": one}
-
-
-def references_written_out(documented: dict[str, Any]) -> dict[str, Any]:
-    """Of ``placeit compare``."""
-    return documented | {"references": [documented["candidates"][0] | {"used": ["device"], "not_run": "text"}]}
+FILES = {"placeit.benchmark/1", "placeit.recording/1"}
+"""What other programs and files have schemas for: tests/benchmarks/test_benchmark_smoke.py has those of benchmarks."""
+ELSEWHERE = {"placeit.cluster.up/1", "placeit.cluster.down/1", "placeit.train/1"}
+"""Commands that take long: tests/cli/test_cli_cluster.py and test_cli_train.py call them."""
 
 
 @pytest.fixture
@@ -54,8 +32,8 @@ def commands(tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path) 
     return {
         "devices": (),
         "inspect": (tiny, "--groups"),
-        "estimate": (tiny, *devices),
         "profile": (tiny, *devices),
+        "estimate": (tiny, *devices),
         "optimize": (tiny, *devices, "--budget", 2, "--placer", "heft", "--compare-precisions", "-o", "p.json"),
         "run": (tiny, "-p", placement, "--runs", 2),
         "compare": (tiny, "-p", placement, "--runs", 6, *devices),
@@ -63,26 +41,52 @@ def commands(tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path) 
         "diff": (tiny, placement, other, "--measure", "--runs", 6, *devices),
         "report": (recording, "-o", "report.html"),
         "export": (tiny, "-p", placement, "-o", "hetero.xml", *(f"--map={core}=CPU" for core in cores)),
+        "generate": ("random", "-n", 1, "-o", "problems"),
+        "schema": ("optimize",),
     }
 
 
-@pytest.mark.parametrize("command", list(DOCUMENTED))
-def test_the_fields_are_the_documented_ones(cli: Any, commands: dict[str, tuple[object, ...]], command: str) -> None:
-    if command == "estimate":
-        assert cli("profile", *commands["profile"]).exit_code == 0
-    result = cli(command, *commands[command], "--json")
-    assert result.exit_code == 0, result.stderr
-    documented = DOCUMENTED[command]
-    if command == "optimize":
-        documented = candidates_written_out(documented)
-    assert differences(json.loads(result.stdout), documented) == []
+def test_every_command_prints_what_its_schema_says(cli: Any, commands: dict[str, tuple[object, ...]]) -> None:
+    for command, words in commands.items():
+        result = cli(command, *words, "--json")
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["schema"] == f"placeit.{command}/1"
+    assert schemas().keys() == {f"placeit.{name}/1" for name in commands} | FILES | ELSEWHERE
 
 
-def test_every_command_that_is_tested_is_documented(commands: dict[str, tuple[object, ...]]) -> None:
-    assert commands.keys() == DOCUMENTED.keys()
+def test_a_schema_is_printed_alone_and_all_of_them_are_listed(cli: Any) -> None:
+    assert cli("schema").stdout.split() == list(schemas())
+    assert json.loads(cli("schema", "cluster.down").stdout) == schemas()["placeit.cluster.down/1"]
+    refused = cli("schema", "optimise")
+    assert refused.exit_code == 2
+    assert "no schema of 'optimise'; there are devices, inspect" in refused.stderr
 
 
-def test_a_field_that_is_missing_or_new_is_noticed() -> None:
-    assert differences({"a": [{"b": 1}], "d": None}, {"a": [{"b": "x", "c": "y"}], "d": {"e": "z"}}) == [".a[].c"]
-    found = differences({"a": 1, "b": {"x": {"y": 1}}}, {"b": {"NAME": {"z": "q"}}})
-    assert set(found) == {".a", ".b.NAME.y", ".b.NAME.z"}
+def objects(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        if "properties" in schema:
+            yield schema
+        for value in schema.values():
+            yield from objects(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from objects(value)
+
+
+@pytest.mark.parametrize("name", list(schemas()))
+def test_schemas_are_valid_and_strict(name: str) -> None:
+    Draft202012Validator.check_schema(schemas()[name])
+    for one in objects(schemas()[name]):
+        assert one["additionalProperties"] is False
+        assert set(one["properties"]) - set(one["required"]) <= {"points", "part", "placement_file", "recording_file"}
+
+
+def test_a_recording_with_something_in_each_list_is_as_its_schema_says(tmp_path: Path) -> None:
+    write_recording(tmp_path / "run.json", replace(RECORDING, costs=None, search=None))
+    written = json.loads((tmp_path / "run.json").read_text())
+    check_schema(written, "placeit.recording/1")
+    for change in ({"new": 1}, {"flops": "many"}):
+        changed = copy.deepcopy(written)
+        changed["graph"]["ops"][0].update(change)
+        with pytest.raises(ValidationError):
+            check_schema(changed, "placeit.recording/1")

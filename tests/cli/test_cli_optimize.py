@@ -66,11 +66,10 @@ def test_the_table_says_what_was_chosen_and_why(cli: Any, tiny: Path, cores: Seq
     assert tiny.with_name("tiny.onnx.placement.json").exists()
 
 
+@pytest.mark.two_cores
 def test_what_failed_is_in_the_table_with_its_reason(
     cli: Any, tiny: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if len(cores) < 2:
-        pytest.skip("needs two CPU cores, and this process may use one")
     broken(monkeypatch, "opening", lambda plan: devices_of(plan) == {1})
     result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 1, "--placer", "heft")
     assert result.exit_code == 0, result.stderr
@@ -152,6 +151,7 @@ def test_the_objective_by_measured_times_stands_beside_the_latency(cli: Any, tin
     assert "total-cost" in result.stdout
 
 
+@pytest.mark.two_cores
 def test_ctrl_c_keeps_the_best_placement_and_exits_with_130(
     cli: Any, tiny: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +195,7 @@ def test_an_unknown_objective_is_said_before_the_model_is_read(cli: Any) -> None
     assert "latency, throughput, total-cost, energy" in result.stderr
 
 
+@pytest.mark.two_cores
 def test_the_whole_cpu_is_a_row_and_its_placement_runs_and_compares(
     cli: Any,
     tiny: Path,
@@ -204,8 +205,6 @@ def test_the_whole_cpu_is_a_row_and_its_placement_runs_and_compares(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if len(cores) < 2:
-        pytest.skip("needs two CPU cores, and this process may use one")
     devices, file, plain = (
         ",".join(cores),
         tmp_path / "plain.json",
@@ -265,11 +264,10 @@ def test_what_nothing_is_known_of_has_no_column(cli: Any, tiny: Path, tmp_path: 
     assert "\ncompiling " not in result.stdout
 
 
+@pytest.mark.two_cores
 def test_what_failed_for_one_reason_has_it_once(
     cli: Any, tiny: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if len(cores) < 2:
-        pytest.skip("needs two CPU cores, and this process may use one")
     broken(monkeypatch, "opening", lambda plan: devices_of(plan) != {0})
     result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 1, "--placer", "heft", "--placer", "cpop")
     assert result.exit_code == 0, result.stderr

@@ -23,7 +23,7 @@ def test_a_recording_becomes_one_file_that_may_load_no_other(cli: Any, recording
     page = tmp_path / "page.html"
     result = cli("report", recording, "-o", page, "--json")
     assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout) == {"recording": str(recording), "output": str(page)}
+    assert json.loads(result.stdout) == {"schema": "placeit.report/1", "recording": str(recording), "output": str(page)}
     text = page.read_text(encoding="utf-8")
     assert "annealing is chosen" in text
     assert "default-src 'none'" in text

@@ -185,9 +185,8 @@ def test_a_full_disk_leaves_no_half_written_outputs(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.two_cores
 def test_a_group_whose_ops_are_on_two_devices_is_split(cli: Any, tiny: Path, placement: Path, cores: Sequence[str]) -> None:
-    if len(cores) < 2:
-        pytest.skip("needs two CPU cores")
     loaded = Placement.load(placement)
     devices = loaded.devices.copy()
     devices[loaded.op_names.index("left_relu")] ^= 1

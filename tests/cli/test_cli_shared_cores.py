@@ -18,7 +18,7 @@ from placeit.devices.plain import plain_devices
 from placeit.planning.coarsen import coarsen
 
 CORES = allowed_cores()[:2]
-pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two CPU cores")
+pytestmark = pytest.mark.two_cores
 BOTH, ONE, OTHER = f"CPU@{format_cores(CORES)}", f"CPU@{CORES[0]}", f"CPU@{CORES[-1]}"
 SHARED = f"{BOTH},{ONE},{OTHER}"
 

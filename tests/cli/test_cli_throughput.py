@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cli_json import DOCUMENTED, candidates_written_out, differences, references_written_out
 
 from placeit.core.placement import Placement
 
 
-def test_the_fields_of_a_search_for_throughput_are_the_documented_ones(
+def test_a_search_for_throughput_says_what_its_answer_serves(
     cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path
 ) -> None:
     output = tmp_path / "p.json"
@@ -35,7 +34,6 @@ def test_the_fields_of_a_search_for_throughput_are_the_documented_ones(
     result = cli("optimize", tiny, *options, "--json")
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
-    assert differences(data, candidates_written_out(DOCUMENTED["optimize"])) == []
     assert (data["objective"], data["objective_unit"]) == ("throughput", "s")
     assert data["throughput"]["rate"] == 5
     assert data["throughput"]["load"].keys() == {"constant", "poisson"}
@@ -43,7 +41,6 @@ def test_the_fields_of_a_search_for_throughput_are_the_documented_ones(
     again = cli("compare", tiny, "-p", output, "-d", ",".join(cores), "--objective", "throughput", "--runs", 6, "--json")
     assert again.exit_code == 0, again.stderr
     compared = json.loads(again.stdout)
-    assert differences(compared, references_written_out(DOCUMENTED["compare"])) == []
     assert compared["objective"] == "throughput"
 
 
@@ -63,9 +60,8 @@ def test_a_rate_that_nothing_sustains_is_said_and_is_no_error(cli: Any, tiny: Pa
         assert part in said
 
 
+@pytest.mark.two_cores
 def test_replicas_are_run_as_placements_and_compared(cli: Any, tiny: Path, placement: Path, cores: Sequence[str]) -> None:
-    if len(cores) < 2:
-        pytest.skip("needs two cores that the process may use")
     whole = Placement.load(placement)
     on = [Placement(whole.op_names, np.full(len(whole), d, np.int32), cores, whole.graph_hash) for d in range(2)]
     replicas = placement.with_name("replicas.json")

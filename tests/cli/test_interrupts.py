@@ -24,7 +24,7 @@ from placeit.runtime.devices.host_buffer import HostBuffer
 
 PATIENCE_S = 60.0  # for a process to end; what hangs would do so for hours
 CORES = allowed_cores()
-pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="two devices need two cores")
+pytestmark = pytest.mark.two_cores
 
 
 def start(folder: Path, cache: Path, *args: object, code: str | None = None) -> subprocess.Popen[str]:

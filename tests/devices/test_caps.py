@@ -175,7 +175,7 @@ def test_sizes_are_written_for_people(size: float, text: str) -> None:
     assert about_bytes(size) == text
 
 
-@pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two CPU cores")
+@pytest.mark.two_cores
 @pytest.mark.parametrize("shares", [(0.6, 0.6), (0.6, 2.0)])
 def test_limits_of_core_sets_hold_for_the_whole_cpu(shares: tuple[float, float], cache: Cache) -> None:
     names = [f"CPU@{core}" for core in allowed_cores()[:2]]
@@ -198,7 +198,7 @@ def test_limits_of_core_sets_hold_for_the_whole_cpu(shares: tuple[float, float],
             session.run(whole, runs=1)
 
 
-@pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two CPU cores")
+@pytest.mark.two_cores
 def test_the_whole_cpu_is_a_candidate_where_each_core_set_may_hold_the_model(cache: Cache) -> None:
     names = [f"CPU@{core}" for core in allowed_cores()[:2]]
     limits = dict.fromkeys(names, 2.0 * weights())

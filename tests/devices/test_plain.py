@@ -26,7 +26,6 @@ from placeit.profiler.cache import Cache
 from placeit.session import Session, optimize
 from placeit.workbench.options import Constraints
 
-needs_two_cores = pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two CPU cores")
 CORES = allowed_cores()[:2]
 PAIR = ",".join(f"CPU@{core}" for core in CORES)
 PLAIN = next((device.name for device in plain_devices(discover(PAIR))), "CPU")
@@ -111,7 +110,7 @@ def test_the_other_precision_is_one_that_the_device_has(tags: set[str], kind: st
 # --- in the race
 
 
-@needs_two_cores
+@pytest.mark.two_cores
 def test_the_whole_cpu_is_measured_and_wins_where_it_is_fastest(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     plain_takes(monkeypatch, 0.01)
     found = found_on_pair(cache)
@@ -130,7 +129,7 @@ def test_the_whole_cpu_is_measured_and_wins_where_it_is_fastest(cache: Cache, mo
     assert not rows[f"CPU@{CORES[0]}"]["plain"]
 
 
-@needs_two_cores
+@pytest.mark.two_cores
 def test_the_whole_cpu_is_what_a_split_has_to_beat_only_where_it_is_the_best_single_device(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +147,7 @@ def test_the_whole_cpu_is_what_a_split_has_to_beat_only_where_it_is_the_best_sin
     assert plain.measured is not None
 
 
-@needs_two_cores
+@pytest.mark.two_cores
 @pytest.mark.parametrize(("devices", "counted"), [(PAIR, 2), (f"CPU@{format_cores(CORES)},{PAIR}", 1)])
 def test_a_plain_run_keeps_every_core_set_busy_and_no_core_twice(cache: Cache, devices: str, counted: int) -> None:
     found = found_on_pair(cache, devices=devices, objective="total-cost")
@@ -161,7 +160,7 @@ def test_a_plain_run_keeps_every_core_set_busy_and_no_core_twice(cache: Cache, d
         assert (candidate.value.samples > 0).all()
 
 
-@needs_two_cores
+@pytest.mark.two_cores
 def test_a_plain_device_that_cannot_run_is_out_and_the_others_go_on(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Session.executor
 
@@ -176,7 +175,7 @@ def test_a_plain_device_that_cannot_run_is_out_and_the_others_go_on(cache: Cache
     assert found.chosen.measured is not None
 
 
-@needs_two_cores
+@pytest.mark.two_cores
 def test_a_device_of_a_cluster_file_may_have_the_plain_devices_name(cache: Cache) -> None:
     one, two = discover(PAIR).devices
     found = optimize(
@@ -186,7 +185,7 @@ def test_a_device_of_a_cluster_file_may_have_the_plain_devices_name(cache: Cache
     assert len({candidate.name for candidate in found.candidates}) == len(found.candidates)
 
 
-@needs_two_cores
+@pytest.mark.two_cores
 def test_pins_leave_the_plain_device_out(cache: Cache) -> None:
     op = inception_like().graph.names[5]
     found = found_on_pair(cache, constraints=Constraints({op: f"CPU@{CORES[0]}"}), budget=1.0)
@@ -196,7 +195,7 @@ def test_pins_leave_the_plain_device_out(cache: Cache) -> None:
 # --- afterwards
 
 
-@needs_two_cores
+@pytest.mark.two_cores
 def test_the_answer_on_the_whole_cpu_runs_and_is_kept_like_any_other(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -227,7 +226,7 @@ def test_the_answer_on_the_whole_cpu_runs_and_is_kept_like_any_other(
         session.run(placement)
 
 
-@needs_two_cores
+@pytest.mark.two_cores
 def test_where_only_one_single_device_can_be_raced_it_is_not_chosen_before_the_whole_cpu_was_run(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +238,7 @@ def test_where_only_one_single_device_can_be_raced_it_is_not_chosen_before_the_w
 # --- other precisions
 
 
-@needs_two_cores
+@pytest.mark.two_cores
 def test_another_precision_is_measured_beside_the_plain_device_and_is_no_candidate(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

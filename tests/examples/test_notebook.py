@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 NOTEBOOK = Path(__file__).parents[2] / "examples/report.ipynb"
 
 
+@pytest.mark.two_cores
 def test_the_notebook_shows_tables_and_figures_and_writes_a_page(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()

@@ -1,7 +1,6 @@
 """Fixtures of the tests that need an Intel GPU: a real one, or the emulated one of ``tests/emulated_gpu``."""
 
 import contextlib
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ import pytest
 from emulated_gpu.build import MISSING
 from emulated_gpu.models import branches
 from gpu_plans import Devices, Opened
+from schema_check import check_printed
 from typer.testing import CliRunner
 
 from placeit.cli import app
@@ -140,6 +140,6 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def call(*args: object, fails: bool = False) -> Any:
         result = CliRunner().invoke(app, [*map(str, args), *([] if fails else ["--json"])])
         assert (result.exit_code != 0) == fails, result.stderr
-        return result if fails else json.loads(result.stdout)
+        return result if fails else check_printed(result.stdout)
 
     return call

@@ -102,7 +102,7 @@ def one_queue(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_queue")
-@pytest.mark.skipif(len(CORES) < 2, reason="needs a process that may use two cores")
+@pytest.mark.two_cores
 def test_for_throughput_a_gpu_serves_whole_requests_beside_core_sets(gpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cores = [f"CPU@{core}" for core in CORES[:2]]
     devices = [*cores, gpus[0]]

@@ -112,6 +112,7 @@ def test_where_no_device_is_left_every_request_fails_with_the_reason(nodes: conn
                 _use_up(server, model.sample_inputs())
 
 
+@pytest.mark.two_cores
 def test_devices_of_several_nodes_that_share_cores_of_one_machine_are_warned_of_once(
     nodes: connection.Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,8 +126,7 @@ def test_devices_of_several_nodes_that_share_cores_of_one_machine_are_warned_of_
     ]
     caplog.clear()
     discover([f"head/CPU@{allowed_cores()[0]}", "head/CPU"])  # of one node, which is refused when they are opened
-    if len(allowed_cores()) > 1:
-        discover([THERE, HERE])
+    discover([THERE, HERE])
     assert caplog.records == []
 
 

@@ -28,7 +28,7 @@ CORES = allowed_cores()[:2]
 PAIR = [f"CPU@{core}" for core in CORES]
 PLAIN = next((device.name for device in plain_devices(discover(PAIR))), "CPU")
 pytestmark = [
-    pytest.mark.skipif(len(CORES) < 2, reason="needs two CPU cores"),
+    pytest.mark.two_cores,
     pytest.mark.usefixtures("certain_answers"),
 ]
 WHOLE_S = 0.02  # of the model on one core

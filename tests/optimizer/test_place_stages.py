@@ -29,7 +29,7 @@ from placeit.simulator.load import poisson_arrivals
 from placeit.simulator.throughput import ThroughputCost
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
-pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two CPU cores")
+pytestmark = pytest.mark.two_cores
 
 
 def stage(name: str, session: Session, count: int) -> ModelStage:

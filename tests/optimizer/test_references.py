@@ -33,7 +33,7 @@ from placeit.workbench.options import Constraints
 CORES = allowed_cores()
 PAIR = [f"CPU@{core}" for core in CORES[:2]]
 BUDGET_S = 120.0  # far more than a search takes that must not run out of time
-pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs a process that may use two cores")
+pytestmark = pytest.mark.two_cores
 
 
 @pytest.fixture

@@ -190,10 +190,9 @@ def test_what_is_no_placement_on_these_devices_is_not_kept(cache: Cache, tmp_pat
     assert [json.loads(line)["name"] for line in (tmp_path / "search.jsonl").read_text().splitlines()[1:]] == ["slow"]
 
 
+@pytest.mark.two_cores
 def test_what_was_measured_of_replicas_is_kept(cache: Cache, tmp_path: Path) -> None:
     cores = allowed_cores()[:2]
-    if len(cores) < 2:
-        pytest.skip("needs two cores that the process may use")
     samples = [0.1, 0.2, 0.1, 0.1, 0.2, 0.1]
     with Session(inception_like(), [f"CPU@{core}" for core in cores], cache=cache) as session:
         session.profile()

@@ -29,7 +29,6 @@ from placeit.workbench.options import Constraints
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 PLAIN = next((device.name for device in plain_devices(discover(CORES))), "CPU")
-needs_two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two CPU cores")
 
 
 def whole_on(device: str) -> Placement:
@@ -156,7 +155,7 @@ def test_a_file_that_is_no_placement_is_refused_before_any_work(tmp_path: Path) 
         optimize("there is no such model.onnx", "CPU", candidates=Candidates(start=[tmp_path / "bad.json"]))
 
 
-@needs_two_cores
+@pytest.mark.two_cores
 def test_a_start_on_the_plain_device_is_that_candidate_and_says_so(cache: Cache) -> None:
     found = optimize(
         inception_like(), CORES, candidates=Candidates(placers=("heft",), start=whole_on(PLAIN)), budget=1, cache=cache
@@ -178,7 +177,7 @@ def test_a_start_on_cores_that_the_devices_have_takes_part_and_can_be_chosen(cac
     assert set(mine.placement.as_dict().values()) == {CORES[0]}
 
 
-@needs_two_cores
+@pytest.mark.two_cores
 def test_a_start_on_other_cores_has_a_row_that_says_why_it_cannot_be_chosen(cache: Cache) -> None:
     found = optimize(
         inception_like(), CORES[0], candidates=Candidates(placers=("heft",), start=whole_on(PLAIN)), budget=1, cache=cache
@@ -188,7 +187,7 @@ def test_a_start_on_other_cores_has_a_row_that_says_why_it_cannot_be_chosen(cach
     assert found.chosen.name == CORES[0]
 
 
-@needs_two_cores
+@pytest.mark.two_cores
 @pytest.mark.parametrize(
     ("constraints", "says"),
     [

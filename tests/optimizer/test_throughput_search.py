@@ -152,10 +152,9 @@ def slowed(cores: tuple[int, ...]) -> Cluster:
 
 
 @pytest.mark.parametrize("devices", ["cores", pytest.param("slowed", marks=pytest.mark.slow)])
+@pytest.mark.two_cores
 def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache, tmp_path: Path) -> None:
     cores = allowed_cores()[:2]
-    if len(cores) < 2:
-        pytest.skip("needs two cores that the process may use")
     cluster = slowed(cores) if devices == "slowed" else [f"CPU@{core}" for core in cores]
     model = inception_like()
     found = placeit.optimize(

@@ -115,9 +115,8 @@ def test_costs_with_freed_memory_kept_and_given_back_are_two_entries(monkeypatch
     assert entry(inception_like(), two()) != before
 
 
+@pytest.mark.two_cores
 def test_a_core_beside_one_of_the_same_runtime_and_of_another_are_two_entries(tmp_path: Path) -> None:
-    if len(allowed_cores()) < 2:
-        pytest.skip("needs two CPU cores, and this process may use one")
     graph = helper.make_graph(
         [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("MaxPool", ["h"], ["y"], kernel_shape=[2, 2])],
         "g",

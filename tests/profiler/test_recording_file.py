@@ -15,8 +15,6 @@ from recorded_run import RECORDING
 from placeit.core.errors import FileError
 from placeit.profiler.recording import read_recording, write_recording
 
-PAGE = (Path(__file__).parents[2] / "docs/json.md").read_text(encoding="utf-8")
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -30,29 +28,6 @@ def test_what_is_written_is_read(file: Path) -> None:
     empty = replace(empty, ops=(), groups=(), samples=(), events=())
     write_recording(file, empty)
     assert read_recording(file) == empty
-
-
-def test_the_fields_are_those_of_the_documentation(file: Path) -> None:
-    found = re.search(r"## Recordings\n.*?```json\n(.*?)```", PAGE, re.DOTALL)
-    assert found is not None
-    documented, written = json.loads(found[1]), json.loads(file.read_text())
-    assert _fields(written, documented, "") == []
-    del written["graph"]["ops"][0]["flops"]
-    assert _fields(written, documented, "") == [".graph.ops.flops"]
-
-
-def _fields(found: Any, documented: Any, where: str) -> list[str]:
-    """Fields that only one of the two has."""
-    if isinstance(found, list) and isinstance(documented, list):
-        return [] if not found else _fields(found[0], documented[0], where)
-    if not (isinstance(found, dict) and isinstance(documented, dict)):
-        return []
-    if "NAME" in documented:
-        return []
-    assert found, where
-    both = found.keys() & documented.keys()
-    deeper = [text for name in both for text in _fields(found[name], documented[name], f"{where}.{name}")]
-    return [f"{where}.{name}" for name in found.keys() ^ documented.keys()] + deeper
 
 
 def _set(*where: str | int, to: Any) -> Callable[[Any], None]:

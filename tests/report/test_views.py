@@ -120,6 +120,7 @@ def test_names_in_a_notebook_are_text(recording: Recording) -> None:
     assert "<b>" not in shown
 
 
+@pytest.mark.two_cores
 def test_a_search_shows_its_candidates_and_runs_its_answer_to_be_drawn(found: placeit.Optimized, tmp_path: Path) -> None:
     table = found.to_dataframe()
     assert list(table.name) == [one.name for one in found.candidates]
@@ -133,6 +134,7 @@ def test_a_search_shows_its_candidates_and_runs_its_answer_to_be_drawn(found: pl
     assert f"{found.chosen.name} is chosen" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.two_cores
 def test_runs_profiles_and_comparisons_are_tables(tiny: Path) -> None:
     with placeit.Session(tiny, "CPU@0,CPU@1", cache=None) as session:
         costs = session.profile()

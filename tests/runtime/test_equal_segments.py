@@ -111,11 +111,10 @@ def test_a_later_plan_finds_the_program_of_an_equal_segment() -> None:
         assert (cpu.compiled, cpu.reused) == (2, 1)
 
 
+@pytest.mark.two_cores
 def test_devices_that_work_at_once_have_a_program_each() -> None:
     """As single groups, which otherwise share programs, are profiled at once if they are different groups."""
     cores = allowed_cores()[:2]
-    if len(cores) < 2:
-        pytest.skip("needs two cores that the process may use")
     with Session(layered(plain), [f"CPU@{core}" for core in cores], cache=None) as session:
         plan = session.plan_of(by_layer(session, [0, 1]))
         assert any(len(segment.groups) == 1 for segment in plan.programs)

@@ -263,7 +263,7 @@ def test_models_that_it_cannot_run_are_refused() -> None:
 
 
 # on one core, OpenVINO makes one thread of two, and one thread with a stream of its own loses what a kernel throws
-_TWO_THREADS = pytest.param(TWO, marks=pytest.mark.skipif(len(CORES) < 2, reason="needs two CPU cores"), id="two threads")
+_TWO_THREADS = pytest.param(TWO, marks=pytest.mark.two_cores, id="two threads")
 
 
 @pytest.mark.parametrize("properties", [pytest.param(ONE, id="one core"), _TWO_THREADS])

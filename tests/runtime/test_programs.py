@@ -290,11 +290,10 @@ def test_programs_are_let_go_while_others_run(monkeypatch: pytest.MonkeyPatch) -
     assert not wrong
 
 
+@pytest.mark.two_cores
 def test_cores_that_may_run_the_same_at_once_have_a_program_each() -> None:
     """Requests of one program of OpenVINO would wait for each other."""
     cores = allowed_cores()[:2]
-    if len(cores) < 2:
-        pytest.skip("needs two cores that the process may use")
     with Session(inception_like(), [f"CPU@{core}" for core in cores], cache=None) as session:
         groups = len(session.grouping.groups)
         segmenter = Segmenter(session.grouping, Costs.zero(groups, session.cluster))

@@ -11,6 +11,7 @@ from benchmarks.papers.doppler.parts import (
     main,
     paper_settings,
     repeated,
+    table1,
     table2,
     table3,
     table4,
@@ -42,6 +43,7 @@ EXPERIMENTS = Experiments(
     {
         "main": main,
         "paper": paper_settings,
+        "table1": table1,
         "table2": table2,
         "table3": table3,
         "table4": table4,

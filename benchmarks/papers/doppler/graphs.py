@@ -75,6 +75,13 @@ class Case:
         """Of placing it."""
         return _problem(self)
 
+    @property
+    def program(self) -> BlockProgram:
+        """What is placed, of our own graphs."""
+        if self.where == "stack":
+            return _stack(_LAYERS)
+        return _program(self.graph, 8 if self.where == "meshes" else 4)
+
     def cost(self) -> SimulatedCost:
         """Make what values placements, in seconds (of published graphs in their unit); infinite for what does not fit."""
         if self.where == "published":
@@ -93,9 +100,8 @@ def _problem(case: Case) -> Problem:
     if case.where == "published" and folder is not None:
         return _published(folder / f"doppler_{case.graph.replace('-', '_')}.json")
     if case.where == "meshes":
-        return _program(case.graph, 8).problem(read_cluster(_CLUSTERS / "two_meshes.yaml"))
-    program = _stack(_LAYERS) if case.where == "stack" else _program(case.graph, 4)
-    return program.problem(_four(case.limit))
+        return case.program.problem(read_cluster(_CLUSTERS / "two_meshes.yaml"))
+    return case.program.problem(_four(case.limit))
 
 
 def _published(path: Path) -> Problem:

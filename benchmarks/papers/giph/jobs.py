@@ -27,6 +27,7 @@ from placeit.placers.feasibility import random_placements
 from placeit.workloads.datasets import DatasetKind
 
 __all__ = [
+    "NO_POTENTIAL",
     "POINTS",
     "SHIPPED",
     "Evaluation",
@@ -44,6 +45,8 @@ POINTS = 41
 """Points of a curve of the best so far, from 0 to 2 |V| steps."""
 
 SHIPPED = "giph, shipped"
+NO_POTENTIAL = ", no potential"
+"""After a variant: without the start-time potential, or anything else of the schedule, among its node features."""
 
 
 class Setup(_lab.Setup[Sizes]):
@@ -66,7 +69,7 @@ class Training(Job):
     evaluations too, draw at temperature 0.6.
     """
 
-    policy: str
+    policy: str  # a variant, perhaps with NO_POTENTIAL after it
     data: DatasetKind
     number: int = 0
     kind: str = "imitation"
@@ -75,7 +78,7 @@ class Training(Job):
     @property
     def name(self) -> str:
         words = ["train", self.policy, self.data, str(self.number), self.kind, self.objective]
-        return "-".join(words).replace(" ", "-")
+        return "-".join(words).replace(" ", "-").replace(",", "")
 
     @property
     def big(self) -> bool:
@@ -132,7 +135,8 @@ class Training(Job):
                 schedule="linear",
                 final_learning_rate=rate / 20,
             )
-            agent = make_agent("giph", seed=seed, variant=self.policy)
+            variant, _, without = self.policy.partition(", ")
+            agent = make_agent("giph", seed=seed, variant=variant, **({"features": "costs"} if without else {}))
         return agent, replace(stage, evaluate_every=-(-updates // sizes.evaluations))
 
 

@@ -32,6 +32,7 @@ class Sizes:
         relocations: network changes of the case study for which relocation costs are counted.
         timed: problems on which time is measured.
         timed_tasks: tasks of each of these, on 20 devices.
+        timed_sizes: tasks of further ones, on which GiPH is timed.
         max_tasks: most tasks of a random graph.
     """
 
@@ -55,6 +56,7 @@ class Sizes:
     relocations: int = 30
     timed: int = 2
     timed_tasks: int = 40
+    timed_sizes: tuple[int, ...] = (10, 20, 80, 160)
     max_tasks: int = 100
 
 
@@ -66,6 +68,7 @@ QUICK = Sizes(
     placeto_updates=40,
     problems=6,
     paper_episodes=40,
+    timed_sizes=(20,),
     train=60,
     held_out=8,
     evaluations=3,

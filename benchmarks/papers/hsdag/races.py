@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks._models import settled_race
 from benchmarks._plain import Plain, bound_thread, by_name, openvino_alone
@@ -44,12 +45,16 @@ class Raced:
         ratio: time over the anchor's in the same rounds, with its interval.
         max_rel: largest difference from the outputs of the uncut model, over their largest value.
         l2: 2-norm of the difference, of all outputs together.
+        mse: mean of its squares.
+        cosine: of the angle between the outputs and those of the uncut model.
     """
 
     measured: Measurement
     ratio: Ratio
     max_rel: float
     l2: float
+    mse: float
+    cosine: float
 
 
 def race(
@@ -60,7 +65,8 @@ def race(
     inputs = session.model.sample_inputs()
     expected = session.reference(inputs)
     timers: dict[str, Callable[[], float]] = {}
-    errors: dict[str, tuple[float, float]] = {}
+    errors: dict[str, tuple[float, float, float, float]] = {}
+    whole = _one(expected)
     with ExitStack() as stack:
         for entry in entries:
             if isinstance(entry.placement, Placement):
@@ -73,13 +79,19 @@ def race(
                 outputs = by_name(session.model, plain.run())
                 error = OutputDifference.between(outputs, expected).max_rel
                 timers[entry.name] = plain.time
-            far = sum(float(np.square(outputs[n].astype(float) - expected[n]).sum()) for n in expected)
-            errors[entry.name] = error, far**0.5
+            mine = _one({name: outputs[name] for name in expected})
+            far, norms = float(np.square(mine - whole).sum()), float(np.linalg.norm(mine) * np.linalg.norm(whole))
+            errors[entry.name] = error, far**0.5, far / whole.size, float(mine @ whole) / norms if norms else 1.0
         found = settled_race(timers, rounds=rounds, seed=seed)
     ratios = {(one, other): faster(found[one], found[other]) for one in found for other in found if one != other}
     own = Ratio(1.0, 1.0, 1.0)
     raced = {name: Raced(found[name], ratios.get((name, anchor), own), *errors[name]) for name in found}
     return raced, ratios
+
+
+def _one(outputs: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
+    """All outputs as one vector."""
+    return np.concatenate([outputs[name].astype(np.float64).ravel() for name in outputs])
 
 
 def _automatic(model: OpenVinoModel, device: str, core: int, stack: ExitStack) -> Plain:

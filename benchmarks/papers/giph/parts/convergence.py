@@ -1,10 +1,13 @@
-"""Convergence (Fig. 14): the mean SLR on held-out problems during training, in the multi-network case.
+"""Convergence (Fig. 14, Fig. 15): the mean SLR on held-out problems during training, in the multi-network case.
 
 Imitation learns the best of all moves of some states; all-actions maximises the expected gain over all moves of these;
 REINFORCE learns from what its own moves bring. ``giph paper`` is REINFORCE as in the paper, with the paper's features: one
 problem an update; it is done for each seed, as some of these trainings learn and some do not. Seconds include evaluations, and
 another job on the other core. Placeto is also trained in the single-network case, and evaluated on problems of that network: it
 knows devices by their numbers, which mean nothing on another network.
+
+All variants are trained by imitation, and four of them without the start-time potential (Fig. 15): here that leaves out the
+features of the schedule that the paper does not have, too.
 """
 
 from __future__ import annotations
@@ -15,13 +18,17 @@ from benchmarks._harness import Report
 from benchmarks.papers._figures import Figures
 from benchmarks.papers._lab import Lab
 from benchmarks.papers.giph.compare import over_heft
-from benchmarks.papers.giph.jobs import Job, Setup, Training
+from benchmarks.papers.giph.jobs import NO_POTENTIAL, Job, Setup, Training
+from benchmarks.papers.giph.policies import VARIANTS
 from benchmarks.papers.giph.problems import heft_slr
 
 __all__ = ["jobs", "tell"]
 
+_FIG_15 = ("giph", "giph-3", "giph-5", "giph-ne-pol")
 _ONCE = {
     "imitation": Training("giph", "multi"),
+    **{f"imitation, {variant}": Training(variant, "multi") for variant in VARIANTS if variant != "giph"},
+    **{f"imitation, {variant}{NO_POTENTIAL}": Training(f"{variant}{NO_POTENTIAL}", "multi") for variant in _FIG_15},
     "all-actions": Training("giph", "multi", kind="all-actions"),
     "reinforce": Training("giph", "multi", kind="reinforce"),
     "giph paper": Training("giph paper", "multi", kind="reinforce"),

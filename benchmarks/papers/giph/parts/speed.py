@@ -1,4 +1,4 @@
-"""Time per placement sample (Table 7): 40 tasks, 20 devices, one core, one problem at a time.
+"""Time per placement sample (Table 7), by size as well (Fig. 17): 40 tasks, 20 devices, one core, one problem at a time.
 
 A sample is a step of a search. In search its time is that of building graph and features, of the policy, and of valuing the
 new placement. In training it is the time of whole updates over the steps in them: by REINFORCE, and for GiPH also by
@@ -32,6 +32,7 @@ __all__ = ["Timing", "jobs", "tell"]
 
 DEVICES = 20
 _REPEATS = 3
+_BY_SIZE = ("giph", "giph-3", "giph-5", "giph-ne")
 _LEARNED = (*VARIANTS, "giph paper", "placeto")
 
 
@@ -40,14 +41,15 @@ class Timing(Job):
     """Measures a policy: milliseconds per sample in ``search``, ``reinforce`` and ``imitation``, NaN for what it has not."""
 
     policy: str
+    tasks: int
     alone: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
-        return f"time-{self.policy}".replace(" ", "-")
+        return f"time-{self.policy}-{self.tasks}".replace(" ", "-")
 
     def run(self, setup: Setup) -> Outcome:
-        instances = [instance(problem) for problem in _problems(setup)]
+        instances = [instance(problem) for problem in _problems(setup, self.tasks)]
         policy = self._policy(setup.seed)
         rng = np.random.default_rng(setup.seed)
         turns = [instances[0], *instances * _REPEATS]  # what the first takes is not counted: it compiles
@@ -67,8 +69,8 @@ class Timing(Job):
         return make_agent("giph", seed=seed, variant=self.policy)
 
 
-def _problems(setup: Setup) -> list[Problem]:
-    rng, tasks = np.random.default_rng([setup.seed, 9]), setup.sizes.timed_tasks
+def _problems(setup: Setup, tasks: int) -> list[Problem]:
+    rng = np.random.default_rng([setup.seed, 9])
     found: list[Problem] = []
     while len(found) < setup.sizes.timed:
         graph = random_task_graph(TaskGraphParameters(tasks=tasks), rng, max_tasks=tasks)
@@ -99,30 +101,32 @@ def _training_ms(agent: Agent, one: ProblemInstance, kind: str, seed: int) -> fl
     return 1e3 * seconds / int(agent.rollout([one], np.random.default_rng(seed)).valid.sum())
 
 
-def jobs(setup: Setup) -> Sequence[Job]:  # noqa: ARG001
-    return [Timing(name) for name in (*_LEARNED, *UNTRAINED)]
+def _timings(setup: Setup) -> list[Timing]:
+    sizes = setup.sizes
+    some = [Timing(name, sizes.timed_tasks) for name in (*_LEARNED, *UNTRAINED)]
+    return some + [Timing(name, tasks) for name in _BY_SIZE for tasks in sizes.timed_sizes if tasks != sizes.timed_tasks]
+
+
+def jobs(setup: Setup) -> Sequence[Job]:
+    return _timings(setup)
 
 
 def tell(lab: Lab, report: Report, figures: Figures) -> None:
-    names = [*_LEARNED, *UNTRAINED]
-    times = {name: {kind: float(value) for kind, value in lab[Timing(name)].items()} for name in names}
-    for name, of in times.items():
+    names, tasks = [*_LEARNED, *UNTRAINED], lab.setup.sizes.timed_tasks
+    times = {timing: {kind: float(value) for kind, value in lab[timing].items()} for timing in _timings(lab.setup)}
+    for timing, of in times.items():
         report.row(
             part="speed",
-            policy=name,
+            policy=timing.policy,
+            tasks=timing.tasks,
             search_ms=of["search"],
             training_by_reinforce_ms=of["reinforce"],
             training_by_imitation_ms=of["imitation"],
         )
-    report.claim("GiPH, a placement sample in search", times["giph"]["search"], "ms", at_most=3)
-    slower = max(times["giph"]["reinforce"], times["giph"]["imitation"])
+    giph = times[Timing("giph", tasks)]
+    report.claim("GiPH, a placement sample in search", giph["search"], "ms", at_most=3)
+    slower = max(giph["reinforce"], giph["imitation"])
     report.claim("GiPH, a placement sample in training, by the slower of two ways", slower, "ms", at_most=10)
-    series = {kind: [times[name][kind] for name in names] for kind in ("search", "reinforce", "imitation")}
-    figures.bars(
-        "speed",
-        "speed",
-        f"{lab.setup.sizes.timed_tasks} tasks, {DEVICES} devices, one core",
-        ("", "ms per placement sample"),
-        names,
-        series,
-    )
+    series = {kind: [times[Timing(name, tasks)][kind] for name in names] for kind in ("search", "reinforce", "imitation")}
+    where = f"{tasks} tasks, {DEVICES} devices, one core"
+    figures.bars("speed", "speed", where, ("", "ms per placement sample"), names, series)

@@ -15,7 +15,7 @@ from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.core.registry import check_size
 from placeit.learning.agent import ProblemInstance, Trajectory
-from placeit.learning.agents.giph.gpnet import NODE_FEATURES, PAPER_FEATURES, GpNets
+from placeit.learning.agents.giph.gpnet import FEATURES, GpNets
 from placeit.learning.agents.giph.networks import Encoder, Scorer
 from placeit.learning.agents.giph.search import TEMPERATURE, RelocationSearch
 from placeit.learning.agents.savings import savings
@@ -56,8 +56,9 @@ class GiphAgent:
 
     Args:
         variant: which encoder, and whether it sees gpNet.
-        features: ``paper`` for the four node features of Appendix B.7, ``schedule`` for those and four more of the schedule;
-            both relative and squashed (:data:`placeit.learning.agents.giph.gpnet.NODE_FEATURES`).
+        features: ``paper`` for the four node features of Appendix B.7, ``costs`` for the three of them that say nothing of the
+            schedule (Fig. 15), ``schedule`` for the four and four more of the schedule; all relative and squashed
+            (:data:`placeit.learning.agents.giph.gpnet.NODE_FEATURES`).
         dim: width of an embedding in one direction; 5 in the paper.
         steps_per_op: steps of an episode, per op.
 
@@ -71,13 +72,12 @@ class GiphAgent:
     def __init__(self, variant: str = "giph", features: str = "schedule", dim: int = 16, steps_per_op: float = 2.0) -> None:
         if variant not in _ENCODERS:
             raise UsageError(f"GiPH has no variant '{variant}'; there are {', '.join(get_args(Variant))}.")
-        if features not in ("paper", "schedule"):
-            raise UsageError(f"GiPH has no features '{features}'; there are paper and schedule.")
+        if features not in FEATURES:
+            raise UsageError(f"GiPH has no features '{features}'; there are {', '.join(FEATURES)}.")
         check_size("agent", "giph", "dim", dim, 1, 1024)
         check_size("agent", "giph", "steps_per_op", steps_per_op, 0, 1000)
         encoder, steps = _ENCODERS[variant]
-        count = PAPER_FEATURES if features == "paper" else len(NODE_FEATURES)
-        self._scorer = Scorer(encoder, features=count, dim=dim, steps=steps)
+        self._scorer = Scorer(encoder, features=FEATURES[features], dim=dim, steps=steps)
         self.network: nn.Module = self._scorer
         self.variant, self.steps_per_op = variant, steps_per_op
         self.pivots = variant == "giph-task-eft"

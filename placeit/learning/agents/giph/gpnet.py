@@ -7,7 +7,8 @@ make one disjoint graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,7 +18,7 @@ from placeit import _core
 from placeit.core.problem import Problem
 from placeit.simulator.compiled import compiled
 
-__all__ = ["EDGE_FEATURES", "NODE_FEATURES", "PAPER_FEATURES", "GpNets"]
+__all__ = ["EDGE_FEATURES", "FEATURES", "NODE_FEATURES", "GpNets"]
 
 NODE_FEATURES = (
     "compute requirement",
@@ -34,8 +35,8 @@ path through v if it were on d, less the makespan; how much later v may start no
 makespan that d computes for other ops; whether v is on d now. Times are in multiples of an average op's, and they and the
 compute requirement are squashed to sign(x) log(1 + |x|), so that one set of weights serves problems of any scale."""
 
-PAPER_FEATURES = 4
-"""Number of those in the paper. It does not scale them, or does not say how; here these, too, are relative and squashed."""
+FEATURES: Mapping[str, int] = MappingProxyType({"costs": 3, "paper": 4, "schedule": len(NODE_FEATURES)})
+"""How many of them a policy sees, by name. The paper does not scale its four, or does not say how."""
 
 EDGE_FEATURES = ("bytes", "bandwidth", "delay", "seconds")
 """Features of an edge (Appendix B.7). Times are in multiples of an average op's, squashed like those of nodes, and bytes are
