@@ -17,7 +17,7 @@ from placeit.core.version import __version__
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(name="placeit", cls=Commands, **settings())
+app = typer.Typer(name="placeit", cls=Commands, **settings() | {"add_completion": True})
 
 
 def _version(wanted: bool) -> None:
@@ -29,6 +29,7 @@ def _version(wanted: bool) -> None:
 @app.callback(
     epilog="""\b
 Examples:
+  placeit demo
   placeit devices
   placeit optimize model.onnx --devices CPU@0,CPU@1 --output placement.json
   placeit run model.onnx --placement placement.json --trace trace.json

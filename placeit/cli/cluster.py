@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from placeit.cli.command import command
+from placeit.cli.command import Command, command
 from placeit.cli.commands import settings
 from placeit.cli.nodes import left_behind
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.interrupts import at_end
+from placeit.report import text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,10 +51,11 @@ def up(
     at_end(functools.partial(cluster.stop, local.state_file(), at_once=True))  # interrupted, it is not up
 
     def show(console: Console) -> None:
-        console.print(f"The cluster is up at {cluster.address}. Nodes: {', '.join(cluster.nodes)}.")
-        console.print(f"Its token is in {cluster.token}. End it with `placeit cluster down`.")
+        text.paragraph(console, f"The cluster is up at {cluster.address}. Nodes: {', '.join(cluster.nodes)}.")
+        text.paragraph(console, f"Its token is in {cluster.token}. End it with `placeit cluster down`.")
 
-    return Output({"address": cluster.address, "nodes": list(cluster.nodes), "token_file": str(cluster.token)}, show)
+    data = {"address": cluster.address, "nodes": list(cluster.nodes), "token_file": str(cluster.token)}
+    return Output(data, show, answer=cluster.address)
 
 
 def down(*, terminal: Terminal) -> Output:  # noqa: ARG001
@@ -70,12 +72,11 @@ def down(*, terminal: Terminal) -> Output:  # noqa: ARG001
         left = local.running(file)
         count += 0 if left is None else left.stop(file)
 
-    def show(console: Console) -> None:
-        up = cluster is not None or count
-        console.print(f"{count} processes of the cluster have been ended." if up else "No cluster was up.")
-
-    return Output({"address": None if cluster is None else cluster.address, "ended": count}, show)
+    up = cluster is not None or count
+    said = f"{count} processes of the cluster have been ended." if up else "No cluster was up."
+    data = {"address": None if cluster is None else cluster.address, "ended": count}
+    return Output(data, lambda console: text.paragraph(console, said), answer=said)
 
 
 for _function in (up, down):
-    app.command(_function.__name__, epilog=_EXAMPLES)(command(_function))
+    app.command(_function.__name__, cls=Command, epilog=_EXAMPLES)(command(_function))

@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import logging
 import os
+import re
 import sys
 import traceback
 import typing
@@ -18,16 +19,18 @@ from types import TracebackType
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from placeit.cli.streams import drop_stdout
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import FileError, PlaceitError
 from placeit.core.files import own_descriptor
 from placeit.core.interrupts import INTERRUPTED, come_through, happened
+from placeit.core.nearest import nearest
 from placeit.report.schemas import identity
 from placeit.report.text import printable
 
-__all__ = ["command", "was_given"]
+__all__ = ["Command", "command", "was_given"]
 
 _GIVEN: ContextVar[frozenset[str]] = ContextVar("options that were given", default=frozenset())
 
@@ -40,6 +43,21 @@ BROKEN_PIPE = 141
 
 _LONGEST = 1500
 """Characters of an error."""
+
+
+class Command(TyperCommand):
+    """A command that suggests the value that was meant, where an option takes one of several."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line. Raises typer.BadParameter."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")  # pydantic's, of some versions of typer
+            if " is not one of " in error.message:
+                given, *known = re.findall(r"'([^']*)'", error.message)
+                error.message = f"{error.message.rstrip('.')}{nearest(given, known)}."
+            raise
 
 
 def command(function: Callable[..., Output]) -> Callable[..., None]:

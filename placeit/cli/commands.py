@@ -35,6 +35,7 @@ class Command(NamedTuple):
 
 
 _BUILTIN = {
+    "demo": Command("Find a placement of a small model on two boards, as a first try.", "placeit.cli.demo:demo"),
     "devices": Command("List devices and the links between them.", "placeit.cli.devices:devices"),
     "inspect": Command("Show the contents of a model.", "placeit.cli.inspect:inspect"),
     "estimate": Command("Predict what a model takes, without running it.", "placeit.cli.estimate:estimate"),
@@ -116,12 +117,13 @@ def _table() -> dict[str, EntryPoint]:
 
 @functools.cache
 def _load(name: str, target: str) -> Any:
-    from placeit.cli.command import command
+    from placeit.cli import command
 
     entry = EntryPoint(name, target, GROUP)
     made = load_entry("command", {name: entry}, name)
     if isinstance(made, typer.Typer):
         return get_command(made)
     app, home = typer.Typer(**settings()), sys.modules[entry.module]
-    app.command(name, cls=getattr(home, "HELP", None), epilog=getattr(home, "EXAMPLES", None))(command(made))
+    cls = getattr(home, "HELP", command.Command)
+    app.command(name, cls=cls, epilog=getattr(home, "EXAMPLES", None))(command.command(made))
     return get_command(app)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,11 +13,17 @@ from placeit.cli.command import FAILED
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.placements import open_session
 from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import complete_objectives
 from placeit.core.errors import UsageError
 from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_text
 
-__all__ = ["EXAMPLES", "compare"]
+if TYPE_CHECKING:
+    from placeit.core.placement import Placement
+    from placeit.profiler.costs import Progress
+    from placeit.session import Session
+
+__all__ = ["EXAMPLES", "compare", "race"]
 
 EXAMPLES = """\b
 Examples:
@@ -34,7 +41,13 @@ def compare(
         typer.Option("--placement", "-p", metavar="FILE", help="Placement to compare; repeatable.", show_default=False),
     ] = None,
     objective: Annotated[
-        str, typer.Option("--objective", metavar="NAME", help="What is compared: latency or throughput.")
+        str,
+        typer.Option(
+            "--objective",
+            metavar="NAME",
+            help="What is compared: latency or throughput.",
+            autocompletion=complete_objectives,
+        ),
     ] = "latency",
     length: LengthOptions,
     seed: SeedOption = 0,
@@ -50,26 +63,38 @@ def compare(
     Ctrl-C ends the race and keeps the results so far.
     """
     from placeit.optimizer.compare import check_compared
-    from placeit.optimizer.compare import compare as race
 
-    runs = length.rounds()
+    length.rounds()
     check_compared(objective)
     files = placement or []
     if len({path.resolve() for path in files}) < len(files):
         raise UsageError("--placement names the same file twice.")
     with terminal.progress() as progress, open_session(options, files) as (session, placements):
-        session.profile(progress=progress)
-        named = dict(zip(map(str, files), placements, strict=True))
-        found = race(
-            session,
-            named,
-            objective=objective,
-            runs=runs,
-            duration=length.duration,
-            warmup=length.warmup,
-            seed=seed,
-            progress=progress,
-        )
+        return race(session, dict(zip(map(str, files), placements, strict=True)), length, objective, seed, progress)
+
+
+def race(
+    session: Session,
+    placements: Mapping[str, Placement],
+    length: LengthOptions,
+    objective: str,
+    seed: int,
+    progress: Progress | None,
+) -> Output:
+    """Race placements, by their names, against each single device."""
+    from placeit.optimizer.compare import compare as compared
+
+    session.profile(progress=progress)
+    found = compared(
+        session,
+        placements,
+        objective=objective,
+        runs=length.rounds(),
+        duration=length.duration,
+        warmup=length.warmup,
+        seed=seed,
+        progress=progress,
+    )
     code = FAILED if any(candidate.failed is not None for candidate in found.candidates) else 0
     code = INTERRUPTED if found.interrupted else code
-    return Output(found.to_dict(), partial(as_text.comparison, found=found), code)
+    return Output(found.to_dict(), partial(as_text.comparison, found=found), code, answer=as_text.fastest(found))

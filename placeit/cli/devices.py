@@ -80,7 +80,8 @@ def devices(
         text.table(console, heads, rows, left=7, spare=["tags", "full name"])
         for device in listed:
             if device.unusable:
-                console.print(f"\n{device.name} cannot be used: {device.unusable}")
+                console.print()
+                text.paragraph(console, f"{device.name} cannot be used: {device.unusable}")
         loads = [_load_row(name, sample) for name, sample in load.items() if sample is not None]
         if loads:
             console.print()

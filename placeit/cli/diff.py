@@ -72,4 +72,4 @@ def diff(
             found = found.raced(raced)
     code = FAILED if any(found.failed.values()) else 0
     code = INTERRUPTED if found.measured is not None and found.measured.interrupted else code
-    return Output(found.to_dict(), partial(explained.difference, found=found), code)
+    return Output(found.to_dict(), partial(explained.difference, found=found), code, answer=explained.effect(found))

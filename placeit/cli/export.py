@@ -104,7 +104,7 @@ def export(
         console.print("\nTo run it:\n")
         console.print(f"import openvino\n\n{HOW_TO_RUN.format(path=output, device=device)}", end="")
 
-    return Output(data, show)
+    return Output(data, show, answer=str(output))
 
 
 def _convert(model: Model, source: Path, output: Path, weights: Path | None, names: dict[str, str]) -> Output:
@@ -122,7 +122,7 @@ def _convert(model: Model, source: Path, output: Path, weights: Path | None, nam
         "devices": None,
     }
     written = str(output) if weights is None else f"{output} and {weights.name}"
-    return Output(data, lambda console: text.facts(console, {"written": written}))
+    return Output(data, lambda console: text.facts(console, {"written": written}), answer=str(output))
 
 
 def _mapping(texts: Sequence[str] | None) -> dict[str, str]:

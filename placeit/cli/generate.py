@@ -99,7 +99,7 @@ def generate(
         shown = {key: f"{least}" if least == most else f"{least} .. {most}" for key, (least, most) in ends.items()}
         text.facts(console, {"written": f"{count} problems and {INDEX} to {output}", **shown})
 
-    return Output(data, show)
+    return Output(data, show, answer=str(output))
 
 
 def _choices(option: str, texts: Sequence[str] | None) -> dict[str, tuple[float, ...]]:

@@ -102,7 +102,8 @@ def inspect(
         text.table(console, ("kind", "ops", "compute"), rows)
         for item in listed if groups else ():
             flop, size = text.amount(item["flops"], "FLOP"), text.amount(item["parameter_bytes"], "B")
-            console.print(f"\ngroup of {len(item['ops'])} ops, {item['kind']}: {flop}, weights {size}", style="bold")
+            console.print()
+            text.paragraph(console, f"group of {len(item['ops'])} ops, {item['kind']}: {flop}, weights {size}", style="bold")
             for name in item["ops"]:
                 console.print(f"  {text.printable(name)}")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from placeit.cli.values import duration
 from placeit.core.errors import FileError, UsageError
 from placeit.core.interrupts import at_end
 
@@ -46,9 +47,10 @@ PatienceOption = Annotated[
     float,
     typer.Option(
         "--patience",
-        metavar="SECONDS",
-        min=1,
-        help="Time without a sign of life after which a device of a node counts as lost.",
+        metavar="TIME",
+        parser=duration,
+        help="Time without a sign of life after which a device of a node counts as lost: 1s at least; default: 5s.",
+        show_default=False,
     ),
 ]
 

@@ -11,16 +11,17 @@ from typing import Annotated, Any
 import typer
 
 from placeit.cli.nodes import reach_nodes
-from placeit.cli.options import OBJECTIVES, CheckedOptions, SeedOption, cost_cache
+from placeit.cli.options import CheckedOptions, ObjectiveOption, SeedOption, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.placers import ListsPlacers
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import complete_placers, duration
 from placeit.core.errors import PlaceitError
 from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_json, as_text
 
-__all__ = ["EXAMPLES", "HELP", "optimize"]
+__all__ = ["EXAMPLES", "HELP", "next_command", "optimize"]
 
 HELP = ListsPlacers
 
@@ -30,7 +31,7 @@ _POINTS = 12  # of a front, at most: MOST_POINTS of placeit.optimizer.pareto, wh
 EXAMPLES = """\b
 Examples:
   placeit optimize model.onnx --devices CPU@0,CPU@1
-  placeit optimize model.onnx --budget 20 --output placement.json --record run.json
+  placeit optimize model.onnx --budget 20s --output placement.json --record run.json
   placeit optimize model.onnx --inputs x.npz
   placeit optimize model.onnx --devices cluster.yaml --placer heft --placer annealing:evaluations=200000
   placeit optimize model.onnx --devices cluster.yaml --objective energy
@@ -39,7 +40,7 @@ Examples:
   placeit optimize model.onnx --devices CPU@0,GPU.0 --pin 'conv1*=CPU@0'
   placeit optimize model.onnx --devices CPU@0,CPU@1 --memory CPU@0=2GB
   placeit optimize model.onnx --start placement.json --output better.json
-  placeit optimize model.onnx --budget 600 --resume search.jsonl
+  placeit optimize model.onnx --budget 10m --resume search.jsonl
   placeit optimize model.onnx --devices CPU --compare-precisions
 """
 
@@ -49,10 +50,13 @@ def optimize(
     placer: Annotated[
         list[str] | None,
         typer.Option(
-            "--placer", metavar="NAME[:OPTION=VALUE,...]", help="Placer to use; repeatable. Default: those marked * below."
+            "--placer",
+            metavar="NAME[:OPTION=VALUE,...]",
+            help="Placer to use; repeatable. Default: those marked * below.",
+            autocompletion=complete_placers,
         ),
     ] = None,
-    objective: Annotated[str, typer.Option("--objective", metavar="NAME", help=OBJECTIVES)] = "latency",
+    objective: ObjectiveOption = "latency",
     rate: Annotated[
         float | None,
         typer.Option(
@@ -63,7 +67,13 @@ def optimize(
     ] = None,
     budget: Annotated[
         float,
-        typer.Option("--budget", metavar="SECONDS", help="Time limit."),
+        typer.Option(
+            "--budget",
+            metavar="TIME",
+            parser=duration,
+            help="Time limit: 90, 90s, 2m, 1h30m; default: 60s.",
+            show_default=False,
+        ),
     ] = 60.0,
     pin: Annotated[
         list[str] | None,
@@ -174,5 +184,22 @@ def optimize(
             _log.warning("The search is recorded without runs of its answer: %s", error)
             recorded = found.described
         files += files_of(replace(recorded, search=as_json.search(found) | written), {"recording": record})
-    shown = partial(as_text.optimized, found=found, path=path, recording=record, points=points)
-    return Output(found.to_dict() | written, shown, INTERRUPTED if interrupted else 0, files)
+    command = next_command("explain" if any(one.described for one in cluster.devices) else "run", options, path)
+    shown = partial(as_text.optimized, found=found, path=path, recording=record, points=points, command=command)
+    code = INTERRUPTED if interrupted else 0
+    return Output(found.to_dict() | written, shown, code, files, as_text.answer(found, path))
+
+
+def next_command(name: str, options: CheckedOptions, placement: Path) -> list[str]:
+    """Return the words of a command that takes the placement that was found, with the options that it does not remember."""
+    from placeit.devices.clusterfile import names_file
+
+    words = ["placeit", name, str(options.model), "-p", str(placement)]
+    if options.devices is not None and names_file(options.devices):
+        words += ["-d", options.devices]
+    words += [] if options.ray_address is None else ["--ray-address", options.ray_address]
+    if options.model.suffix.lower() not in (".onnx", ".xml"):
+        words += [word for shape in options.input_shape or () for word in ("--input-shape", shape)]
+        words += [] if options.batch is None else ["--batch", str(options.batch)]
+        words += ["--trust"] if options.trust else []
+    return words

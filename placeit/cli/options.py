@@ -16,6 +16,7 @@ import typer
 
 from placeit.cli.nodes import PATIENCE_S, Compress, CompressOption, PatienceOption, RayOption, reach_nodes
 from placeit.cli.paths import read_shapes, read_tensors
+from placeit.cli.values import complete_devices, complete_objectives, duration
 from placeit.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from placeit.session import Session
 
 __all__ = [
-    "OBJECTIVES",
     "BatchOption",
     "CheckedOptions",
     "DevicesOption",
@@ -38,6 +38,7 @@ __all__ = [
     "LengthOptions",
     "ModelOptions",
     "NoCacheOption",
+    "ObjectiveOption",
     "Precision",
     "PrecisionOption",
     "SeedOption",
@@ -48,9 +49,15 @@ __all__ = [
     "parse_shapes",
 ]
 
-OBJECTIVES = "What to minimise: latency, throughput, total-cost or energy."
-"""Help of an option that takes all of them."""
-
+ObjectiveOption = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        metavar="NAME",
+        help="What to minimise: latency, throughput, total-cost or energy.",
+        autocompletion=complete_objectives,
+    ),
+]
 DevicesOption = Annotated[
     str | None,
     typer.Option(
@@ -58,6 +65,7 @@ DevicesOption = Annotated[
         "-d",
         metavar="NAMES|FILE",
         help="Device names (CPU@0,CPU@1), a cluster file (.yaml), or auto.",
+        autocompletion=complete_devices,
         show_default=False,
     ),
 ]
@@ -215,7 +223,13 @@ class LengthOptions:
     ] = None
     duration: Annotated[
         float | None,
-        typer.Option("--duration", metavar="SECONDS", help="Time for timed runs, instead of their number.", show_default=False),
+        typer.Option(
+            "--duration",
+            metavar="TIME",
+            parser=duration,
+            help="Time for timed runs (90, 90s, 2m), instead of their number.",
+            show_default=False,
+        ),
     ] = None
     warmup: Annotated[
         int, typer.Option("--warmup", metavar="N", min=0, help="Warm-up runs of each placement, not counted.")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from typer.core import TyperCommand
-
+from placeit.cli.command import Command
 from placeit.core.errors import UsageError
 
 __all__ = ["ListsPlacers"]
 
 
-class ListsPlacers(TyperCommand):
+class ListsPlacers(Command):
     """A command whose help lists placers. They are imported for that, which takes some seconds: so only this help does it."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -88,7 +88,8 @@ def profile(
     if csv is not None:
         files.append(OutputFile(csv, "the table of costs", lambda: write_text(csv, as_csv.profile(found))))
     written = [path for path in (output, csv) if path is not None]
-    return Output(data, partial(as_text.profile, found=found, files=written), files=files)
+    shown = partial(as_text.profile, found=found, files=written)
+    return Output(data, shown, files=files, answer=as_text.whole_model(found))
 
 
 def _placement(
@@ -121,4 +122,4 @@ def _placement(
     shown = partial(as_text.recording, found=recorded, files=paths, failed=report.failed)
     code = INTERRUPTED if interrupted else 0 if report.failed is None else FAILED
     data = as_json.recording(recorded, placement, paths) | {"failed": report.failed, "interrupted": interrupted}
-    return Output(data, shown, code, files_of(recorded, paths))
+    return Output(data, shown, code, files_of(recorded, paths), as_text.ran(report))

@@ -46,4 +46,4 @@ def report(
     recorded = read_recording(recording)
     data = {"recording": str(recording), "output": str(page)}
     file = OutputFile(page, "the page", lambda: write_page(page, recorded))
-    return Output(data, lambda console: text.facts(console, {"written": str(page)}), files=[file])
+    return Output(data, lambda console: text.facts(console, {"written": str(page)}), files=[file], answer=str(page))

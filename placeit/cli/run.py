@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from placeit.cli.command import FAILED
+from placeit.cli.compare import race
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, write_tensors
-from placeit.cli.placements import PlacementOption, naming, open_session
+from placeit.cli.placements import naming, open_session
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import duration
 from placeit.core.errors import UsageError
 from placeit.core.files import write_text
 from placeit.core.interrupts import INTERRUPTED
@@ -37,13 +39,15 @@ __all__ = ["EXAMPLES", "run"]
 EXAMPLES = """\b
 Examples:
   placeit run model.onnx --placement placement.json
+  placeit run model.onnx --devices CPU
+  placeit run model.onnx --devices CPU,CPU@0
   placeit run model.onnx -p placement.json --runs 100 --trace trace.json
   placeit run model.onnx -p placement.json --duration 10 --warmup 5
   placeit run model.onnx -p placement.json --csv times.csv
   placeit run model.onnx -p placement.json --rate 50 --record run.json
   placeit run model.onnx -p placement.json --inputs x.npz --outputs y.npz
   placeit run model.onnx -p placement.json --rate 50 --arrivals poisson
-  placeit run model.onnx -p placement.json --rate 50 --seconds 600 --live
+  placeit run model.onnx -p placement.json --rate 50 --seconds 10m --live
   placeit run model.onnx -p replicas.json --requests 1000
 """
 
@@ -71,8 +75,9 @@ class LoadOptions:
         float | None,
         typer.Option(
             "--seconds",
-            metavar="S",
-            help="For how long requests arrive; without --rate, each when another has ended. Default: 10.",
+            metavar="TIME",
+            parser=duration,
+            help="For how long requests arrive; without --rate, each when another has ended. Default: 10s.",
             show_default=False,
         ),
     ] = None
@@ -129,7 +134,16 @@ class LoadOptions:
 
 def run(
     *,
-    placement: PlacementOption,
+    placement: Annotated[
+        Path | None,
+        typer.Option(
+            "--placement",
+            "-p",
+            metavar="FILE",
+            help="Placement, as 'placeit optimize' writes it; without it, --devices are benchmarked.",
+            show_default=False,
+        ),
+    ] = None,
     length: LengthOptions,
     trace: Annotated[
         Path | None,
@@ -157,6 +171,9 @@ def run(
     is too large, the exit code is 1. Without --devices, the devices are those that the placement names. Ctrl-C ends the timed
     runs and keeps them.
 
+    Without --placement, the whole model runs on the device that --devices names. If that names several, they are raced
+    against each other, and the output is that of 'placeit compare'.
+
     With --rate, requests arrive at that rate, and several are in flight at once: shows the rate that was achieved, how long
     requests took from their arrival on, and how many waited. With --requests or --seconds alone, and for a placement with
     replicas in any case, as many are in flight as can be, and the rate is what it serves.
@@ -164,6 +181,8 @@ def run(
     from placeit.core.placement import Placement
 
     runs = length.rounds()
+    if placement is None and options.devices is None and options.ray_address is None:
+        raise UsageError("Give --placement, or --devices to benchmark the whole model there: --devices CPU, or auto.")
     check_outputs(trace, record, outputs, csv, inputs=[*options.files(), placement])
     if load.rate is None:
         for option in ("arrivals", "queue", "live", "metrics_port"):
@@ -172,13 +191,19 @@ def run(
                 name = option.replace("_", "-")
                 raise UsageError(f"--{name} is about requests that arrive at a rate: give --rate as well.")
     asked = [f"--{name}" for name in ("rate", "requests", "seconds") if getattr(load, name) is not None]
-    why = f"with {asked[0]}" if asked else "of a placement with replicas" if Placement.load(placement).replicas else None
+    replicas = placement is not None and Placement.load(placement).replicas
+    why = f"with {asked[0]}" if asked else "of a placement with replicas" if replicas else None
     if why is not None:
         _check_load(why, load, length, {"--outputs": outputs, "--csv": csv})
         return _under_load(placement, load, length, {"trace": trace, "recording": record}, options, terminal)
-    with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
+    files_read = [] if placement is None else [placement]
+    with terminal.progress() as progress, open_session(options, files_read, by_segments=True) as (session, placements):
+        if not placements and len(session.cluster) > 1:
+            _check_single(session, {"--trace": trace, "--record": record, "--outputs": outputs, "--csv": csv})
+            return race(session, {}, length, "latency", load.seed, progress)
+        chosen = placements[0] if placements else _whole(session)
         home = _known(session, chosen, progress)
-        with naming(placement):
+        with naming(placement or chosen.device_names[0]):
             report = home.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
         if report.interrupted:
             trace = record = outputs = csv = None
@@ -195,7 +220,26 @@ def run(
         files.append(OutputFile(outputs, "the outputs of the model", lambda: write_tensors(outputs, report.outputs)))
     written = {"trace": trace, "recording": record, "outputs": outputs, "csv": csv}
     code = INTERRUPTED if report.interrupted else 0 if report.failed is None else FAILED
-    return Output(_data(report, placement, written), partial(as_text.run, report=report, files=written), code, files)
+    shown = partial(as_text.run, report=report, files=written)
+    return Output(_data(report, placement, written), shown, code, files, as_text.ran(report))
+
+
+def _check_single(session: Session, given: Mapping[str, object]) -> None:
+    """Raise UsageError if something was asked for that is about one placement, where several devices are to be raced."""
+    for option, value in given.items():
+        if value is not None:
+            names = ", ".join(session.cluster.names)
+            raise UsageError(f"{option} is about one placement, and --devices names {names}: name one, or give --placement.")
+
+
+def _whole(session: Session) -> Placement:
+    """Place the whole model on the device of a session, as one segment."""
+    import numpy as np
+
+    from placeit.core.placement import Placement
+
+    graph, nothing = session.model.graph, np.zeros(len(session.model.graph), np.int32)
+    return Placement(graph.names, nothing, session.cluster.names, graph.hash, nothing)
 
 
 def _known(session: Session, chosen: Placement, progress: Progress | None) -> Session:
@@ -220,7 +264,7 @@ def _check_load(why: str, load: LoadOptions, length: LengthOptions, files: Mappi
 
 
 def _under_load(
-    placement: Path,
+    placement: Path | None,
     load: LoadOptions,
     length: LengthOptions,
     paths: Mapping[str, Path | None],
@@ -232,17 +276,23 @@ def _under_load(
 
     asked = {name: getattr(load, name) for name in ("rate", "requests", "seconds", "queue") if getattr(load, name) is not None}
     traffic = Traffic(arrivals=(load.arrivals or Arrivals.CONSTANT).value, seed=load.seed, **asked)
-    with load.page() as page, open_session(options, [placement], by_segments=True) as (session, [chosen]):
+    files_read = [] if placement is None else [placement]
+    with load.page() as page, open_session(options, files_read, by_segments=True) as (session, placements):
+        if not placements and len(session.cluster) > 1:
+            asked_for = ("rate", "requests", "seconds")
+            _check_single(session, {f"--{name}": getattr(load, name) for name in asked_for})
+        chosen = placements[0] if placements else _whole(session)
         with terminal.progress() as progress:
             home = _known(session, chosen, progress)
-        with naming(placement):
+        with naming(placement or chosen.device_names[0]):
             report = home.run(chosen, traffic=traffic, warmup=length.warmup, watch=partial(load.watch, page))
         ops = paths["recording"] is not None and not report.served.interrupted
         files = files_of(home.recording(report, ops=ops), paths) if any(paths.values()) else []
     code = INTERRUPTED if report.served.interrupted else 0 if report.failed is None else FAILED
-    return Output(_data(report, placement, paths), partial(as_text.rate, report=report, files=paths), code, files)
+    shown = partial(as_text.rate, report=report, files=paths)
+    return Output(_data(report, placement, paths), shown, code, files, as_text.ran(report))
 
 
-def _data(report: RunReport | RateReport, placement: Path, files: Mapping[str, Path | None]) -> dict[str, Any]:
+def _data(report: RunReport | RateReport, placement: Path | None, files: Mapping[str, Path | None]) -> dict[str, Any]:
     written = {f"{what}_file": None if path is None else str(path) for what, path in files.items()}
-    return {"model": report.model, "placement_file": str(placement)} | report.to_dict() | written
+    return {"model": report.model, "placement_file": placement and str(placement)} | report.to_dict() | written

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
 import sys
 import time
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Lines", "Output", "Terminal"]
 
-_WIDTH = 1000
-"""Columns of text that goes to a file or a pipe: wide enough that no table is folded."""
+_COLUMNS, _WIDE = 80, 1000
+"""Columns of text that goes to a file or a pipe, and with ``--wide``."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,14 @@ class Output:
         show: prints the result for people.
         exit_code: 0 unless the command was cut short, or something that it was asked about failed.
         files: what is written before the result is printed.
+        answer: the result in one line: what ``--quiet`` prints; empty if there is none that is that short.
     """
 
     data: Mapping[str, Any]
     show: Callable[[Console], None]
     exit_code: int = 0
     files: Sequence[OutputFile] = ()
+    answer: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,9 @@ class Terminal:
 
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False
     wide: Annotated[bool, typer.Option("--wide", help="Tables with all columns, whatever the terminal's width.")] = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")] = False
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="The answer in one line, if there is one; no progress, no warnings.")
+    ] = False
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks, and what libraries warn about.")] = False
 
     def print(self, output: Output, *, err: bool = False) -> None:
@@ -60,10 +63,12 @@ class Terminal:
         if self.json:
             typer.echo(json.dumps(jsonable(output.data), indent=2, allow_nan=False), err=err)
             return
+        if self.quiet and output.answer:
+            typer.echo(printable(output.answer), err=err)
+            return
         from rich.console import Console
 
-        columns = shutil.get_terminal_size((80 if sys.stdout.isatty() else _WIDTH, 25)).columns  # $COLUMNS counts first
-        width = _WIDTH if self.wide else columns
+        width = _WIDE if self.wide else shutil.get_terminal_size((_COLUMNS, 25)).columns  # $COLUMNS counts first
         console = Console(width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
         with console.capture() as text:
             output.show(console)
@@ -71,7 +76,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress | None]:
-        """Show progress while the block runs: bars on a terminal, lines now and then elsewhere; gives None if nobody wants any.
+        """Show progress while the block runs: a bar on a terminal, lines elsewhere; gives None if nobody wants any.
 
         What is given is called with what is being done and the share of it that is done, in [0, 1].
         """
@@ -82,48 +87,34 @@ class Terminal:
             yield Lines(lambda line: typer.echo(line, err=True))
             return
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.table import Column
 
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+        what_column = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+        columns = (what_column, BarColumn(20), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-            tasks: dict[str, tuple[TaskID, float]] = {}
-
-            def report(what: str, share: float) -> None:
-                task, before = tasks.get(_step(what), (None, 0.0))
-                if task is None:
-                    task = bars.add_task(printable(what), total=1.0)
-                elif share < before:  # once more
-                    bars.reset(task)
-                tasks[_step(what)] = task, share
-                bars.update(task, completed=share, description=printable(what))
-
-            yield report
-
-
-def _step(what: str) -> str:
-    """Return the key of a step: its words without the numbers in them."""
-    return re.sub(r"\d+", "", what)
+            task = bars.add_task("starting", total=1.0)
+            yield lambda what, share: bars.update(task, completed=share, description=printable(what))
 
 
 class Lines:
-    """Progress as lines, for logs: one for a step that is new and one now and then, and none for a command that is short.
+    """Progress as a line now and then, for logs: none for a command that is short.
 
     Args:
         write: writes a line.
         clock: gives seconds.
     """
 
-    SOONEST, OFTEN = 3.0, 10.0
-    """Least seconds between two lines: where a new step begins, and within one."""
+    EVERY = 5.0
+    """Least seconds between two lines."""
 
     def __init__(self, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
         self._write, self._clock = write, clock
         self._begin = self._last = clock()
-        self._step: str | None = None
 
     def __call__(self, what: str, share: float) -> None:
         """Tell what is being done, and which share of it is done."""
-        now, step = self._clock(), _step(what)
-        if now - self._last >= (self.OFTEN if step == self._step else self.SOONEST):
-            self._last, self._step = now, step
+        now = self._clock()
+        if now - self._last >= self.EVERY:
+            self._last = now
             self._write(printable(f"{now - self._begin:.0f} s: {what}, {share:.0%}".replace("%", " %")))

@@ -9,6 +9,8 @@ from typing import Any
 
 from placeit.core.errors import UsageError
 from placeit.core.extras import install
+from placeit.core.nearest import nearest
+from placeit.core.units import parse_duration
 
 __all__ = ["check_size", "entry_table", "load_entry", "parse_options"]
 
@@ -51,7 +53,7 @@ def load_entry(what: str, table: Mapping[str, EntryPoint], name: str) -> Any:
         UsageError: there is no such name, or its package cannot be imported.
     """
     if name not in table:
-        raise UsageError(f"There is no {what} '{name}'; the {what}s are {', '.join(sorted(table))}.")
+        raise UsageError(f"There is no {what} '{name}'; the {what}s are {', '.join(sorted(table))}{nearest(name, table)}.")
     entry = table[name]
     try:
         return entry.load()
@@ -100,8 +102,8 @@ def _parse_value(what: str, text: str, key: str, value: str, wanted: type) -> bo
         return value.lower() == "true"
     if wanted in (int, float):
         try:
-            number: int | float = wanted(value)
-        except ValueError:
+            number: int | float = parse_duration(value) if key == "seconds" else wanted(value)
+        except (ValueError, UsageError):
             pass
         else:
             return number

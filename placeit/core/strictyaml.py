@@ -6,8 +6,7 @@ scalar is text, so that a device may be called ``on`` and ``1:30`` is not silent
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,9 +14,10 @@ import yaml
 
 from placeit.core.errors import ClusterError, UsageError
 from placeit.core.files import read_text
+from placeit.core.nearest import nearest
 from placeit.core.units import Dimension, parse_quantity
 
-__all__ = ["Node", "StrictYaml", "nearest"]
+__all__ = ["Node", "StrictYaml"]
 
 Node = yaml.Node
 
@@ -121,9 +121,3 @@ class StrictYaml:
     def _check_tag(self, node: Node) -> None:
         if node.tag not in _PLAIN_TAGS:
             self.fail(node, f"the YAML tag {node.tag!a} is not used here")
-
-
-def nearest(word: str, known: Collection[str]) -> str:
-    """Suggest the most similar known word, as the end of a message; empty if none is similar."""
-    close = difflib.get_close_matches(word, known, 1)
-    return f" (did you mean '{close[0]}'?)" if close else ""

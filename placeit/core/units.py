@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from placeit.core.errors import UsageError
 
-__all__ = ["Dimension", "about_bytes", "about_seconds", "format_quantity", "parse_quantity"]
+__all__ = ["Dimension", "about_bytes", "about_seconds", "format_quantity", "parse_duration", "parse_quantity"]
 
 Dimension: TypeAlias = Literal["number", "bandwidth", "memory bandwidth", "time", "memory", "rate", "power"]
 
@@ -77,6 +77,21 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     if sign and value != 0:
         raise UsageError(f"'{text}' is negative.")
     return value
+
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", re.ASCII)
+
+
+def parse_duration(text: str) -> float:
+    """Read a duration in seconds: ``90``, ``90s``, ``2m``, ``1h30m``. Raises UsageError."""
+    words = text.replace(" ", "")
+    match = _DURATION.fullmatch(words)
+    if words and match is not None:
+        return float(sum(float(number or 0) * unit for number, unit in zip(match.groups(), (3600, 60, 1), strict=True)))
+    try:
+        return float(words)
+    except ValueError:
+        raise UsageError(f"'{text}' is not a duration: write seconds (90 or 90s), minutes (2m) or hours (1h30m).") from None
 
 
 def about_bytes(value: float) -> str:

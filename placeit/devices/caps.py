@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
-from placeit.core.strictyaml import nearest
+from placeit.core.nearest import nearest
 from placeit.core.units import parse_quantity
 
 __all__ = ["capped", "parse_caps"]

@@ -12,7 +12,8 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link, Power
 from placeit.core.errors import DeviceError, UsageError
 from placeit.core.files import write_text
-from placeit.core.strictyaml import Node, StrictYaml, nearest
+from placeit.core.nearest import nearest
+from placeit.core.strictyaml import Node, StrictYaml
 from placeit.core.units import format_quantity
 from placeit.devices.described import FIGURES, catalog
 from placeit.devices.discovery import named, resolve

@@ -13,6 +13,7 @@ from placeit.core.address import Address, format_cores
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, UsageError
 from placeit.core.extras import import_extra, installed
+from placeit.core.nearest import nearest
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 from placeit.devices.names import found_kind, parse_device, parse_devices
 from placeit.devices.nvml import Gpu, gpus, why_not
@@ -144,7 +145,8 @@ def _resolve(core: Any, address: Address) -> Device:
         device = _find_nvidia_gpu(address, listing)
     # OpenVINO lists a single GPU as GPU and several as GPU.0, GPU.1; both spellings of the first work in both cases
     elif address.unit not in {Address(name).unit for name in found}:
-        raise DeviceError(f"There is no device '{address}' on this machine. {listing}.{_reason(core, address.family)}")
+        hint = nearest(address.hardware, found)
+        raise DeviceError(f"There is no device '{address}' on this machine. {listing}{hint}.{_reason(core, address.family)}")
     else:
         device = _describe(core, address)
     if not address.runtime:
@@ -162,8 +164,8 @@ def _own_device(kind: str, address: Address) -> Device:
     for device in own:
         if device.address == address:
             return device
-    listing = ", ".join(device.name for device in own) or "none"
-    raise DeviceError(f"There is no device '{address}' on this machine. Devices that '{kind}' finds: {listing}.")
+    listing, hint = ", ".join(device.name for device in own) or "none", nearest(str(address), [device.name for device in own])
+    raise DeviceError(f"There is no device '{address}' on this machine. Devices that '{kind}' finds: {listing}{hint}.")
 
 
 def _own_devices(kind: str) -> list[Device]:

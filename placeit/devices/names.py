@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from placeit.core.address import Address
 from placeit.core.errors import DeviceError, UsageError
+from placeit.core.nearest import nearest
 from placeit.devices.plugins import plugin_kinds
 
 __all__ = ["check_distinct", "found_kind", "parse_device", "parse_devices"]
@@ -24,7 +25,8 @@ _OWN = re.compile(r"[a-z0-9][A-Za-z0-9_.:-]*", re.ASCII)
 _VIRTUAL = ("AUTO", "HETERO", "MULTI", "BATCH")
 _MOST_CORES = 8192  # the most that Linux can be built for; keeps 'CPU@0-999999999' from eating the memory
 
-_FORMS = "CPU, GPU.0, NPU, CPU@0-3, cuda:0, ort:CPU@0, torch:CPU@0, NODE/CPU or auto"
+_FORMS = ("CPU", "GPU.0", "NPU", "CPU@0-3", "cuda:0", "ort:CPU@0", "torch:CPU@0", "NODE/CPU", "auto")
+_WRITTEN = f"{', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
 _THROUGHPUT = "throughput"
 _RUNTIMES = {"ort": "ONNX Runtime", "torch": "PyTorch", _THROUGHPUT: "OpenVINO"}
 
@@ -48,8 +50,8 @@ def parse_device(text: str) -> Address:
             whole, f"'{base}' is one of OpenVINO's virtual devices, which choose among devices themselves; name the devices"
         )
     elif not _OPENVINO.fullmatch(base):
-        hint = f"did you mean '{base.upper()}'" if _OPENVINO.fullmatch(base.upper()) else f"a device is {_FORMS}"
-        raise _error(whole, f"'{base}' is not a device ({hint})")
+        hint = f" (did you mean '{base.upper()}'?)" if _OPENVINO.fullmatch(base.upper()) else nearest(device, _FORMS)
+        raise _error(whole, f"'{base}' is not a device; a device is {_WRITTEN}{hint}")
     elif base.startswith("CPU."):
         raise _error(whole, "OpenVINO has one CPU device, without a number; parts of it are core sets, such as CPU@0-3")
     if runtime == _THROUGHPUT and base != "CPU":
@@ -88,7 +90,7 @@ def parse_devices(spec: str | Sequence[str]) -> list[Address]:
     """
     text = spec if isinstance(spec, str) else ",".join(spec)
     if not text.strip():
-        raise UsageError(f"The list of devices is empty; a device is {_FORMS}.")
+        raise UsageError(f"The list of devices is empty; a device is {_WRITTEN}.")
     parts = text.split(",")
     if len(parts) > 1 and "auto" in (part.strip() for part in parts):
         raise UsageError(f"'auto' stands for all devices that are found; it cannot be combined with others in '{text}'.")

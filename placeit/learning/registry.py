@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from placeit.core.errors import UsageError
+from placeit.core.nearest import nearest
 from placeit.core.registry import entry_table, load_entry
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def make_agent(name: str, *, seed: int, **options: Any) -> Agent:
     for key in options:
         if key not in known:
             has = f"its options are {', '.join(known)}" if known else "it has none"
-            raise UsageError(f"The agent '{name}' has no option '{key}'; {has}.")
+            raise UsageError(f"The agent '{name}' has no option '{key}'; {has}{nearest(key, known)}.")
     return fresh(cls, seed, **options)
 
 

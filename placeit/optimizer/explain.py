@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from placeit.core.errors import UsageError
 from placeit.core.graph import OpGraph
 from placeit.core.jsonable import jsonable_dict
+from placeit.core.nearest import nearest
 from placeit.core.placement import Placement
-from placeit.core.strictyaml import nearest
 from placeit.optimizer.trials import Move, Trials
 from placeit.planning.pins import matches
 from placeit.planning.segments import Plan, Profiled, Segmenter

@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from placeit.core.errors import FileError, UsageError
+from placeit.core.nearest import nearest
 from placeit.core.registry import check_size, entry_table, load_entry, parse_options
 from placeit.placers.base import Placer
 
@@ -112,7 +113,7 @@ def get_placer(name: str, **options: Any) -> Placer:
     for key, value in options.items():
         if key not in known:
             has = f"its options are {', '.join(known)}" if known else "it has none"
-            raise UsageError(f"The placer '{name}' has no option '{key}'; {has}.")
+            raise UsageError(f"The placer '{name}' has no option '{key}'; {has}{nearest(key, known)}.")
         wanted = known[key].type
         # a whole number will do as a float; a bool will not do as a number
         accepted = (float, int) if wanted is float else wanted

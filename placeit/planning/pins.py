@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import InfeasibleError, PlacementError, UsageError
 from placeit.core.graph import OpGraph
-from placeit.core.strictyaml import nearest
+from placeit.core.nearest import nearest
 from placeit.planning.coarsen import Grouping
 from placeit.planning.merging import Merger
 from placeit.planning.segments import Costs

@@ -33,11 +33,26 @@ _REFERENCES = "References are what OpenVINO does by itself on these devices. The
 
 _LONGEST = 10  # kernels that a summary shows
 
-__all__ = ["comparison", "estimate", "links", "optimized", "profile", "rate", "recording", "run"]
+__all__ = [
+    "answer",
+    "comparison",
+    "estimate",
+    "fastest",
+    "links",
+    "optimized",
+    "profile",
+    "ran",
+    "rate",
+    "recording",
+    "run",
+    "whole_model",
+]
 
 
 def estimate(console: Console, found: Estimate) -> None:
     """Print what a model is predicted to take, and how wrong such predictions are."""
+    text.facts(console, {"best": f"{found.best.name}, by these predictions; placeit optimize measures it"})
+    console.print()
     answers = [*found.devices, *([] if found.split is None else [found.split])]
     rows = [
         (
@@ -58,7 +73,6 @@ def estimate(console: Console, found: Estimate) -> None:
                 f"{text.percent(error.worst)})"
             )
         text.facts(console, {f"error on {name}": known})
-    text.facts(console, {"best": f"{found.best.name}, by these predictions; placeit optimize measures it"})
 
 
 def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -> None:
@@ -98,6 +112,19 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
         ]
         text.table(console, heads, uses)
     text.show_notes(console, report.cluster)
+
+
+def ran(report: RunReport | RateReport) -> str:
+    """Return what running a placement showed in one line: the latency, or the rate of requests with theirs."""
+    from placeit.runtime.run_report import RunReport
+
+    if isinstance(report, RunReport):
+        said = f"{text.seconds(report.latency.median)} ({text.interval(report.latency)})"
+    elif (load := report.served.load) is None:
+        said = "no request has ended"
+    else:
+        said = f"{text.rate(load.achieved)} requests/s, p50 {text.seconds(load.p50)}, p99 {text.seconds(load.p99)}"
+    return said if report.failed is None else f"{said}; failed: {report.failed}"
 
 
 def recording(console: Console, found: Recording, files: Mapping[str, Path | None], *, failed: str | None = None) -> None:
@@ -197,12 +224,14 @@ def rate(console: Console, report: RateReport, files: Mapping[str, Path | None])
     text.table(console, ("device", "busy"), [(name, text.percent(share)) for name, share in served.busy.items()])
     if report.reason is not None:
         console.print()
-        console.print(report.reason)
+        text.paragraph(console, report.reason)
     text.show_notes(console, report.cluster)
 
 
 def comparison(console: Console, found: Comparison) -> None:
-    """Print a table of what was compared, and why something is out."""
+    """Print what is fastest, a table of what was compared, and why something is out."""
+    text.facts(console, {"fastest": fastest(found)})
+    console.print()
     candidates, singles = (*found.candidates, *found.references), found.singles
     rates = ["requests/s"] if found.objective.steady else []
     heads = ["placement", "devices (ops)", "segments", "simulated", "measured", *rates, "95 % interval", "p95"]
@@ -222,9 +251,9 @@ def comparison(console: Console, found: Comparison) -> None:
         )
         for one in candidates
     ]
-    fastest = next((one.name for one in candidates if one.name in singles), None)
+    best = next((one.name for one in candidates if one.name in singles), None)
     spare = ["segments", "p95", "output error", "simulated"]
-    spare += [f"speed-up over {single}" for single in singles if single != fastest]
+    spare += [f"speed-up over {single}" for single in singles if single != best]
     text.table(console, [*heads, "output error"], rows, left=2, spare=spare)
     text.show_failures(console, {one.name: one.failed for one in candidates})
     text.show_failures(console, {one.name: one.not_run for one in found.references}, title="not run")
@@ -234,15 +263,34 @@ def comparison(console: Console, found: Comparison) -> None:
     if found.objective.note is not None:
         text.paragraph(console, f"Times are {found.objective.note}.")
     if found.interrupted:
-        console.print("Ended by Ctrl-C: results so far.")
+        text.paragraph(console, "Ended by Ctrl-C: results so far.")
     if compiled := _compiling(found.compiling):
         text.paragraph(console, f"Compiled: {compiled}.")
     text.show_notes(console, found.cluster)
 
 
+def fastest(found: Comparison) -> str:
+    """Return which of what was compared takes the least time, in one line, and how much less than the next one."""
+    from placeit.runtime.incumbent import compared
+
+    best, *others = (one for one in found.candidates if one.failed is None)
+    said = f"{best.name}: {text.seconds(None if best.measured is None else best.measured.median)}"
+    said += " per request" if found.objective.steady else ""
+    ratio = compared(others[0].measured, best.measured) if others else None
+    if ratio is None:
+        return said
+    doubt = ", which may be chance" if ratio.ci_low <= 1 else ""
+    return f"{said}, {text.ratio(ratio)} times as fast as {others[0].name}{doubt}"
+
+
 def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) -> None:
     """Print what groups cost on devices, and which files that is written to."""
     costs, groups = found.costs, found.grouping.groups
+    figures = {"whole model": whole_model(found)}
+    figures |= {} if costs.profiled is None else {"costs": _said(costs.profiled)}
+    figures |= {"compiled": compiled} if (compiled := _compiling(found.compiling)) else {}
+    text.facts(console, figures | ({"written": ", ".join(map(str, files))} if files else {}))
+    console.print()
     names = costs.cluster.names
     sizes = [len(found.grouping.members(g)) for g in range(len(groups))]
     heads = ("group", "kind", "ops", *names, *(f"cut {name}" for name in names))
@@ -254,17 +302,19 @@ def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) 
     rows.append(("all", "", str(sum(sizes)), *map(text.seconds, [*costs.core.sum(axis=0), *cut])))
     rows.append(("dispatch of a segment", "", "", *map(text.seconds, costs.dispatch), *[""] * len(names)))
     rows.append(("load of all", "", "", *map(text.seconds, costs.load.sum(axis=0).clip(0.0)), *[""] * len(names)))
-    text.table(console, heads, rows, left=2)
+    spare = ["kind", "ops", *(f"cut {name}" for name in reversed(names))]
+    text.table(console, heads, rows, left=2, spare=spare)
     if costs.cluster.links:
         console.print()
         links(console, costs.cluster.links)
     text.show_notes(console, costs.cluster)
-    if costs.profiled is not None:
-        console.print(f"\n{_said(costs.profiled)}")
-    if compiled := _compiling(found.compiling):
-        text.paragraph(console, f"Compiled: {compiled}.")
-    for path in files:
-        console.print(f"\ncosts  {text.printable(str(path))}")
+
+
+def whole_model(found: ProfileReport) -> str:
+    """Return what the whole model takes on each device, in one line, by the costs that were measured."""
+    costs = found.costs
+    took = map(text.seconds, costs.core.sum(axis=0) + costs.dispatch)
+    return ", ".join(f"{name} {time}" for name, time in zip(costs.cluster.names, took, strict=True))
 
 
 def _said(profiled: Profiled) -> str:
@@ -272,17 +322,14 @@ def _said(profiled: Profiled) -> str:
     from placeit.core.units import about_seconds
 
     ago = about_seconds(time.time() - profiled.at)
-    when = f"Measured {ago} ago (from the cache; --no-cache measures anew)" if profiled.cached else "Measured now"
+    when = f"measured {ago} ago (from the cache; --no-cache measures anew)" if profiled.cached else "measured now"
     load = f", while other processes kept {profiled.load:.1f} cores busy" if profiled.load is not None else ""
     if profiled.disturbed:
         load += f", and times of the whole model varied by {text.percent(profiled.spread)}"
     if profiled.cut == profiled.groups:
-        return f"{when}{load}."
+        return f"{when}{load}"
     off = f", {profiled.error:.1%} of a group's time off by the cut costs of one another" if profiled.error is not None else ""
-    return (
-        f"{when}{load}.\nCut costs were measured of {profiled.cut} of {profiled.groups} groups, and predicted for the others"
-        f"{off}."
-    )
+    return f"{when}{load}; cut costs of {profiled.cut} of {profiled.groups} groups, and predicted for the others{off}"
 
 
 def links(console: Console, known: Mapping[tuple[str, str], Link]) -> None:
@@ -297,9 +344,38 @@ def links(console: Console, known: Mapping[tuple[str, str], Link]) -> None:
 
 
 def optimized(
-    console: Console, found: Optimized, path: Path | None, recording: Path | None = None, points: Sequence[Path] = ()
+    console: Console,
+    found: Optimized,
+    path: Path | None,
+    recording: Path | None = None,
+    points: Sequence[Path] = (),
+    command: Sequence[str] = (),
 ) -> None:
-    """Print what was found, a table for each race, why it was chosen, and which files are written: ``points`` of a front."""
+    """Print the answer, then a table for each race, and what else the search came to.
+
+    Args:
+        console: where to.
+        found: the result.
+        path: file of the placement, None if it is not written.
+        recording: file of the recorded search, None if it is not written.
+        points: files of the points of a front of latency and energy.
+        command: what to run next, in words for a shell; empty for nothing.
+    """
+    answer, rest = _facts(found)
+    files = {"placement": path, "recording": recording}
+    answer |= {what: str(file) for what, file in files.items() if file is not None}
+    text.facts(console, answer | ({"next": command} if command else {}))
+    console.print()
+    _show_front(console, found, points)
+    _show_candidates(console, found)
+    _show_spending(console, found)
+    console.print()
+    text.facts(console, rest)
+    text.show_notes(console, found.cluster)
+
+
+def _show_candidates(console: Console, found: Optimized) -> None:
+    """Print what was measured, a table for each race, and why something was not."""
     best = found.best_single
     others = [candidate for candidate in found.candidates if candidate.placer == "single" and candidate is not best]
     singles = [*([] if best is None else [best]), *others]
@@ -351,12 +427,6 @@ def optimized(
     if found.references:
         text.paragraph(console, _REFERENCES)
     console.print()
-    _show_front(console, found, points)
-    _show_spending(console, found)
-    console.print()
-    files = {"placement": path, "recording": recording}
-    text.facts(console, _facts(found) | {what: str(file) for what, file in files.items() if file is not None})
-    text.show_notes(console, found.cluster)
 
 
 def _show_front(console: Console, found: Optimized, files: Sequence[Path]) -> None:
@@ -420,24 +490,26 @@ def _section(found: Optimized, candidate: Candidate) -> str:
     return f"race {candidate.race + 1}: {race.what}, {race.rounds} round{'s' if race.rounds != 1 else ''}{earlier}"
 
 
-def _facts(found: Optimized) -> dict[str, str]:
-    """Sum up; what was not measured is not mentioned."""
+def _facts(found: Optimized) -> tuple[dict[str, str | Sequence[str]], dict[str, str]]:
+    """Sum up: the answer, and what else there is to say. What was not measured is not mentioned."""
     errors, best, error = found.simulator_error, found.best_single, found.chosen.output_error
     described = [device.name for device in found.cluster.devices if device.described]
     costs = "by measured costs" if not described else f"by costs that are described for {', '.join(described)}"
     if len(described) == len(found.cluster):
         costs = "by the figures of the described devices"
     limits = ", ".join(f"{text.amount(held, 'B')} on {name}" for name, held in found.memory.items())
-    lines = {
-        "chosen": f"{_name(found.chosen)}, marked * above",
+    answer = {
+        "chosen": f"{_name(found.chosen)}, marked * below",
         "why": found.reason,
-        "objective": None if found.objective.note is None else f"{found.objective.name}: {found.objective.note}",
-        "energy": None if found.energy is None else str(found.energy),
-        **_service_facts(found.service),
         "speed-up": None
         if found.speedup is None or best is None or found.chosen is best
         else f"{text.ratio(found.speedup)} over {best.name}",
+        **_service_facts(found.service),
         "output error": None if error is None else f"{text.error(error)} (relative to the largest output of the uncut model)",
+    }
+    rest = {
+        "objective": None if found.objective.note is None else f"{found.objective.name}: {found.objective.note}",
+        "energy": None if found.energy is None else str(found.energy),
         "precisions": "; ".join(_precisions(found)) or None,
         "references": "; ".join(_references(found)) or None,
         "lower bound": None
@@ -453,7 +525,20 @@ def _facts(found: Optimized) -> dict[str, str]:
         "pinned": ", ".join(f"{ops} to {device}" for ops, device in found.pins.items()) or None,
         "memory": f"at most {limits}" if limits else None,
     }
-    return {name: line for name, line in lines.items() if line is not None}
+    return (
+        {name: line for name, line in answer.items() if line is not None},
+        {name: line for name, line in rest.items() if line is not None},
+    )
+
+
+def answer(found: Optimized, path: Path | None) -> str:
+    """Return what was found in one line: the candidate, its time, its speed-up, and the file of the placement."""
+    chosen, best = found.chosen, found.best_single
+    said = [text.seconds(chosen.simulated_s if chosen.measured is None else chosen.measured.median)]
+    said[0] += " (simulated)" if chosen.measured is None else ""
+    if found.speedup is not None and best is not None and chosen is not best:
+        said.append(f"{text.ratio(found.speedup)} times as fast as {best.name}")
+    return f"{chosen.name}: {', '.join([*said, *([] if path is None else [str(path)])])}"
 
 
 def _disturbance(profiled: Profiled | None) -> str | None:

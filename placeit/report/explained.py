@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from placeit.optimizer.explain import Crossing, Explained, Explanation
     from placeit.planning.segments import Profiled
 
-__all__ = ["difference", "explanation"]
+__all__ = ["difference", "effect", "explanation"]
 
 _LISTED = 5  # ops of a group or a segment
 
@@ -67,6 +67,8 @@ def _explained(console: Console, one: Explained, devices: Sequence[str]) -> None
 
 def difference(console: Console, found: Difference) -> None:
     """Print how two placements differ."""
+    text.facts(console, {"effect": effect(found)})
+    console.print()
     rows = [
         (name, text.seconds(simulated), text.seconds(replanned))
         for name, simulated, replanned in zip(found.names, found.simulated_s, found.replanned_s, strict=True)
@@ -86,7 +88,15 @@ def difference(console: Console, found: Difference) -> None:
     if found.measured is not None:
         console.print()
         as_text.comparison(console, found.measured)
-        text.paragraph(console, f"Measured, {found.names[1]} is {text.ratio(found.speedup)} times as fast as {found.names[0]}.")
+
+
+def effect(found: Difference) -> str:
+    """Return what the moves from the first placement to the second change, in one line: measured, or else in simulation."""
+    if (ratio := found.speedup) is not None:
+        return f"{found.names[1]} is {text.ratio(ratio)} times as fast as {found.names[0]} (measured)"
+    if not found.moved:
+        return "both have all ops on the same devices"
+    return f"{change(found.change_s)} from {found.names[0]} to {found.names[1]} (simulated)"
 
 
 def change(value: float | None) -> str:

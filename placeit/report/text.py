@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ __all__ = [
     "ratio",
     "seconds",
     "shape",
+    "shortened",
     "show_failures",
     "show_notes",
     "show_unchecked",
@@ -177,8 +179,10 @@ def tables(
 ) -> None:
     """Print tables of the same columns below each other.
 
-    Where they are too wide for the terminal, spare columns are left out, then headings and text are broken, and what is too
-    wide even then is stacked: a line for each cell.
+    A row is a line. Where the lines are too wide, spare columns are left out, then those on the right, and a line says so. On a
+    terminal, headings and text are broken before that; elsewhere, where `grep` and `awk` may read them, text is shortened, and
+    a cell without anything is a dash, so that two or more spaces divide the cells of every line. What has less than 70 columns
+    is stacked: a line for each cell.
 
     Args:
         console: where to.
@@ -187,13 +191,12 @@ def tables(
         left: how many columns, from the left, are text; the rest are figures and aligned to the right.
         spare: headings of columns that can be left out, the least needed first.
     """
-    cells = {title: [[printable(cell) for cell in row] for row in rows] for title, rows in sections.items()}
-    rows = [row for some in cells.values() for row in some]
-    shown, widths = _layout(console.width, columns, rows, left, spare)
+    folded, nothing = console.is_terminal, "" if console.is_terminal else NOTHING
+    cells = {title: [[printable(cell) or nothing for cell in row] for row in rows] for title, rows in sections.items()}
+    cells = {title: some for title, some in cells.items() if some}
+    shown, widths = _layout(console, columns, [row for some in cells.values() for row in some], left, spare)
     first = True
     for title, some in cells.items():
-        if not some:
-            continue
         if not first:
             console.print()
         first = False
@@ -201,11 +204,15 @@ def tables(
             paragraph(console, title, style="bold")
         if widths is None:
             _stack(console, [columns[i] for i in shown], [[row[i] for i in shown] for row in some])
-        else:
-            _grid(console, widths, shown, columns, some, left)
-    if len(shown) < len(columns):
-        more = len(columns) - len(shown)
-        paragraph(console, f"(--wide shows {more} more column{'s' if more > 1 else ''})", style="dim")
+            continue
+        _row(console, widths, [columns[i] or nothing for i in shown], left, folded=folded, heading=True)
+        if folded:
+            console.print("-" * _across(widths) if console.options.ascii_only else "─" * _across(widths))
+        for row in some:
+            _row(console, widths, [row[i] for i in shown], left, folded=folded)
+    lacking = [heading.strip() for i, heading in enumerate(columns) if i not in shown]
+    if lacking and cells:
+        paragraph(console, f"(--wide shows {', '.join(lacking)}, too)", style="dim")
 
 
 _GAP = 2
@@ -213,64 +220,92 @@ _GAP = 2
 _TABLES = 70
 """Columns of the terminal below which tables that do not fit as they are get stacked."""
 _NARROW, _NARROWEST = 24, 16
-"""To what text is broken before a column is left out, and before a table is stacked."""
+"""To what text is broken, or shortened, before a column is left out, and before one is that is not spare."""
 
 
 def _layout(
-    room: int, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, spare: Sequence[str]
-) -> tuple[list[int], dict[int, int] | None]:
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, spare: Sequence[str]
+) -> tuple[list[int], list[int] | None]:
     """Return which columns to show, and how wide each is to be; None for the latter if they are to be stacked."""
     shown = list(range(len(columns)))
-    widths = _widths(room, shown, columns, rows, left, room)
-    for heading in ("", *spare):
-        if widths is None:
+    widths = _widths(console, shown, columns, rows, left, console.width)
+    if widths is not None:
+        return shown, widths
+    if console.width < _TABLES:
+        return [i for i in shown if columns[i] not in spare], None
+    for narrowest, dropped in ((_NARROW, spare), (_NARROWEST, columns[:0:-1])):
+        for heading in (None, *dropped):
             shown = [i for i in shown if columns[i] != heading]
-            widths = _widths(room, shown, columns, rows, left, _NARROW) if room >= _TABLES else None
-    if widths is None and room >= _TABLES:
-        widths = _widths(room, shown, columns, rows, left, _NARROWEST)
-    return shown, widths
+            widths = _widths(console, shown, columns, rows, left, narrowest)
+            if widths is not None:
+                return shown, widths
+    return shown, [console.width]
+
+
+def _across(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
 
 
 def _widths(
-    room: int, shown: Sequence[int], columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, narrowest: int
-) -> dict[int, int] | None:
+    console: Console, shown: Sequence[int], columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, narrowest: int
+) -> list[int] | None:
     """Return how wide each column that is shown is to be, None if there is no room for all of them.
 
-    Where there is little, headings are broken, and then text, to columns that are as wide as ``narrowest``.
+    Where there is little, headings are broken if this is a terminal, and then text, to columns that are as wide as
+    ``narrowest``.
     """
     from rich.cells import cell_len
 
-    room -= _GAP * (len(shown) - 1)
-    needed = {i: max((cell_len(row[i]) for row in rows), default=0) for i in shown}
-    widths = {i: max(needed[i], *map(cell_len, columns[i].split() or [""])) for i in shown}
-    texts = [i for i in shown if i < left]
-    while sum(widths.values()) > room:
+    heads = [columns[i].split() or [""] if console.is_terminal else [columns[i]] for i in shown]
+    widths = [max(cell_len(cell) for cell in (*head, *(row[i] for row in rows))) for i, head in zip(shown, heads, strict=True)]
+    texts = [at for at, i in enumerate(shown) if i < left]
+    while _across(widths) > console.width:
         widest = max(texts, key=widths.__getitem__)
         if widths[widest] <= narrowest:
             return None
         widths[widest] -= 1
-    for i in shown:  # where there is room, headings stay in one line
-        widths[i] += max(0, min(cell_len(columns[i]) - widths[i], room - sum(widths.values())))
+    for at, i in enumerate(shown):  # where there is room, headings stay in one line
+        widths[at] += max(0, min(cell_len(columns[i]) - widths[at], console.width - _across(widths)))
     return widths
 
 
-def _grid(
-    console: Console,
-    widths: Mapping[int, int],
-    shown: Sequence[int],
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    left: int,
+def _row(
+    console: Console, widths: Sequence[int], cells: Sequence[str], left: int, *, folded: bool, heading: bool = False
 ) -> None:
-    from rich import box
-    from rich.table import Table
+    """Print a row of a table: its cells broken into lines, or each shortened to one."""
+    from itertools import zip_longest
 
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
-    for i in shown:
-        grid.add_column(columns[i], justify="left" if i < left else "right", overflow="fold", width=widths[i])
-    for row in rows:
-        grid.add_row(*(row[i] for i in shown))
-    console.print(grid)
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    def lines(cell: str, width: int) -> list[str]:
+        if folded:
+            return [line.plain.rstrip() for line in Text(cell).wrap(console, width, overflow="fold")]
+        return [shortened(cell, width)]
+
+    broken = [lines(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    if heading:  # its last line is above the cells
+        broken = [[*[""] * (max(map(len, broken)) - len(one)), *one] for one in broken]
+    for parts in zip_longest(*broken, fillvalue=""):
+        padded = []
+        for at, (part, width) in enumerate(zip(parts, widths, strict=True)):
+            space = " " * (width - cell_len(part))
+            padded.append(part + space if at < left else space + part)
+        console.print((" " * _GAP).join(padded).rstrip(), style="bold" if heading else None)
+
+
+def shortened(name: str, width: int) -> str:
+    """Leave out the middle of a name that is wider than that many columns."""
+    from rich.cells import cell_len
+
+    if cell_len(name) <= width:
+        return name
+    kept = width - 3
+    while True:
+        short = f"{name[: kept - kept // 2]}...{name[len(name) - kept // 2 :]}"
+        if cell_len(short) <= width:
+            return short
+        kept -= 1
 
 
 def _stack(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -279,11 +314,33 @@ def _stack(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str
         facts(console, {f"  {heading}": cell for heading, cell in zip(columns[1:], row[1:], strict=True) if cell})
 
 
-def facts(console: Console, lines: Mapping[str, str]) -> None:
-    """Print names and what they are, in two columns."""
+def facts(console: Console, lines: Mapping[str, str | Sequence[str]]) -> None:
+    """Print names and what they are, in two columns; a sequence is the words of a command, to be copied to a shell."""
     width = max(map(len, lines), default=0)
     for name, value in lines.items():
-        paragraph(console, value, label=f"{name:{width}}  ")
+        label = f"{name:{width}}  "
+        if isinstance(value, str):
+            paragraph(console, value, label=label)
+        else:
+            console.print(_shell(value, label, console.width))
+
+
+def _shell(words: Sequence[str], label: str, width: int) -> str:
+    """Write a command for a shell, with a backslash where a line ends that is not the last."""
+    parts: list[str] = []
+    for word in map(shlex.quote, words):
+        if parts and parts[-1].startswith("-") and " " not in parts[-1]:  # the value of an option
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    line, *lines = parts[:1]
+    for part in parts[1:]:
+        if len(label) + len(line) + len(part) > width - 3:
+            lines.append(line)
+            line = f"  {part}"
+        else:
+            line += f" {part}"
+    return label + f" \\\n{' ' * len(label)}".join([*lines, line])
 
 
 def paragraph(console: Console, text: str, *, label: str = "", indent: int = 0, style: str = "") -> None:

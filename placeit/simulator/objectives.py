@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
+from placeit.core.nearest import nearest
 from placeit.core.problem import CostFunction, Problem
 from placeit.simulator.cost_functions import EnergyCost, TotalCost
 
@@ -275,7 +276,8 @@ def objective_names() -> tuple[str, ...]:
 def check_objective(name: str) -> None:
     """Raise UsageError unless there is such an objective."""
     if name not in _OBJECTIVES:
-        raise UsageError(f"The objective '{name}' is not known; there are {', '.join(_OBJECTIVES)}.")
+        known = ", ".join(_OBJECTIVES)
+        raise UsageError(f"The objective '{name}' is not known; there are {known}{nearest(name, _OBJECTIVES)}.")
 
 
 def get_objective(name: str, cluster: Cluster) -> Objective:

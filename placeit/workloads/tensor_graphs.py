@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from placeit.core.errors import UsageError
+from placeit.core.nearest import nearest
 from placeit.workloads.tensors import BlockProgram, shard
 from placeit.workloads.tensors.expression import (
     causal,
@@ -170,7 +171,8 @@ def tensor_graph(name: str, *, paper_sizes: bool = False, **options: Any) -> Blo
         UsageError: no such program, or an argument that is out of range.
     """
     if name not in TENSOR_GRAPHS:
-        raise UsageError(f"There is no tensor graph '{name}'; there are {', '.join(TENSOR_GRAPHS)}.")
+        known = ", ".join(TENSOR_GRAPHS)
+        raise UsageError(f"There is no tensor graph '{name}'; there are {known}{nearest(name, TENSOR_GRAPHS)}.")
     return TENSOR_GRAPHS[name](**(dict(PAPER_SIZES[name]) if paper_sizes else {}) | options)
 
 

@@ -76,9 +76,8 @@ def cli(tmp_path: Path, cost_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PLACEIT_CACHE", str(cost_cache))
-    monkeypatch.delenv("COLUMNS", raising=False)  # so that no table is narrowed
-    monkeypatch.setattr(Lines, "SOONEST", math.inf)
-    monkeypatch.setattr(Lines, "OFTEN", math.inf)
+    monkeypatch.setenv("COLUMNS", "1000")  # so that no table is narrowed, and no sentence broken
+    monkeypatch.setattr(Lines, "EVERY", math.inf)
 
     def call(*args: object) -> Any:
         result = CliRunner().invoke(app, [str(arg) for arg in args])
@@ -89,17 +88,17 @@ def cli(tmp_path: Path, cost_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
     return call
 
 
-def split(model: Path, devices: Sequence[str], path: Path) -> Path:
+def split(model: Path, devices: Sequence[str], path: Path, *, prefix: str = "") -> Path:
     """Write a placement of the tiny model that has its left branch on the last device."""
     graph = load(model).graph
     grouping = coarsen(graph)
-    on_last = grouping.group_of == grouping.group_of[graph.index["left"]]
+    on_last = grouping.group_of == grouping.group_of[graph.index[f"{prefix}left"]]
     Placement(graph.names, np.where(on_last, len(devices) - 1, 0).astype(np.int32), tuple(devices), graph.hash).save(path)
     return path
 
 
-def make_tiny(path: Path, *, batch: int | str, channels: int = 8) -> Path:
-    """Write the tiny model."""
+def make_tiny(path: Path, *, batch: int | str, channels: int = 8, prefix: str = "") -> Path:
+    """Write the tiny model; names of its ops begin with the prefix."""
     random = np.random.default_rng(0)
 
     def weights(name: str, *shape: int) -> onnx.TensorProto:
@@ -113,6 +112,8 @@ def make_tiny(path: Path, *, batch: int | str, channels: int = 8) -> Path:
         helper.make_node("Relu", ["c2"], ["r2"], name="right_relu"),
         helper.make_node("Concat", ["r1", "r2"], ["y"], name="join", axis=1),
     ]
+    for node in nodes:
+        node.name = prefix + node.name
     graph = helper.make_graph(
         nodes,
         "tiny",

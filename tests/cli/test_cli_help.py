@@ -10,6 +10,7 @@ import placeit
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMANDS = (
+    "demo",
     "devices",
     "inspect",
     "estimate",
@@ -61,7 +62,7 @@ def test_the_version_is_the_packages_own(cli: Any) -> None:
         ["inspect", "model.onnx", "--bogus"],
         ["inspect", "model.onnx", "--batch", "0"],
         ["optimize", "model.onnx", "--precision", "f64"],
-        ["run", "model.onnx"],
+        ["compare", "model.onnx", "--objective"],
     ],
 )
 def test_a_wrong_command_line_exits_with_2(cli: Any, arguments: list[str]) -> None:

@@ -134,8 +134,7 @@ def _profile(model: Path, devices: Sequence[str], folder: Path) -> None:
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Call ``placeit`` in this process, in the test's own folder; return what its JSON says, or how it failed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Lines, "SOONEST", math.inf)
-    monkeypatch.setattr(Lines, "OFTEN", math.inf)
+    monkeypatch.setattr(Lines, "EVERY", math.inf)
 
     def call(*args: object, fails: bool = False) -> Any:
         result = CliRunner().invoke(app, [*map(str, args), *([] if fails else ["--json"])])

@@ -1,11 +1,13 @@
 import io
+import shlex
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from placeit.cli.terminal import Lines, Terminal
+from placeit.cli.terminal import Lines, Output, Terminal
 from placeit.report import text
 
 
@@ -55,28 +57,27 @@ def test_progress_is_shown_to_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "profiling [groups]" in screen.getvalue()
 
 
-def test_a_step_has_one_bar_whatever_numbers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_has_one_bar_however_many_steps_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     with Terminal().progress() as progress:
         assert progress is not None
-        for i in range(1, 13):
-            progress(f"compiling {i} of 12 segments for GPU.0", i / 12)
-        progress("compiling 1 of 3 segments for GPU.0", 0.1)
-    assert "compiling 1 of 3 segments for GPU.0" in screen.getvalue()
-    assert screen.getvalue().count("\x1b[1A") == 1  # one line to go up in the end
+        for step in ("profiling", "asking heft", "compiling segments", "measuring", f"deciding {'at length ' * 20}"):
+            progress(step, 0.5)
+    assert "deciding at length" in screen.getvalue()
+    assert screen.getvalue().count("\n") == 1  # one line, which the end goes back to
+    assert screen.getvalue().endswith("\x1b[1A\x1b[2K")  # and takes away
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then() -> None:
     written: list[str] = []
     now = 100.0
     report = Lines(written.append, lambda: now)
-    for tick in range(600):  # a minute of reports, ten a second
+    for tick in range(160):  # ten reports a second
         now = 100 + tick / 10
-        report("profiling\x1b groups" if tick < 300 else f"measuring {tick // 100}", tick % 300 / 300)
-    assert written[:3] == ["3 s: profiling? groups, 10 %", "13 s: profiling? groups, 43 %", "23 s: profiling? groups, 77 %"]
-    assert written[3:] == ["30 s: measuring 3, 0 %", "40 s: measuring 4, 33 %", "50 s: measuring 5, 67 %"]
+        report("profiling\x1b groups" if tick < 80 else f"measuring {tick // 40}", tick % 80 / 80)
+    assert written == ["5 s: profiling? groups, 62 %", "10 s: measuring 2, 25 %", "15 s: measuring 3, 88 %"]
 
 
 def test_a_short_command_writes_no_lines() -> None:
@@ -89,7 +90,7 @@ def test_a_short_command_writes_no_lines() -> None:
 
 def test_progress_without_a_terminal_goes_to_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
-    monkeypatch.setattr(Lines, "SOONEST", 0.0)
+    monkeypatch.setattr(Lines, "EVERY", 0.0)
     with Terminal().progress() as progress:
         assert progress is not None
         progress("profiling [groups]", 0.5)
@@ -103,3 +104,29 @@ def test_progress_is_shown_to_nobody_who_did_not_ask(monkeypatch: pytest.MonkeyP
     with terminal.progress() as progress:
         assert progress is None
     assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize("terminal", [Terminal(quiet=True), Terminal(quiet=True, wide=True)])
+def test_quiet_prints_the_answer_alone_where_there_is_one(capsys: pytest.CaptureFixture[str], terminal: Terminal) -> None:
+    terminal.print(Output({}, lambda console: console.print("a table"), answer="the\x1b answer"))
+    terminal.print(Output({}, lambda console: console.print("a table")))
+    assert capsys.readouterr().out == "the? answer\na table\n"
+
+
+def test_a_command_to_copy_is_broken_between_options_with_backslashes() -> None:
+    console = Console(width=50, file=io.StringIO(), soft_wrap=True)
+    words = ("placeit", "run", "a model.onnx", "-p", "p.json", "--devices", "a-cluster.yaml", "--trust")
+    text.facts(console, {"what": "said", "next": words})
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == (
+        "what  said\nnext  placeit run 'a model.onnx' -p p.json \\\n        --devices a-cluster.yaml --trust\n"
+    )
+    continued = console.file.getvalue().partition("next")[2].replace("\\\n", "")
+    assert tuple(shlex.split(continued)) == words
+
+
+@pytest.mark.parametrize(("width", "short"), [(20, "a_name_of_an_op"), (12, "a_nam..._op"), (4, "a...")])
+def test_the_middle_of_a_name_is_left_out_where_there_is_no_room(width: int, short: str) -> None:
+    found = text.shortened("a_name_of_an_op", width)
+    assert len(found) <= width
+    assert (found == short) or found.startswith(short.partition("...")[0])

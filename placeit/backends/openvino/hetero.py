@@ -25,7 +25,8 @@ HOW_TO_RUN = f"""\
 core = openvino.Core()
 model = core.read_model("{{path}}")
 for node in model.get_ordered_ops():
-    node.get_rt_info()["affinity"] = node.get_rt_info()["{_KEY}"].astype(str)
+    info = node.get_rt_info()
+    info["affinity"] = info["{_KEY}"].astype(str)
 compiled = core.compile_model(model, "{{device}}")
 """
 """Python that runs an exported model without placeit; fill in ``path`` and ``device`` with ``str.format``."""

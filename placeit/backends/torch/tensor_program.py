@@ -21,6 +21,7 @@ from placeit.backends.torch.model import load as load_module
 from placeit.core.cluster import Device
 from placeit.core.errors import ModelError, UsageError
 from placeit.core.graph import OpGraph
+from placeit.core.nearest import nearest
 from placeit.core.registry import parse_options
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS, tensor_graph
 from placeit.workloads.tensors import BlockProgram, ProgramSegment, shard
@@ -184,13 +185,15 @@ def parse_tensor_model(text: str) -> TensorProgram:
     """
     name = text.partition(":")[0]
     if name not in TENSOR_GRAPHS:
-        raise UsageError(f"There is no tensor graph '{name}'; there are {', '.join(TENSOR_GRAPHS)}.")
+        there = ", ".join(TENSOR_GRAPHS)
+        raise UsageError(f"There is no tensor graph '{name}'; there are {there}{nearest(name, TENSOR_GRAPHS)}.")
     sizes = [option for option in inspect.signature(TENSOR_GRAPHS[name]).parameters if option not in ("shards", "partition")]
     known: dict[str, type] = {"shards": int, "seed": int, "paper_sizes": bool} | dict.fromkeys(sizes, int)
     _, options = parse_options("tensor graph", text, lambda _: known)
     for option in options:
         if option not in known:
-            raise UsageError(f"The tensor graph '{name}' has no option '{option}'; its options are {', '.join(known)}.")
+            has = f"its options are {', '.join(known)}{nearest(option, known)}"
+            raise UsageError(f"The tensor graph '{name}' has no option '{option}'; {has}.")
     return replace(tensor_model(name, **options), path=Path(text))
 
 

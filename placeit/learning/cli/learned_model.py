@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from placeit.cli.options import (
-    OBJECTIVES,
     BatchOption,
     DevicesOption,
     GroupsOption,
@@ -23,6 +22,7 @@ from placeit.cli.options import (
     ShapesOption,
     TrustOption,
 )
+from placeit.cli.values import complete_objectives
 from placeit.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ class LearnedModelOptions:
         typer.Option(
             "--objective",
             metavar="NAME",
-            help=f"{OBJECTIVES}  [default: latency]",
+            help="What to minimise: latency, throughput, total-cost or energy; default: latency.",
             show_default=False,
+            autocompletion=complete_objectives,
         ),
     ] = None
     max_groups: GroupsOption = 96

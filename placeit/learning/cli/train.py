@@ -15,6 +15,7 @@ from placeit.cli.command import FAILED
 from placeit.cli.options import SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import complete_agents
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.extras import need
 from placeit.core.interrupts import INTERRUPTED
@@ -70,6 +71,7 @@ def train(
         typer.Argument(
             metavar="AGENT[:OPTION=VALUE,...]",
             help="doppler, giph, hdp, hsdag, placeto, stream-allocation or a plug-in's.",
+            autocompletion=complete_agents,
             show_default=False,
         ),
     ],
@@ -226,7 +228,9 @@ def train(
 
     failed = lost is not None or (result is not None and result.stopped is not None)
     code = INTERRUPTED if found is not None and found.interrupted else FAILED if failed else 0
-    return Output(data, show, code, files)
+    answer = [] if result is None else [f"{output}: {_figure(result.best, task.unit)}{_at(result.best_at)}"]
+    answer += [] if found is None else [as_text.answer(found, placement)]
+    return Output(data, show, code, files, "; ".join(answer))
 
 
 def _result_data(result: TrainingResult | None, *, placements: bool) -> dict[str, Any]:
@@ -253,8 +257,6 @@ def _show(
 ) -> None:
     source = task.source
     assert source is not None  # noqa: S101
-    text.table(console, *_table(stages, result), left=2)
-    console.print()
     seen = "fresh ones at every update" if source.size is None else str(source.size)
     count = f"{seen} to learn from, {len(source.held_out)} held out" if judged else "the model itself"
     by = "mean of the problems held out" if judged else f"by the cost '{result.stages[-1].cost}'"
@@ -267,6 +269,8 @@ def _show(
         "weights": str(output),
     }
     text.facts(console, lines | ({} if result.stopped is None else {"stopped": result.stopped}))
+    console.print()
+    text.table(console, *_table(stages, result), left=2)
 
 
 @dataclass(frozen=True, eq=False)

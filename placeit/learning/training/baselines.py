@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import UsageError
+from placeit.core.nearest import nearest
 
 __all__ = ["BASELINES", "Baseline", "Episodes", "find_baseline", "returns"]
 
@@ -115,5 +116,5 @@ BASELINES: Mapping[str, Baseline] = {
 def find_baseline(name: str) -> Baseline:
     """Return a baseline by name. Raises UsageError, listing the names."""
     if name not in BASELINES:
-        raise UsageError(f"There is no baseline '{name}'; the baselines are {', '.join(BASELINES)}.")
+        raise UsageError(f"There is no baseline '{name}'; the baselines are {', '.join(BASELINES)}{nearest(name, BASELINES)}.")
     return BASELINES[name]

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from placeit.core.errors import UsageError
+from placeit.core.nearest import nearest
 from placeit.core.problem import CostFunction
 from placeit.core.registry import parse_options
 from placeit.learning.agent import Agent, Explorer, ProblemInstance, Taught
@@ -165,8 +166,9 @@ class Stage:
             )
         if self.discount_steps and not self.reward_to_go:
             raise UsageError("A training stage without 'reward_to_go' discounts its steps already: leave out 'discount_steps'.")
-        if self.schedule not in ("constant", "linear", "cosine"):
-            raise UsageError(f"There is no schedule '{self.schedule}'; the schedules are constant, linear, cosine.")
+        if self.schedule not in (known := ("constant", "linear", "cosine")):
+            hint = nearest(self.schedule, known)
+            raise UsageError(f"There is no schedule '{self.schedule}'; the schedules are {', '.join(known)}{hint}.")
         if isinstance(self.baseline, str):
             find_baseline(self.baseline)
 
@@ -256,7 +258,8 @@ def parse_stage(text: str, draw: Draw) -> Stage:
     kind, options = parse_options("stage", text, lambda _: types)
     for key in options:
         if key not in types:
-            raise UsageError(f"The stage '{text}' has no option '{key}'; its options are {', '.join(types)}.")
+            has = f"its options are {', '.join(types)}{nearest(key, types)}"
+            raise UsageError(f"The stage '{text}' has no option '{key}'; {has}.")
     return Stage(draw, kind=kind, **options)
 
 
