@@ -4,8 +4,10 @@ import os
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
+from placeit.cli import demo
 from placeit.devices.host import allowed_cores
 from tests.docs.pages import PAGES, Reader, blocks
 
@@ -21,17 +23,16 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def reader(tmp_path: Path, costs: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
-    """A reader that has the model and the boards of the first page."""
+    """A reader in a folder with the files of `placeit demo`, whose model is narrower, so that runs are short."""
+    monkeypatch.setattr(demo, "_CHANNELS", 8)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PLACEIT_CACHE", str(costs))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)  # as for a program that is started there
-    for block in blocks("start.md"):
-        if block.title:
-            Path(block.title).write_text(block.text, encoding="utf-8")
-    reader = Reader()
-    reader.command("python make_model.py")
-    return reader
+    onnx.save(demo.demo_model(), "model.onnx")
+    boards = next(block.text for block in blocks("start.md") if block.title == "boards.yaml")
+    Path("boards.yaml").write_text(boards, encoding="utf-8")
+    return Reader()
 
 
 @pytest.mark.parametrize("page", PAGES)
