@@ -54,10 +54,10 @@ class Reader:
     def __init__(self) -> None:
         self.names: dict[str, Any] = {"__name__": "page"}
 
-    def read(self, page: str, *notes: str) -> None:
-        """Run the blocks of a page that have no note, or one of these. Raises AssertionError where it is not as shown."""
+    def read(self, page: str, note: str = "") -> None:
+        """Run the blocks of a page that have this note, or none. Raises AssertionError where it is not as shown."""
         for block in blocks(page):
-            if block.note in ("", *notes):
+            if block.note == note:
                 self._do(block)
 
     def _do(self, block: Block) -> None:

@@ -27,6 +27,7 @@ def reader(tmp_path: Path, costs: Path, monkeypatch: pytest.MonkeyPatch) -> Read
     monkeypatch.setattr(demo, "_CHANNELS", 8)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PLACEIT_CACHE", str(costs))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)  # as for a program that is started there
     onnx.save(demo.demo_model(), "model.onnx")
@@ -42,5 +43,8 @@ def test_what_a_page_shows_can_be_done(page: str, reader: Reader) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SLOW)
-def test_what_a_page_shows_can_be_done_to_its_end(page: str, reader: Reader) -> None:
-    reader.read(page, "slow")
+def test_what_takes_long_on_a_page_can_be_done(page: str, reader: Reader) -> None:
+    try:
+        reader.read(page, "slow")
+    finally:
+        reader.command("placeit cluster down")  # if it was left up
