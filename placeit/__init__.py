@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from placeit.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from placeit.backends import load
     from placeit.backends.base import Model
     from placeit.core.cluster import Cluster, Device, Link
     from placeit.core.errors import PlaceitError
@@ -32,9 +31,11 @@ if TYPE_CHECKING:
     from placeit.runtime.serving import Server
     from placeit.session import Session, optimize
     from placeit.simulator.simulate import schedule, simulate
+    from placeit.workbench.application import Application, load
     from placeit.workbench.options import Constraints, Inputs, Traffic
 
 __all__ = [
+    "Application",
     "Budget",
     "Cache",
     "Candidate",
@@ -79,7 +80,6 @@ __all__ = [
 ]
 
 _NAMES = {
-    "placeit.backends": "load",
     "placeit.backends.base": "Model",
     "placeit.core.cluster": "Cluster Device Link",
     "placeit.core.errors": "PlaceitError",
@@ -104,6 +104,7 @@ _NAMES = {
     "placeit.session": "Session optimize",
     "placeit.simulator.scheduler": "Rules",
     "placeit.simulator.simulate": "schedule simulate",
+    "placeit.workbench.application": "Application load",
     "placeit.workbench.options": "Constraints Inputs Traffic",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

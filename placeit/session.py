@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from placeit.backends.base import Arrays, Model
+from placeit.backends.bundle.manifest import Manifest
 from placeit.core.cluster import Cluster
+from placeit.core.placement import Placement
 from placeit.devices.clusterfile import discover
 from placeit.optimizer.optimize import find
 from placeit.optimizer.options import Budget, Candidates, Goal
@@ -15,6 +17,7 @@ from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
 from placeit.workbench import Workbench
+from placeit.workbench.building import build
 from placeit.workbench.options import Constraints, Inputs
 
 __all__ = ["Session", "optimize"]
@@ -66,6 +69,30 @@ class Session(Workbench):
             UsageError: also if a placement to start with divides groups, and something was measured or run before.
         """
         return find(self, Goal(self.cluster, objective, budget, candidates, seed, rate), progress)
+
+    def build(self, placement: Placement, path: str | Path, *, name: str | None = None) -> Manifest:
+        """Write a bundle: all that is needed to run a placement elsewhere, with :func:`placeit.load` or ``placeit run``.
+
+        It holds the segments as they are cut, so that they need no model, no conversion and no profiling there. Before anything
+        is written to the path, the bundle is run here and its outputs are compared with the reference.
+
+        Args:
+            placement: of the model's ops, with its replicas.
+            path: where: an archive if it ends in ``.placeit``, else a folder. Nothing may be there.
+            name: of the model, for people; None for that of its file.
+
+        Returns:
+            What the bundle says of itself.
+
+        Raises:
+            FileError: something is there, or it cannot be written.
+            PlacementError: the placement does not fit the model, the devices or their memory.
+            UsageError: it is not known how to plan it (:meth:`plan_of`).
+            DeviceError: segments for a device cannot be in a bundle.
+            ModelError: a segment cannot be written.
+            ExecutionError: the bundle does not compute what the model does, or a device failed.
+        """
+        return build(self, placement, Path(path), name=name)
 
 
 def optimize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from placeit import Placement, read_cluster
+from placeit import read_cluster
 from placeit.devices.host import allowed_cores
 from placeit.profiler.trace import write_chrome_trace
 from placeit.runtime.spans import Span
@@ -67,17 +66,6 @@ def small_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         return capsys.readouterr().out
 
     return run
-
-
-@pytest.mark.slow
-def test_the_demo_leaves_a_placement_and_a_trace(example: Example, tmp_path: Path) -> None:
-    printed = example("demo", "--model", "resnet50", "--budget", "1", "--folder", tmp_path)
-    for command in ("$ placeit optimize", "$ placeit run"):
-        assert command in printed
-    placement = Placement.load(tmp_path / "placement.json")
-    assert set(placement.as_dict().values()) <= set(placement.device_names)
-    trace = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))
-    assert any(event.get("ph") == "X" for event in trace["traceEvents"])
 
 
 def test_a_placement_on_an_emulated_cluster_is_found_compared_and_run(small_example: Example) -> None:

@@ -1,6 +1,8 @@
 """Source distributions and wheels: what they need where they are installed."""
 
+import email
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +13,9 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+import yaml
+
+import placeit
 
 ROOT = Path(__file__).parents[1]
 TOOLS = {"PATH": sysconfig.get_path("scripts")}
@@ -21,14 +26,6 @@ from placeit.testing.problems import random_problem
 problem = random_problem(20, 3)
 devices = placeit.place(problem, "heft").devices
 print(placeit.placer_names(), devices.tolist(), placeit.simulate(problem, devices[None]).tolist())
-"""
-
-WRITE = """
-import openvino as ov
-ops = ov.opset13
-x = ops.parameter([64, 64], ov.Type.f32, name="x")
-y = ops.add(ops.tanh(x), ops.exp(ops.relu(x)))
-ov.save_model(ov.Model([ops.result(y)], [x], "small"), "m.xml", compress_to_fp16=False)
 """
 
 
@@ -64,11 +61,30 @@ def build_wheel(source, folder, environment):
     )
 
 
-def test_a_source_distribution_has_all_that_is_compiled_and_nothing_else_of_the_checkout(source):
+def test_a_source_distribution_has_all_that_is_compiled_and_neither_results_nor_what_is_built(source):
     files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     listed = done("git", "ls-files", cwd=ROOT).split()
     assert files >= {name for name in listed if name.startswith(("native/", "placeit/")) or name == "CMakeLists.txt"}
-    assert not [name for name in files if name.startswith(("build/", "dist/")) or name.endswith((".so", ".pyc"))]
+    left_out = ("build/", "dist/", "docs/results/", "docs/images/")
+    assert not [name for name in files if name.startswith(left_out) or name.endswith((".so", ".pyc"))]
+
+
+def test_the_description_is_the_readme_without_links_that_lead_nowhere(source):
+    about = email.message_from_string((source / "PKG-INFO").read_text(encoding="utf-8"))
+    assert (about["Version"], about["Description-Content-Type"]) == (placeit.__version__, "text/markdown")
+    text = about.get_payload()
+    assert text.startswith("# placeit\n")
+    assert "behind one protocol: HEFT" in text
+    assert not re.search(r"\]\((?!https?:)", text)
+    assert not re.search(r"docs/\w+\.png|two sections", text)
+
+
+def test_the_citation_file_has_what_its_format_demands(source):
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited.keys() >= {"cff-version", "message", "title", "authors"}
+    about = email.message_from_string((source / "PKG-INFO").read_text(encoding="utf-8"))
+    found = cited["title"], cited["license"], cited["abstract"], cited["authors"][0]["name"]
+    assert found == tuple(about[name] for name in ("Name", "License-Expression", "Summary", "Author"))
 
 
 @pytest.mark.parametrize(
@@ -101,37 +117,3 @@ def test_a_wheel_runs_where_there_is_no_compiler(source, tmp_path):
     where = done(python, "-c", "import placeit._core as core; print(core.__file__)", env=environment, cwd=tmp_path)
     assert Path(where.strip()).parent == Path(site, "placeit")
     assert done(python, "-c", SIMULATE, env=environment, cwd=tmp_path) == done(sys.executable, "-c", SIMULATE, cwd=ROOT)
-
-
-def interpreter(version):
-    """The path of a Python of some version; None if there is none that runs."""
-    ask = [f"python{version}", "-c", "import sys; print(sys.executable)"]
-    for command in (ask, ["pyenv", "exec", *ask]):
-        try:
-            found = subprocess.run(
-                command, env=os.environ | {"PYENV_VERSION": version}, capture_output=True, encoding="utf-8", check=False
-            )
-        except OSError:
-            continue
-        if found.returncode == 0:
-            return found.stdout.strip()
-    return None
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
-def test_a_base_installation_places_and_runs_a_model_with_each_python(tmp_path, version):
-    found = interpreter(version)
-    if found is None:
-        pytest.skip(f"needs python{version}, which is not installed")
-    done(found, "-m", "venv", tmp_path / "env")
-    pip = sys.executable, "-m", "pip", "--python", tmp_path / "env" / "bin" / "python", "install", "--disable-pip-version-check"
-    done(*pip, "--quiet", "--constraint", ROOT / "constraints.txt", ROOT)
-    environment = {"PATH": str(tmp_path / "env" / "bin"), "HOME": str(tmp_path), "LANG": "C.UTF-8"}
-    assert done("python", "-c", SIMULATE, env=environment, cwd=tmp_path) == done(sys.executable, "-c", SIMULATE, cwd=ROOT)
-    assert version in done("python", "--version", env=environment)
-    done("python", "-c", WRITE, env=environment, cwd=tmp_path)
-    core = str(min(os.sched_getaffinity(0)))
-    done("placeit", "optimize", "m.xml", "-d", f"CPU@{core}", "-o", "p.json", env=environment, cwd=tmp_path)
-    assert "exact" in done("placeit", "run", "m.xml", "-p", "p.json", env=environment, cwd=tmp_path)

@@ -135,7 +135,7 @@ def test_what_has_segments_of_its_own_runs_without_a_profile_and_nothing_else_do
     groups = np.arange(len(session.grouping.groups)) % 2
     plan = session.segmenter.plan(groups)
     placement = session.placement(groups, plan)
-    monkeypatch.setattr("placeit.workbench.opened.profile", lambda *_, **__: pytest.fail("profiled"))
+    monkeypatch.setattr("placeit.profiler.costs.profile", lambda *_, **__: pytest.fail("profiled"))
     with Session(inception_like(), two_on_one_core(), cache=cache) as other:
         for ask in (lambda: other.costs, lambda: other.segmenter, lambda: other.run(replace(placement, segments=None))):
             with pytest.raises(UsageError, match=r"call the session's profile\(\) first"):

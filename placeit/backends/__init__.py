@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from placeit.core.errors import ModelError, UsageError
 from placeit.core.extras import need
+from placeit.core.nearest import nearest
 from placeit.core.registry import entry_table, load_entry
 
 if TYPE_CHECKING:
@@ -78,8 +79,11 @@ def load(path: str | Path, *, sample_shapes: Mapping[str, Sequence[int]] | None 
                 " Such files hold weights and no program: load them into their module and write that with "
                 "torch.export.save(torch.export.export(module, inputs), 'model.pt2')."
             )
+        elif suffix.lower() == ".placeit":
+            hint = " This is a bundle, whose model is placed already: `placeit run` takes it, and placeit.load in Python."
         elif not suffix:
-            hint = f" Tensor programs go by name: {', '.join(_TENSOR_PROGRAMS)}, with options as in chain-mm:shards=4."
+            close = nearest(str(path).partition(":")[0], _TENSOR_PROGRAMS)
+            hint = f" Tensor programs go by name: {', '.join(_TENSOR_PROGRAMS)}, with options as in chain-mm:shards=4{close}."
         raise ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
     if sample_shapes and known[suffix.lower()].value in (_BUILT_IN["onnx"], _BUILT_IN["xml"]):
         options["sample_shapes"] = sample_shapes

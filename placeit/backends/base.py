@@ -79,6 +79,7 @@ class Model(ABC):
         given: what to run it on, by name; None for random inputs.
         uniform: whether all its ops compute the same (:meth:`chain`), so that one program serves any part of as many ops.
         refused: names of devices and of ops that they do not compile, whatever they say that they support.
+        placed: whether its ops are segments that were cut for the devices of one placement (:mod:`placeit.backends.bundle`).
     """
 
     path: Path
@@ -92,6 +93,7 @@ class Model(ABC):
     given: Arrays | None = None
     uniform: bool = False
     refused: frozenset[tuple[str, str]] = frozenset()
+    placed: bool = False
 
     @property
     def name(self) -> str:

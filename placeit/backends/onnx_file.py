@@ -104,7 +104,7 @@ def check_nodes(path: Path) -> None:
     Raises:
         ModelError: an op lacks an input that it needs, or no version of ONNX has the number that the file says.
     """
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
     from onnx import OperatorSetIdProto, defs
     from onnx.defs import OpSchema
 

@@ -21,7 +21,7 @@ from placeit.report import as_text
 if TYPE_CHECKING:
     from placeit.core.placement import Placement
     from placeit.profiler.costs import Progress
-    from placeit.session import Session
+    from placeit.workbench import Workbench
 
 __all__ = ["EXAMPLES", "compare", "race"]
 
@@ -74,7 +74,7 @@ def compare(
 
 
 def race(
-    session: Session,
+    session: Workbench,
     placements: Mapping[str, Placement],
     length: LengthOptions,
     objective: str,

@@ -4,30 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from placeit.cli.command import was_given
 from placeit.cli.nodes import Compress, reach_nodes
-from placeit.cli.options import Precision, SessionOptions
+from placeit.cli.options import CheckedOptions, Precision, SessionOptions
 from placeit.core.errors import DeviceError, PlacementError, UsageError
 
 if TYPE_CHECKING:
     from placeit.core.graph import OpGraph
     from placeit.core.placement import Placement
+    from placeit.profiler.costs import Progress
     from placeit.session import Session
+    from placeit.workbench import Workbench
 
-__all__ = ["PlacementOption", "naming", "open_session", "read_placement"]
+__all__ = [
+    "PLACEMENT",
+    "PlacementOption",
+    "RematchOption",
+    "ToRun",
+    "known",
+    "naming",
+    "open_session",
+    "read_placement",
+    "to_run",
+]
 
 _log = logging.getLogger("placeit")
 
-PlacementOption = Annotated[
-    Path,
-    typer.Option("--placement", "-p", metavar="FILE", help="Placement, as 'placeit optimize' writes it.", show_default=False),
+PLACEMENT = typer.Option(
+    "--placement", "-p", metavar="FILE", help="Placement, as 'placeit optimize' writes it.", show_default=False
+)
+PlacementOption = Annotated[Path, PLACEMENT]
+RematchOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rematch",
+        metavar="OLD=NEW|auto",
+        help="Of a bundle: what takes the places of the devices that it names, as in GPU=CPU@0,CPU@0=CPU@1; auto: by kind.",
+    ),
 ]
 
 
@@ -119,3 +139,130 @@ def naming(path: Path | str) -> Iterator[None]:
         yield
     except PlacementError as error:
         raise PlacementError(f"{path}: {error}") from error
+
+
+def known(session: Workbench, chosen: Placement, progress: Progress | None) -> Workbench:
+    """Return the session that runs a placement, which knows what is needed to plan it."""
+    home = session.home_of(chosen)
+    if all(one.segments is not None for one in chosen.every):
+        home.recall()
+    else:
+        home.profile(progress=progress)
+    return home
+
+
+@dataclass(frozen=True)
+class ToRun:
+    """What a command runs: a placement of a model, a bundle, or a whole model.
+
+    Attributes:
+        path: of the placement or the bundle; of the whole model if there is neither.
+        replicated: whether requests are served by replicas.
+        data: facts for JSON.
+        open: opens a context of the session that runs it, and of the placement on its devices.
+        devices: those that the whole model is to run on, where that is all that is known.
+    """
+
+    path: Path
+    replicated: bool
+    data: dict[str, Any]
+    open: Callable[[], contextlib.AbstractContextManager[tuple[Workbench, Placement]]]
+    devices: tuple[str, ...] = ()
+
+
+_DECIDED = ("placement", "input_shape", "batch", "trust", "max_groups", "precision")
+"""Options of models that a bundle has decided on."""
+
+
+def to_run(options: CheckedOptions, placement: Path | None, rematch: str | None) -> ToRun:
+    """Read what is to be run.
+
+    Args:
+        options: of the model, or a bundle in its place.
+        placement: None for a bundle, and for the whole model on the devices of the options.
+        rematch: of a bundle, the option ``--rematch``.
+
+    Raises:
+        UsageError: an option is missing, or belongs to the other one of the two.
+        FileError, PlacementError: a file cannot be read, or is not what it should be.
+    """
+    from placeit.backends.bundle.files import is_bundle
+    from placeit.core.placement import Placement
+
+    bundled = is_bundle(options.model)
+    if not bundled and rematch is not None:
+        raise UsageError("--rematch is about the devices that a bundle names: for a placement, --devices says which they are.")
+    for option in _DECIDED if bundled else ():
+        if was_given(option):
+            name = option.replace("_", "-")
+            raise UsageError(f"{options.model} is a bundle, built with its own --{name}: leave that out, or build it anew.")
+    data: dict[str, Any] = {"model": str(options.model), "placement_file": None if placement is None else str(placement)}
+    data["differences"] = []
+    if bundled:
+        return _bundle(options, rematch, data)
+    if placement is None:
+        return _whole(options, data)
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[tuple[Workbench, Placement]]:
+        with open_session(options, [placement], by_segments=True) as (session, [chosen]):
+            yield session, chosen
+
+    return ToRun(placement, bool(Placement.load(placement).replicas), data, opened)
+
+
+def _whole(options: CheckedOptions, data: dict[str, Any]) -> ToRun:
+    """Have the whole model run on a device, as one segment, or on each of several."""
+    from placeit.core.placement import Placement
+    from placeit.devices.clusterfile import discover
+
+    if options.devices is None and options.ray_address is None:
+        raise UsageError("Give --placement; or 'placeit run' takes --devices alone, to benchmark the model, as in -d CPU.")
+    named = reach_nodes(options.devices, options.ray_address, options.compress, options.patience)
+    cluster = discover(named, precision=options.precision.value)
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[tuple[Workbench, Placement]]:
+        import numpy as np
+
+        with options.session(cluster) as session:
+            graph, nothing = session.model.graph, np.zeros(len(session.model.graph), np.int32)
+            yield session, Placement(graph.names, nothing, cluster.names, graph.hash, nothing)
+
+    return ToRun(options.model, replicated=False, data=data, open=opened, devices=cluster.names)
+
+
+def _bundle(options: CheckedOptions, rematch: str | None, data: dict[str, Any]) -> ToRun:
+    from placeit.backends.bundle.model import open_bundle
+    from placeit.workbench.application import Application
+
+    model, mapping = open_bundle(options.model), _rematch(rematch)
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[tuple[Workbench, Placement]]:
+        named = [*(one.address for one in model.manifest.devices), *(mapping.values() if isinstance(mapping, dict) else ())]
+        reach_nodes(
+            named if options.devices is None else options.devices, options.ray_address, options.compress, options.patience
+        )
+        inputs = options.arrays(model)
+        with Application(model, rematch=mapping, devices=options.devices, inputs=inputs, tolerance=options.tolerance) as app:
+            for line in app.differences:
+                _log.warning("%s was built elsewhere. %s.", options.model, line)
+            data["differences"] = list(app.differences)
+            yield app.session, app.placement
+
+    return ToRun(options.model, bool(model.manifest.placement.replicas), data, opened)
+
+
+def _rematch(text: str | None) -> Literal["auto"] | dict[str, str] | None:
+    if text is None or text.strip() == "auto":
+        return None if text is None else "auto"
+    names: dict[str, str] = {}
+    for item in text.split(","):
+        old, equals, new = (part.strip() for part in item.partition("="))
+        if not (old and equals and new):
+            raise UsageError(f"Cannot read --rematch '{item}'; write OLD=NEW, such as GPU=CPU@0, or auto.")
+        if old in names:
+            raise UsageError(f"--rematch says twice what takes the place of '{old}'.")
+        names[old] = new
+    return names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -16,7 +16,7 @@ from placeit.cli.command import FAILED
 from placeit.cli.compare import race
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, write_tensors
-from placeit.cli.placements import naming, open_session
+from placeit.cli.placements import PLACEMENT, RematchOption, ToRun, known, naming, to_run
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
@@ -26,13 +26,8 @@ from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_csv, as_text
 
 if TYPE_CHECKING:
-    from placeit.core.placement import Placement
-    from placeit.profiler.costs import Progress
     from placeit.report.metrics import Metrics
-    from placeit.runtime.load import RateReport
-    from placeit.runtime.run_report import RunReport
     from placeit.runtime.serving import Server
-    from placeit.session import Session
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -49,6 +44,8 @@ Examples:
   placeit run model.onnx -p placement.json --rate 50 --arrivals poisson
   placeit run model.onnx -p placement.json --rate 50 --seconds 10m --live
   placeit run model.onnx -p replicas.json --requests 1000
+  placeit run app.placeit --rate 50
+  placeit run app.placeit --rematch GPU=CPU@0-3
 """
 
 
@@ -134,16 +131,8 @@ class LoadOptions:
 
 def run(
     *,
-    placement: Annotated[
-        Path | None,
-        typer.Option(
-            "--placement",
-            "-p",
-            metavar="FILE",
-            help="Placement, as 'placeit optimize' writes it; without it, --devices are benchmarked.",
-            show_default=False,
-        ),
-    ] = None,
+    placement: Annotated[Path | None, PLACEMENT] = None,
+    rematch: RematchOption = None,
     length: LengthOptions,
     trace: Annotated[
         Path | None,
@@ -165,7 +154,7 @@ def run(
     options: CheckedOptions,
     terminal: Terminal,
 ) -> Output:
-    """Run a placement and measure it.
+    """Run a placement, or a bundle, and measure it.
 
     Shows its latency, the utilisation of each device, and the output error relative to the uncut model on one device; if that
     is too large, the exit code is 1. Without --devices, the devices are those that the placement names. Ctrl-C ends the timed
@@ -177,12 +166,11 @@ def run(
     With --rate, requests arrive at that rate, and several are in flight at once: shows the rate that was achieved, how long
     requests took from their arrival on, and how many waited. With --requests or --seconds alone, and for a placement with
     replicas in any case, as many are in flight as can be, and the rate is what it serves.
-    """
-    from placeit.core.placement import Placement
 
+    A bundle, which 'placeit build' writes, takes the place of model and placement. Its outputs are compared with those of the
+    model that are in it; those of other inputs, with its own segments, run one after another.
+    """
     runs = length.rounds()
-    if placement is None and options.devices is None and options.ray_address is None:
-        raise UsageError("Give --placement, or --devices to benchmark the whole model there: --devices CPU, or auto.")
     check_outputs(trace, record, outputs, csv, inputs=[*options.files(), placement])
     if load.rate is None:
         for option in ("arrivals", "queue", "live", "metrics_port"):
@@ -191,19 +179,18 @@ def run(
                 name = option.replace("_", "-")
                 raise UsageError(f"--{name} is about requests that arrive at a rate: give --rate as well.")
     asked = [f"--{name}" for name in ("rate", "requests", "seconds") if getattr(load, name) is not None]
-    replicas = placement is not None and Placement.load(placement).replicas
-    why = f"with {asked[0]}" if asked else "of a placement with replicas" if replicas else None
+    what = to_run(options, placement, rematch)
+    why = f"with {asked[0]}" if asked else "of a placement with replicas" if what.replicated else None
+    if len(what.devices) > 1:
+        _check_single(what, {"--trace": trace, "--record": record, "--outputs": outputs, "--csv": csv}, asked)
+        with terminal.progress() as progress, what.open() as (session, _):
+            return race(session, {}, length, "latency", load.seed, progress)
     if why is not None:
         _check_load(why, load, length, {"--outputs": outputs, "--csv": csv})
-        return _under_load(placement, load, length, {"trace": trace, "recording": record}, options, terminal)
-    files_read = [] if placement is None else [placement]
-    with terminal.progress() as progress, open_session(options, files_read, by_segments=True) as (session, placements):
-        if not placements and len(session.cluster) > 1:
-            _check_single(session, {"--trace": trace, "--record": record, "--outputs": outputs, "--csv": csv})
-            return race(session, {}, length, "latency", load.seed, progress)
-        chosen = placements[0] if placements else _whole(session)
-        home = _known(session, chosen, progress)
-        with naming(placement or chosen.device_names[0]):
+        return _under_load(what, load, length, {"trace": trace, "recording": record}, terminal)
+    with terminal.progress() as progress, what.open() as (session, chosen):
+        home = known(session, chosen, progress)
+        with naming(what.path):
             report = home.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
         if report.interrupted:
             trace = record = outputs = csv = None
@@ -221,35 +208,14 @@ def run(
     written = {"trace": trace, "recording": record, "outputs": outputs, "csv": csv}
     code = INTERRUPTED if report.interrupted else 0 if report.failed is None else FAILED
     shown = partial(as_text.run, report=report, files=written)
-    return Output(_data(report, placement, written), shown, code, files, as_text.ran(report))
+    return Output(what.data | report.to_dict() | _named(written), shown, code, files, as_text.ran(report))
 
 
-def _check_single(session: Session, given: Mapping[str, object]) -> None:
-    """Raise UsageError if something was asked for that is about one placement, where several devices are to be raced."""
-    for option, value in given.items():
-        if value is not None:
-            names = ", ".join(session.cluster.names)
-            raise UsageError(f"{option} is about one placement, and --devices names {names}: name one, or give --placement.")
-
-
-def _whole(session: Session) -> Placement:
-    """Place the whole model on the device of a session, as one segment."""
-    import numpy as np
-
-    from placeit.core.placement import Placement
-
-    graph, nothing = session.model.graph, np.zeros(len(session.model.graph), np.int32)
-    return Placement(graph.names, nothing, session.cluster.names, graph.hash, nothing)
-
-
-def _known(session: Session, chosen: Placement, progress: Progress | None) -> Session:
-    """The session that runs a placement, which knows what is needed to plan it."""
-    home = session.home_of(chosen)
-    if all(one.segments is not None for one in chosen.every):
-        home.recall()
-    else:
-        home.profile(progress=progress)
-    return home
+def _check_single(what: ToRun, files: Mapping[str, Path | None], asked: Sequence[str]) -> None:
+    """Raise UsageError if something is asked for that is about one placement, where several devices are to be raced."""
+    for option in (*asked, *(option for option, path in files.items() if path is not None)):
+        names = ", ".join(what.devices)
+        raise UsageError(f"{option} is about one placement, and --devices names {names}: name one, or give --placement.")
 
 
 def _check_load(why: str, load: LoadOptions, length: LengthOptions, files: Mapping[str, Path | None]) -> None:
@@ -264,11 +230,10 @@ def _check_load(why: str, load: LoadOptions, length: LengthOptions, files: Mappi
 
 
 def _under_load(
-    placement: Path | None,
+    what: ToRun,
     load: LoadOptions,
     length: LengthOptions,
     paths: Mapping[str, Path | None],
-    options: CheckedOptions,
     terminal: Terminal,
 ) -> Output:
     """Run a placement with several requests in flight."""
@@ -276,23 +241,17 @@ def _under_load(
 
     asked = {name: getattr(load, name) for name in ("rate", "requests", "seconds", "queue") if getattr(load, name) is not None}
     traffic = Traffic(arrivals=(load.arrivals or Arrivals.CONSTANT).value, seed=load.seed, **asked)
-    files_read = [] if placement is None else [placement]
-    with load.page() as page, open_session(options, files_read, by_segments=True) as (session, placements):
-        if not placements and len(session.cluster) > 1:
-            asked_for = ("rate", "requests", "seconds")
-            _check_single(session, {f"--{name}": getattr(load, name) for name in asked_for})
-        chosen = placements[0] if placements else _whole(session)
+    with load.page() as page, what.open() as (session, chosen):
         with terminal.progress() as progress:
-            home = _known(session, chosen, progress)
-        with naming(placement or chosen.device_names[0]):
+            home = known(session, chosen, progress)
+        with naming(what.path):
             report = home.run(chosen, traffic=traffic, warmup=length.warmup, watch=partial(load.watch, page))
         ops = paths["recording"] is not None and not report.served.interrupted
         files = files_of(home.recording(report, ops=ops), paths) if any(paths.values()) else []
     code = INTERRUPTED if report.served.interrupted else 0 if report.failed is None else FAILED
     shown = partial(as_text.rate, report=report, files=paths)
-    return Output(_data(report, placement, paths), shown, code, files, as_text.ran(report))
+    return Output(what.data | report.to_dict() | _named(paths), shown, code, files, as_text.ran(report))
 
 
-def _data(report: RunReport | RateReport, placement: Path | None, files: Mapping[str, Path | None]) -> dict[str, Any]:
-    written = {f"{what}_file": None if path is None else str(path) for what, path in files.items()}
-    return {"model": report.model, "placement_file": placement and str(placement)} | report.to_dict() | written
+def _named(files: Mapping[str, Path | None]) -> dict[str, Any]:
+    return {f"{what}_file": None if path is None else str(path) for what, path in files.items()}

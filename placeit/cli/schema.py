@@ -9,6 +9,7 @@ import typer
 
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
+from placeit.core.nearest import nearest
 from placeit.report.schemas import identity, schemas
 
 __all__ = ["EXAMPLES", "schema"]
@@ -37,7 +38,8 @@ def schema(
     """
     known, wanted = schemas(), name and identity(name)
     if name is not None and wanted is None:
-        raise UsageError(f"There is no schema of '{name}'; there are {', '.join(one[8:].split('/')[0] for one in known)}.")
+        names = [one[8:].split("/")[0] for one in known]
+        raise UsageError(f"There is no schema of '{name}'; there are {', '.join(names)}{nearest(name, names)}.")
     shown = {one: found for one, found in known.items() if wanted in (None, one)}
     text = "\n".join(known) if wanted is None else json.dumps(known[wanted], indent=2)
     return Output({"schemas": shown}, lambda console: console.print(text))

@@ -18,6 +18,9 @@ _NAMES = {
     "bokeh": "Bokeh",
     "jinja2": "Jinja",
     "prometheus_client": "prometheus-client",
+    "grpc": "gRPC",
+    "uvicorn": "Uvicorn",
+    "starlette": "Starlette",
 }
 
 

@@ -289,18 +289,22 @@ def read_json(path: Path, format_name: str, versions: Sequence[int] = (1,)) -> d
 
 
 @contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Make a folder for temporary files, and delete it with all that is in it. Raises FileError if it cannot be made."""
-    folder = Path(tempfile.gettempdir(), f"placeit-{secrets.token_hex(8)}")
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Make a folder for temporary files, and delete it with all that is in it. Raises FileError if it cannot be made.
+
+    Args:
+        parent: where to make it, under a hidden name; None for the folder of the system's temporary files.
+    """
+    name = f"placeit-{secrets.token_hex(8)}"
+    folder = Path(tempfile.gettempdir(), name) if parent is None else parent / f".{name}"
     delete = functools.partial(shutil.rmtree, folder, ignore_errors=True)
     kept = at_end(delete)
     try:
         try:
             folder.mkdir(mode=0o700)
         except OSError as error:
-            raise FileError(
-                f"Cannot make the folder {folder}: {error.strerror or error}. Set TMPDIR to another one."
-            ) from error
+            how = "Set TMPDIR to another one." if parent is None else "Choose another path."
+            raise FileError(f"Cannot make the folder {folder}: {error.strerror or error}. {how}") from error
         yield folder
     finally:
         delete()

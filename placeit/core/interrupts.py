@@ -18,12 +18,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 from typing import Any
 
-__all__ = ["INTERRUPTED", "at_end", "come_through", "guarded", "happened"]
+__all__ = ["INTERRUPTED", "at_end", "come_through", "ended_by", "guarded", "happened"]
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
@@ -198,3 +198,31 @@ def at_end(undo: Callable[[], object]) -> Callable[[], object]:
     key = object()
     _undo[key] = undo
     return functools.partial(_undo.pop, key, None)
+
+
+@contextlib.contextmanager
+def ended_by(stop: Callable[[], object]) -> Iterator[None]:
+    """Have the first Ctrl-C, SIGTERM or SIGHUP call a function while the block runs; the next one does what it did before.
+
+    Args:
+        stop: is called on the main thread, where that is; it may open a :class:`placeit.core.threads.Gate`.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDS)}
+    handlers = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
+    noticed = signal.set_wakeup_fd(-1)
+
+    def give_back() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(noticed, warn_on_full_buffer=False)
+
+    def heard(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        give_back()
+        stop()
+
+    for number in handlers:
+        signal.signal(number, heard)
+    try:
+        yield
+    finally:
+        give_back()

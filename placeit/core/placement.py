@@ -86,6 +86,14 @@ class Placement:
         With replicas the file has version 3, else with segments 2, and without them version 1. The result, if there is one, has
         a line for each of its entries.
         """
+        write_text(Path(path), self._text())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what :meth:`save` writes, as JSON has it."""
+        found: dict[str, Any] = json.loads(self._text())
+        return found
+
+    def _text(self) -> str:
         version = 3 if self.replicas else 1 if self.segments is None else 2
         head = {"format": "placeit-placement", "version": version, "graph": self.graph_hash, "devices": list(self.device_names)}
         if self.conditions is not None:
@@ -96,7 +104,7 @@ class Placement:
             text += ',\n  "result": {\n' + ",\n".join(lines) + "\n  }"
         if self.replicas:
             text += ',\n  "replicas": [' + ", ".join("{\n" + one._body() + "\n  }" for one in self.replicas) + "]"
-        write_text(Path(path), text + "\n}\n")
+        return text + "\n}\n"
 
     def _body(self) -> str:
         text = '  "ops": ' + json.dumps(self.as_dict(), indent=4)[:-1] + "  }"
@@ -105,7 +113,11 @@ class Placement:
     @classmethod
     def load(cls, path: str | Path) -> Placement:
         """Read a placement. Raises FileError or PlacementError, naming the file, if it is not a placement."""
-        data = read_json(Path(path), "placeit-placement", (1, 2, 3))
+        return cls.from_dict(read_json(Path(path), "placeit-placement", (1, 2, 3)), path)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], path: str | Path) -> Placement:
+        """Return the placement of a file's content (:meth:`to_dict`). Raises PlacementError, naming the file."""
         devices, replicas = data.get("devices"), data.get("replicas", [])
         if not isinstance(devices, list) or not devices or not all(isinstance(name, str) for name in devices):
             raise _no_placement(path)

@@ -79,15 +79,15 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     return value
 
 
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", re.ASCII)
+_DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in ("h", "m", "s", "ms")), re.ASCII)
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration in seconds: ``90``, ``90s``, ``2m``, ``1h30m``. Raises UsageError."""
+    """Read a duration in seconds: ``90``, ``90s``, ``2m``, ``1h30m``, ``250ms``. Raises UsageError."""
     words = text.replace(" ", "")
     match = _DURATION.fullmatch(words)
     if words and match is not None:
-        return float(sum(float(number or 0) * unit for number, unit in zip(match.groups(), (3600, 60, 1), strict=True)))
+        return float(sum(float(number or 0) * unit for number, unit in zip(match.groups(), (3600, 60, 1, 0.001), strict=True)))
     try:
         return float(words)
     except ValueError:

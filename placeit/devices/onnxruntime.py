@@ -34,7 +34,7 @@ def has_onnxruntime() -> bool:
 @functools.cache
 def ort_failures() -> tuple[type[Exception], ...]:
     """Return the classes of errors that ONNX Runtime raises (Exception is their only common base), and protobuf beyond 2 GB."""
-    from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import EncodeError
 
     state = onnxruntime().capi.onnxruntime_pybind11_state
     own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]

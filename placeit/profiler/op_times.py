@@ -46,14 +46,14 @@ def op_times(
 ) -> list[OpTime]:
     """Run a plan with OpenVINO's counters on, and return the time of each op, in place while other devices work.
 
-    Counting slows kernels a little, so nothing else is timed meanwhile. Segments of other runtimes, which do not count, and all
-    segments where streams drive the devices, are left out.
+    Counting slows kernels a little, so nothing else is timed meanwhile. Segments of other runtimes, which do not count, of
+    models that are cut already, and all segments where streams drive the devices, are left out.
 
     Raises:
         DeviceError: a segment cannot be compiled.
         ExecutionError: a run failed.
     """
-    if not any(device.kind == "openvino" for device in cluster.devices):
+    if not any(device.kind == "openvino" for device in cluster.devices) or not isinstance(model, OpenVinoModel):
         return []
     counted: list[RuntimeDevice] = []
     try:
@@ -74,7 +74,7 @@ def op_times(
         programs = runtime.compiler.compile([plan.segments[s] for s in running])
         found: list[OpTime] = []
         for s, program in zip(running, programs, strict=True):
-            if isinstance(program, OpenVinoProgram) and isinstance(model, OpenVinoModel):
+            if isinstance(program, OpenVinoProgram):
                 slowdown = cluster.devices[plan.segments[s].device].slowdown
                 found += _of_segment(s, program.compiled, runtime.book.ops(plan.segments[s]), grouping, model.view, slowdown)
         return found

@@ -25,6 +25,8 @@ def supported_ops(model: Model, cluster: Cluster) -> NDArray[np.bool_]:
     """
     graph = model.graph
     can = np.ones((len(graph), len(cluster)), bool)
+    if model.placed:  # for devices that were asked then
+        return can
     answers: dict[tuple[str, str], Collection[str]] = {}
     for d, device in enumerate(cluster.devices):
         hardware = device.kind, device.where.hardware

@@ -5,26 +5,107 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from socketserver import ThreadingMixIn
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from placeit.core.errors import UsageError
 from placeit.core.extras import import_extra
 from placeit.core.threads import Worker
-from placeit.runtime.stats import ServerStats
+from placeit.runtime.stats import DeviceStats, ServerStats
 
 if TYPE_CHECKING:
-    from prometheus_client import Metric
+    from prometheus_client import CollectorRegistry, Metric
 
-__all__ = ["HOST", "Metrics"]
+__all__ = ["HOST", "Metrics", "Numbered", "registry_of"]
 
 HOST = "127.0.0.1"  # nothing but this machine reaches it
 _QUANTILES = 0.5, 0.95, 0.99
 _LOOK_S, _SILENT_S = 0.1, 5.0  # between two looks whether to end, and until a client that says nothing is left
+
+
+Numbered: TypeAlias = Sequence[tuple[Mapping[str, str], ServerStats]]
+"""Labels of servers, which have the same names, and the numbers of each."""
+
+
+def registry_of(read: Callable[[], Numbered]) -> CollectorRegistry:
+    """Return a registry of prometheus-client that has the numbers of servers, and nothing else.
+
+    Raises:
+        UsageError: prometheus-client is not installed.
+    """
+    client = import_extra("A page of metrics", "metrics", "prometheus_client")
+    registry: CollectorRegistry = client.CollectorRegistry()
+    registry.register(_Collector(read))
+    return registry
+
+
+class _Collector:
+    """What prometheus-client asks for numbers."""
+
+    def __init__(self, read: Callable[[], Numbered]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics."""
+        from prometheus_client import core
+
+        servers = self._read()
+        if not servers:
+            return
+        names, rows = [*servers[0][0]], [([*labels.values()], stats) for labels, stats in servers]
+        outcomes = core.CounterMetricFamily(
+            "placeit_requests", "Requests that have ended, by outcome.", labels=[*names, "outcome"]
+        )
+        for labels, stats in rows:
+            for what, count in stats.outcomes.items():
+                outcomes.add_metric([*labels, what], count)
+        yield outcomes
+        one_each: list[tuple[Any, str, str, Callable[[ServerStats], float]]] = [
+            (core.GaugeMetricFamily, "placeit_queue_requests", "Requests that wait.", lambda one: one.waiting),
+            (core.GaugeMetricFamily, "placeit_queue_limit_requests", "Requests that may wait.", lambda one: one.queue),
+            (
+                core.GaugeMetricFamily,
+                "placeit_in_flight_requests",
+                "Requests that have begun and not ended.",
+                lambda one: one.in_flight,
+            ),
+            (
+                core.CounterMetricFamily,
+                "placeit_replacements",
+                "Placements that took the place of one that served.",
+                lambda one: one.replacements,
+            ),
+        ]
+        for family, name, about, value_of in one_each:
+            metric = family(name, about, labels=names)
+            for labels, stats in rows:
+                metric.add_metric(labels, value_of(stats))
+            yield metric
+        said = "Seconds from the arrival of a request to its end; quantiles are of the last thousand requests."
+        latency = core.SummaryMetricFamily("placeit_request_latency_seconds", said, labels=names)
+        for labels, stats in rows:
+            latency.add_metric(labels, stats.outcomes["succeeded"], stats.latency_s)
+            for share, value in zip(_QUANTILES, stats.percentiles(*_QUANTILES), strict=True):
+                by = dict(zip(names, labels, strict=True)) | {"quantile": str(share)}
+                latency.add_sample("placeit_request_latency_seconds", by, value)
+        yield latency
+        of_devices: list[tuple[Any, str, str, Callable[[DeviceStats], float]]] = [
+            (core.CounterMetricFamily, "placeit_device_busy_seconds", "Seconds that segments ran.", lambda one: one.busy_s),
+            (core.GaugeMetricFamily, "placeit_device_up", "1 if the device is there, 0 if it is lost.", lambda one: one.up),
+            (core.CounterMetricFamily, "placeit_device_losses", "How often the device was lost.", lambda one: one.losses),
+            (core.CounterMetricFamily, "placeit_device_returns", "How often the device came back.", lambda one: one.returns),
+        ]
+        for family, name, about, of_device in of_devices:
+            metric = family(name, about, labels=[*names, "device", "node"])
+            for labels, stats in rows:
+                for device in stats.devices:
+                    metric.add_metric([*labels, device.name, device.node], float(of_device(device)))
+            yield metric
 
 
 class Metrics:
@@ -42,19 +123,15 @@ class Metrics:
     """
 
     def __init__(self, port: int = 0, read: Callable[[], ServerStats] | None = None) -> None:
-        client, self._core = (
-            import_extra("A page of metrics", "metrics", module) for module in ("prometheus_client", "prometheus_client.core")
-        )
+        self.read = read
+        registry = registry_of(lambda: [] if self.read is None else [({}, self.read())])
         if not 0 <= port <= 65535:
             raise UsageError(f"There is no port {port}: ports are numbers from 1 to 65535, and 0 stands for any that is free.")
-        self.read = read
-        registry = client.CollectorRegistry()
-        registry.register(self)
         try:
             self._http = _Http((HOST, port), _Handler)
         except OSError as error:
             raise UsageError(f"Metrics cannot be served on port {port}: {error.strerror}. Choose another one, or 0.") from error
-        self._http.set_app(client.make_wsgi_app(registry))
+        self._http.set_app(import_module("prometheus_client").make_wsgi_app(registry))
         self._lock, self._closed = threading.Lock(), False
         self._worker = Worker("placeit metrics")
         self._worker.submit(partial(self._http.serve_forever, _LOOK_S))
@@ -86,43 +163,6 @@ class Metrics:
         finally:
             self._http.server_close()
             self._worker.close()
-
-    def collect(self) -> Iterator[Metric]:
-        """Return the metrics, as collectors of prometheus-client do."""
-        if self.read is None:
-            return
-        stats, core = self.read(), self._core
-        outcomes = core.CounterMetricFamily("placeit_requests", "Requests that have ended, by outcome.", labels=["outcome"])
-        for what, count in stats.outcomes.items():
-            outcomes.add_metric([what], count)
-        yield outcomes
-        yield core.GaugeMetricFamily("placeit_queue_requests", "Requests that wait.", stats.waiting)
-        yield core.GaugeMetricFamily("placeit_queue_limit_requests", "Requests that may wait.", stats.queue)
-        yield core.GaugeMetricFamily("placeit_in_flight_requests", "Requests that have begun and not ended.", stats.in_flight)
-        said = "Seconds from the arrival of a request to its end; quantiles are of the last thousand requests."
-        latency = core.SummaryMetricFamily(
-            "placeit_request_latency_seconds",
-            said,
-            count_value=stats.outcomes["succeeded"],
-            sum_value=stats.latency_s,
-        )
-        for share, value in zip(_QUANTILES, stats.percentiles(*_QUANTILES), strict=True):
-            latency.add_sample("placeit_request_latency_seconds", {"quantile": str(share)}, value)
-        yield latency
-        yield core.CounterMetricFamily(
-            "placeit_replacements", "Placements that took the place of one that served.", stats.replacements
-        )
-        families: list[tuple[Any, str, str, Callable[[Any], float]]] = [
-            (core.CounterMetricFamily, "placeit_device_busy_seconds", "Seconds that segments ran.", lambda one: one.busy_s),
-            (core.GaugeMetricFamily, "placeit_device_up", "1 if the device is there, 0 if it is lost.", lambda one: one.up),
-            (core.CounterMetricFamily, "placeit_device_losses", "How often the device was lost.", lambda one: one.losses),
-            (core.CounterMetricFamily, "placeit_device_returns", "How often the device came back.", lambda one: one.returns),
-        ]
-        for family, name, about, value_of in families:
-            metric = family(name, about, labels=["device", "node"])
-            for device in stats.devices:
-                metric.add_metric([device.name, device.node], float(value_of(device)))
-            yield metric
 
 
 class _Handler(WSGIRequestHandler):

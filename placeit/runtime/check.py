@@ -212,6 +212,7 @@ class OutputCheck:
         PlaceitError: the uncut model does not run on ``inputs``.
 
     Attributes:
+        runs: the two inputs, each with the outputs of the uncut model; ``inputs`` are the last.
         expected: outputs of the uncut model on ``inputs``.
         not_checked: why this check proves little; None if it does.
     """
@@ -244,8 +245,8 @@ class OutputCheck:
             why = "the model has no inputs" if not inputs else "all inputs that were tried give the same outputs"
             self.not_checked = f"{why}, so that outputs of an earlier run would not be noticed"
         # the one before a run has to be another, also where the last of a race is followed by the first of a check
-        self._runs = (second, (inputs, self.expected))
-        self._alike = [None if alike is None else alike(given) for given, _ in self._runs]
+        self.runs = (second, (inputs, self.expected))
+        self._alike = [None if alike is None else alike(given) for given, _ in self.runs]
 
     def __call__(self, executor: Checkable, *, after: bool = False) -> OutputDifference:
         """Run an executor on both inputs and compare its outputs.
@@ -261,7 +262,7 @@ class OutputCheck:
         worst = OutputDifference(0.0, 0.0, not_checked=self.not_checked)
         sentinel, pause = int(after), _PAUSE_S[0]
         late = _late(executor, sentinel, pause)
-        for (inputs, expected), alike in zip(self._runs, self._alike, strict=True):
+        for (inputs, expected), alike in zip(self.runs, self._alike, strict=True):
             begin = time.perf_counter()
             outputs = executor.run(inputs)
             pause = float(np.clip(time.perf_counter() - begin, *_PAUSE_S))

@@ -134,7 +134,7 @@ class _Source:
 
     def in_format(self, form: Format) -> Any:
         model = self.book.model
-        if form not in model.formats:
+        if form not in model.formats and not model.placed:
             raise DeviceError(
                 f"{self.device} runs {_FRAMEWORKS[form]} programs, and {model.path} is not read with {_FRAMEWORKS[form]}: "
                 "convert it with `placeit export`, or choose other devices."

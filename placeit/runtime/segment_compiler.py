@@ -150,7 +150,7 @@ class SegmentCompiler:
         if self.pool.streams is not None:
             return "", (), segment.groups
         device, cores = self.pool.devices[segment.device], self.pool.cluster.devices[segment.device].cores
-        single = len(segment.groups) == 1 < len(self.book.grouping.groups)
+        single = len(segment.groups) == 1 < len(self.book.grouping.groups) and not self.book.model.placed
         first = self._equal.get(segment.groups)
         own = getattr(device, "one_at_a_time", False) and not (single and first is None)
         groups = tuple(range(len(segment.groups))) if self.book.model.uniform else first or segment.groups

@@ -195,6 +195,11 @@ class Server(Watched):
             self._room = None
 
     @property
+    def able(self) -> bool:
+        """True if requests are taken, and there are devices that run them."""
+        return not self._closed and any(replica.able for replica in self._replicas)
+
+    @property
     def waiting(self) -> int:
         """Number of waiting requests."""
         return len(self._waiting)

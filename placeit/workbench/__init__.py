@@ -6,21 +6,23 @@ May import ``profiler`` and all below it. Read :class:`~placeit.workbench.opened
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
-from placeit.profiler.recording import Recording
-from placeit.runtime.load import RateReport
 from placeit.runtime.measure import WARMUP
-from placeit.runtime.refining import Limits
-from placeit.runtime.run_report import RunReport
 from placeit.runtime.serving import QUEUE, Server
-from placeit.workbench import estimating, recording, running, serving
-from placeit.workbench.estimating import Estimate
 from placeit.workbench.opened import OpenSession
 from placeit.workbench.options import Traffic
+
+if TYPE_CHECKING:
+    from placeit.profiler.recording import Recording
+    from placeit.runtime.load import RateReport
+    from placeit.runtime.refining import Limits
+    from placeit.runtime.run_report import RunReport
+    from placeit.workbench import serving
+    from placeit.workbench.estimating import Estimate
 
 __all__ = ["Workbench"]
 
@@ -85,6 +87,8 @@ class Workbench(OpenSession):
             ExecutionError: a device failed, or requests did.
             KeyboardInterrupt: Ctrl-C before the first timed run had ended; afterwards it ends the runs.
         """
+        from placeit.workbench import running, serving  # and so on: together they take as long as all else that a server needs
+
         placement = placement if isinstance(placement, Placement) else Placement.load(placement)
         if traffic is None:
             if watch is not None:
@@ -125,6 +129,8 @@ class Workbench(OpenSession):
                 are not known; both are asked for; or it is to be refined and has replicas.
             DeviceError: a device exists in simulation only, or has no room.
         """
+        from placeit.workbench import serving
+
         return serving.serve(self, placement, in_flight=in_flight, queue=queue, refine=refine, on_loss=on_loss)
 
     def estimate(self) -> Estimate:
@@ -137,6 +143,8 @@ class Workbench(OpenSession):
             UsageError: the session has no cost cache.
             InfeasibleError: the model runs on no device, or fits nowhere.
         """
+        from placeit.workbench import estimating
+
         return estimating.estimate(self.model, self.placing, self.cluster, self.cache, self.precision, self.compiling)
 
     def recording(self, report: RunReport | RateReport | None = None, *, ops: bool = True) -> Recording:
@@ -150,8 +158,12 @@ class Workbench(OpenSession):
             DeviceError: a segment cannot be compiled with counters.
             ExecutionError: a run with counters failed.
         """
+        from placeit.workbench import recording
+
         return recording.of_model(self) if report is None else recording.of_run(self, report, ops=ops)
 
     def planned(self, placement: Placement) -> Recording:
         """Return a recording of a placement that has not run: its plan, and what the simulator predicts, if costs are known."""
+        from placeit.workbench import recording
+
         return recording.of_plan(self, placement)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,10 +33,7 @@ from placeit.planning.placing import Placing
 from placeit.planning.room import check_room
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.profiler.costs import Certain, Progress, Worth, kept_costs, profile
-from placeit.profiler.estimates import estimated
 from placeit.profiler.expected import as_expected
-from placeit.profiler.op_times import OpTime, op_times
 from placeit.profiler.support import supported, supported_ops
 from placeit.runtime.check import (
     Checkable,
@@ -51,6 +48,10 @@ from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.workbench.options import Constraints, Inputs
+
+if TYPE_CHECKING:
+    from placeit.profiler.costs import Certain, Progress, Worth
+    from placeit.profiler.op_times import OpTime
 
 __all__ = ["OpenSession"]
 
@@ -280,6 +281,9 @@ class OpenSession:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
             DeviceError: a device compiles nothing, or no other one supports what it does not compile.
         """
+        from placeit.profiler.costs import profile
+        from placeit.profiler.estimates import estimated
+
         self.compiling.progress, begin = progress, clock.now()
         self._divide_by_support()
         while True:
@@ -290,12 +294,12 @@ class OpenSession:
             try:
                 if not self.executable:
                     precision, compiling = self.precision, self.compiling
-                    return self._take(
+                    return self.take(
                         estimated(self.model, self.grouping, self.cluster, measured, precision=precision, compiling=compiling)
                     )
                 with self._there() as runtime:
                     costs = measured(runtime.cluster, runtime, worth=worth, certain=certain)
-                    return self._take(as_expected(costs, self.cluster, self._expected))
+                    return self.take(as_expected(costs, self.cluster, self._expected))
             except DeviceError as error:
                 self._refuse(error)
 
@@ -346,13 +350,16 @@ class OpenSession:
         kept = None
         self._divide_by_support()
         if self.cache is not None:
+            from placeit.profiler.costs import kept_costs
+
             with self._there() as runtime:
                 kept = kept_costs(self.model, self.grouping, runtime.cluster, runtime, self.cache)
         if kept is not None:
-            self._take(as_expected(kept, self.cluster, self._expected))
+            self.take(as_expected(kept, self.cluster, self._expected))
         return kept is not None
 
-    def _take(self, costs: Costs) -> Costs:
+    def take(self, costs: Costs) -> Costs:
+        """Use costs that are known from elsewhere, and return them as pins leave them. Raises InfeasibleError."""
         self._can = np.isfinite(costs.core)
         self._costs = self.placing.held(costs)
         return self._costs
@@ -363,6 +370,11 @@ class OpenSession:
         if self._costs is None:
             raise UsageError("What the model's ops cost here is not known: call the session's profile() first.")
         return self._costs
+
+    @property
+    def has_costs(self) -> bool:
+        """True if it is known what single groups cost on the devices."""
+        return self._costs is not None and not self._costs.shared
 
     @property
     def segmenter(self) -> Segmenter:
@@ -492,4 +504,6 @@ class OpenSession:
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
         """Return the time of each op inside its segment; see :func:`placeit.profiler.op_times.op_times`."""
+        from placeit.profiler.op_times import op_times
+
         return op_times(self.model, self.grouping, self.cluster, plan, precision=self.precision, passes=passes)

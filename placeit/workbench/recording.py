@@ -135,10 +135,6 @@ def _first(plans: Sequence[Plan], k: int) -> int:
     return sum(len(plan.segments) for plan in plans[:k])
 
 
-def _known(home: OpenSession) -> bool:
-    return home._costs is not None and not home._costs.shared
-
-
 def _about(session: OpenSession, homes: Sequence[OpenSession]) -> r.Recording:
     graph, grouping = session.grouping.graph, session.grouping
     devices = {device.name: device for one in (session, *homes) for device in one.cluster.devices}
@@ -251,7 +247,7 @@ def _plan(homes: Sequence[OpenSession], plans: Sequence[Plan], done: Sequence[Do
             members[s].append(v)
         for s, segment in enumerate(plan.segments):
             predicted = share = None
-            if _known(home):
+            if home.has_costs:
                 predicted = float(plan.problem.compute[s, segment.device])
                 core = float(home.costs.core[list(segment.groups), segment.device].sum())
                 share = max(0.0, 1 - core / predicted) if predicted > 0 else 0.0
@@ -319,7 +315,7 @@ def _spans(
 
 def _predicted(home: OpenSession, plan: Plan) -> r.Prediction | None:
     """The simulated schedule of a plan; segments that only hand tensors through are left out."""
-    if not _known(home):
+    if not home.has_costs:
         return None
     schedule, names = plan.schedule, home.cluster.names
     found = [
@@ -356,7 +352,7 @@ def _ops(home: OpenSession, plan: Plan, first: int, timed: Sequence[OpTime]) -> 
         device = plan.segments[one.segment].device
         v = None if one.op is None else graph.index[one.op]
         rate = None if one.kernel is None or one.seconds is None else rates.get((one.segment, one.kernel))
-        alone = v is not None and _known(home) and len(grouping.members(int(grouping.group_of[v]))) == 1
+        alone = v is not None and home.has_costs and len(grouping.members(int(grouping.group_of[v]))) == 1
         rows.append(
             r.OpTime(
                 op=v,
@@ -403,7 +399,7 @@ def _groups(home: OpenSession, plan: Plan, timed: Sequence[OpTime]) -> list[r.Gr
     rows = []
     for segment in plan.segments:
         for group in () if segment.passthrough else segment.groups:
-            predicted = float(home.costs.core[group, segment.device]) if _known(home) else None
+            predicted = float(home.costs.core[group, segment.device]) if home.has_costs else None
             rows.append(r.GroupTime(group, home.cluster.names[segment.device], measured.get(group), predicted))
     return rows
 

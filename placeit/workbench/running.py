@@ -81,7 +81,7 @@ def run(
         spans=spans,
         outputs=outputs,
         plan=plan,
-        simulated_s=None if session._costs is None or session._costs.shared else plan.schedule.makespan,
+        simulated_s=plan.schedule.makespan if session.has_costs else None,
         segment_s=segment_s,
         native=executor.native,
         host_paced=executor.host_paced,

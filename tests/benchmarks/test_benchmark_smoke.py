@@ -86,6 +86,12 @@ class Smoke:
 
 QUICKLY = [
     Smoke(
+        "bundle --quick",
+        {"way": ("OpenVINO alone", "bundle", "bundle, split", "OpenVINO alone, cached", "bundle, cached")},
+        ("start to first answer over OpenVINO alone", "the same with compiled models on disk"),
+        least={"QUICK_ROUNDS": 1, "load_model": lambda _: inception_like()},
+    ),
+    Smoke(
         "decision --quick",
         claims=("intervals that hold the truth, worst case", "placements at 0.95 chosen within"),
         least={"summary": lambda case, trials, seed, real=decision.summary: real(case, trials // 50, seed)},

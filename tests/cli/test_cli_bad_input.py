@@ -129,7 +129,7 @@ def test_no_room_in_memory(
     cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     if command == "optimize":
-        monkeypatch.setattr("placeit.workbench.opened.profile", lambda *_, **__: pytest.fail("profiled before"))
+        monkeypatch.setattr("placeit.profiler.costs.profile", lambda *_, **__: pytest.fail("profiled before"))
     file = tmp_path / "cluster.yaml"
     devices = "\n".join(f"  {name}: {{runs_on: {core}, memory: 1 KiB}}" for name, core in zip("ab", cores, strict=False))
     file.write_text(f"devices:\n{devices}\n")

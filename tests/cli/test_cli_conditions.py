@@ -77,7 +77,7 @@ def test_a_session_runs_the_file_of_a_placement_as_the_command_does(model: Path,
         served = session.run(placement, warmup=0, inputs=inputs, traffic=Traffic(requests=5))
     printed = run(model, "-p", placement)
     files = {f"{what}_file" for what in ("placement", "recording", "trace", "outputs", "csv")}
-    assert {*report.to_dict(), *files, "schema", "stderr"} >= printed.keys()
+    assert {*report.to_dict(), *files, "schema", "differences", "stderr"} >= printed.keys()
     assert report.to_dict()["runs"] == 3
     assert printed["devices"] == report.to_dict()["devices"]
     assert (served.to_dict()["arrived"], served.to_dict()["ended"], served.failed) == (5, 5, None)

@@ -62,7 +62,7 @@ def test_the_version_is_the_packages_own(cli: Any) -> None:
         ["inspect", "model.onnx", "--bogus"],
         ["inspect", "model.onnx", "--batch", "0"],
         ["optimize", "model.onnx", "--precision", "f64"],
-        ["compare", "model.onnx", "--objective"],
+        ["build", "model.onnx"],
     ],
 )
 def test_a_wrong_command_line_exits_with_2(cli: Any, arguments: list[str]) -> None:

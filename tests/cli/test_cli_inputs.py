@@ -137,7 +137,7 @@ def test_inputs_that_do_not_fit_are_one_paragraph_before_any_work(
     def work(*args: object, **kwargs: object) -> None:
         pytest.fail("work was done before the inputs were looked at")
 
-    monkeypatch.setattr("placeit.workbench.opened.profile", work)
+    monkeypatch.setattr("placeit.profiler.costs.profile", work)
     inputs = placement.parent / "x.npz"
     if content is not None:
         inputs.write_bytes(content)

@@ -30,12 +30,14 @@ def commands(tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path) 
     devices = ("-d", ",".join(cores))
     other = shutil.copy(placement, tmp_path / "other.json")
     return {
+        "demo": ("--budget", "1s"),
         "devices": (),
         "inspect": (tiny, "--groups"),
         "profile": (tiny, *devices),
         "estimate": (tiny, *devices),
         "optimize": (tiny, *devices, "--budget", 2, "--placer", "heft", "--compare-precisions", "-o", "p.json"),
         "run": (tiny, "-p", placement, "--runs", 2),
+        "build": (tiny, "-p", placement, "-o", "app.placeit"),
         "compare": (tiny, "-p", placement, "--runs", 6, *devices),
         "explain": (tiny, "-p", placement, *devices),
         "diff": (tiny, placement, other, "--measure", "--runs", 6, *devices),

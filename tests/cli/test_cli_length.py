@@ -93,3 +93,18 @@ def test_lengths_that_make_no_sense_are_refused(
     result = cli(command, tiny, "-p", placement, *options)
     assert result.exit_code == 2
     assert says in result.stderr
+
+
+@pytest.mark.parametrize(("option", "value"), [("--duration", "0.01s"), ("--seconds", "100ms")])
+def test_a_duration_may_have_a_unit(cli: Any, tiny: Path, placement: Path, option: str, value: str) -> None:
+    assert cli("run", tiny, "-p", placement, option, value).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("run", "--duration"), ("run", "--seconds"), ("run", "--patience"), ("optimize", "--budget"), ("demo", "--budget")],
+)
+def test_what_is_no_duration_is_refused(cli: Any, tiny: Path, command: tuple[str, str]) -> None:
+    result = cli(command[0], *([] if command[0] == "demo" else [tiny]), command[1], "2 minutes")
+    assert result.exit_code == 2
+    assert f"Invalid value for '{command[1]}': '2 minutes' is not a duration: write seconds" in result.stderr

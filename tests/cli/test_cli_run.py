@@ -2,6 +2,7 @@ import errno
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -229,3 +230,45 @@ def test_a_placement_with_its_own_segments_runs_without_being_profiled(
 
 def found_segments(found: Any) -> int:
     return int(json.loads(found.stdout)["chosen"]["segments"])
+
+
+def test_without_a_placement_a_device_is_benchmarked(cli: Any, tiny: Path) -> None:
+    result = cli("run", tiny, "-d", "CPU", "--runs", 3, "--outputs", "y.npz", "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert (data["placement_file"], data["devices"], data["runs"]) == (None, {"CPU": 8}, 3)
+    assert data["output_error"]["max_abs"] == 0
+    assert data["latency_s"]["median"] > 0
+    with np.load("y.npz") as outputs:
+        assert outputs["y"].shape == (1, 16, 16, 16)
+    loaded = json.loads(cli("run", tiny, "-d", "CPU", "--requests", 3, "--json").stdout)
+    assert (loaded["placement_file"], loaded["ended"]) == (None, 3)
+
+
+def test_without_a_placement_several_devices_are_compared(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
+    devices = ("-d", ",".join(["CPU", *cores]))
+    result = cli("run", tiny, *devices, "--runs", 2, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert {"CPU", *cores} <= {candidate["name"] for candidate in data["candidates"]}
+    assert data["rounds"] == 2
+    answer = cli("run", tiny, *devices, "--runs", 2, "--quiet")
+    assert re.fullmatch(r"\S+: [\d.]+ [mu]s, .* times as fast as \S+(, which may be chance)?\n", answer.stdout)
+
+
+@pytest.mark.parametrize(
+    "option", [("--trace", "t.json"), ("--outputs", "y.npz"), ("--csv", "t.csv"), ("--record", "r.json"), ("--rate", 5)]
+)
+def test_what_is_about_one_placement_is_refused_where_devices_are_compared(
+    cli: Any, tiny: Path, cores: Sequence[str], option: tuple[str, object]
+) -> None:
+    result = cli("run", tiny, "-d", ",".join(["CPU", *cores]), *option)
+    assert result.exit_code == 2
+    assert f"error: {option[0]} is about one placement, and --devices names CPU, {cores[0]}" in result.stderr
+    assert "name one, or give --placement" in result.stderr
+
+
+def test_a_run_needs_a_placement_or_devices(cli: Any, tiny: Path) -> None:
+    result = cli("run", tiny)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "error: Give --placement; or 'placeit run' takes --devices alone" in result.stderr

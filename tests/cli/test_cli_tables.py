@@ -56,10 +56,9 @@ def test_a_table_without_spare_columns_loses_those_on_the_right_rather_than_a_li
     console = Console(width=80, file=io.StringIO(), force_terminal=terminal, color_system=None, soft_wrap=True)
     text.table(console, ["group", *columns], [["conv1", *["1.23 ms"] * 20], ["conv2", *["1.23 ms"] * 20]])
     assert isinstance(console.file, io.StringIO)
-    heads, *lines = console.file.getvalue().splitlines()
-    assert heads.split("  ")[0] == "group"
+    lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert len([line for line in lines if "conv" in line]) == 2
+    assert [line.split("  ")[0] for line in lines if line[0].isalpha()] == ["group", "conv1", "conv2"]
     assert "cut CPU@19, too)" in " ".join(lines)
 
 

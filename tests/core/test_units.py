@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placeit.core.errors import PlaceitError, UsageError
-from placeit.core.units import Dimension, about_seconds, format_quantity, parse_quantity
+from placeit.core.units import Dimension, about_seconds, format_quantity, parse_duration, parse_quantity
 
 DIMENSIONS: list[Dimension] = ["number", "bandwidth", "memory bandwidth", "time", "memory", "rate", "power"]
 
@@ -84,3 +84,28 @@ def test_any_text_is_a_quantity_or_a_clear_error(text: str, dimension: Dimension
     except PlaceitError:
         value = 0.0
     assert value >= 0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("2m", 120),
+        ("1h30m", 5400),
+        ("1h1m1.5s", 3661.5),
+        ("0.5h", 1800),
+        ("250ms", 0.25),
+        ("1 h 5 m", 3900),
+    ],
+)
+def test_a_duration_is_a_number_of_seconds_or_of_units_from_hours_on(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "2 minutes", "2M", "30m1h", "1h-5m", "two", "1m1m", "1d"])
+def test_what_is_no_duration_is_quoted_with_how_to_write_one(text: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"is not a duration: write seconds \(90 or 90s\), minutes \(2m\) or hours \(1h30m\)\."
+    ):
+        parse_duration(text)

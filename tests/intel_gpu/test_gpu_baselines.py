@@ -55,7 +55,7 @@ def _known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
             free, core=np.full_like(free.core, 1e-3) * [1.0 if device.core_set else 0.5 for device in cluster.devices]
         )
 
-    monkeypatch.setattr("placeit.workbench.opened.profile", profile)
+    monkeypatch.setattr("placeit.profiler.costs.profile", profile)
 
 
 @pytest.fixture

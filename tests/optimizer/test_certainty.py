@@ -65,7 +65,7 @@ def searched(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
             return costs
 
         monkeypatch.setattr(Heft, "place", watched)
-        monkeypatch.setattr("placeit.workbench.opened.profile", profile)
+        monkeypatch.setattr("placeit.profiler.costs.profile", profile)
         taking(monkeypatch, lambda session, _: plain_s if session.cluster.names == (PLAIN,) else WHOLE_S)
         return optimize(inception_like(), PAIR, candidates=Candidates("heft", start), budget=120, cache=cache, **options), asked
 

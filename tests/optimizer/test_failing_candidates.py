@@ -57,7 +57,7 @@ def worth_splitting(monkeypatch: pytest.MonkeyPatch) -> None:
         free = Costs.zero(len(grouping.groups), cluster)
         return replace(free, core=np.full_like(free.core, 1e-4) * [device.slowdown for device in cluster.devices])
 
-    monkeypatch.setattr("placeit.workbench.opened.profile", profile)
+    monkeypatch.setattr("placeit.profiler.costs.profile", profile)
 
 
 @pytest.mark.usefixtures("worth_splitting")

@@ -280,7 +280,7 @@ def test_placers_go_on_from_what_was_measured(cache: Cache, monkeypatch: pytest.
         free = Costs.zero(len(grouping.groups), cluster)
         return replace(free, core=np.full_like(free.core, 1e-4))
 
-    monkeypatch.setattr("placeit.workbench.opened.profile", equal)
+    monkeypatch.setattr("placeit.profiler.costs.profile", equal)
     monkeypatch.setattr(Annealing, "refine", refine)
     placers = ("annealing:evaluations=100", "metis")
     found = optimize(inception_like(), emulated(1.5, 1e9, 1e-5), candidates=Candidates(placers=placers), budget=30, cache=cache)
@@ -322,7 +322,7 @@ def test_a_budget_too_short_for_a_decision_leaves_the_single_device_and_says_so(
         found = profile(*args, **options)
         return Costs(found.core, 0 * found.cut, 0 * found.dispatch, found.cluster)
 
-    monkeypatch.setattr("placeit.workbench.opened.profile", cutting_is_free)
+    monkeypatch.setattr("placeit.profiler.costs.profile", cutting_is_free)
     found = optimize(
         inception_like(), emulated(1.0, 1e12, 1e-9), candidates=Candidates(placers="heft"), budget=0.01, cache=cache
     )

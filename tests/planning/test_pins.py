@@ -165,7 +165,7 @@ def test_an_op_pinned_where_it_cannot_run_is_infeasible(cache: Cache, monkeypatc
     with Session(model, described(2), cache=cache) as session:
         costs = session.profile()
         costs.core[session.grouping.group_of[model.graph.index["image"]], 1] = np.inf
-    monkeypatch.setattr("placeit.workbench.opened.estimated", lambda *_, **__: costs)
+    monkeypatch.setattr("placeit.profiler.estimates.estimated", lambda *_, **__: costs)
     with (
         Session(model, described(2), cache=cache, constraints=Constraints(pins={"image": "d1"})) as session,
         pytest.raises(InfeasibleError, match="Op 'image' is pinned to d1, which cannot run it"),

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["open_whole", "ort_reference"]
 
 
-def open_whole(model: str | onnx.ModelProto, *, optimize: bool = True) -> Any:
+def open_whole(model: str | bytes | onnx.ModelProto, *, optimize: bool = True) -> Any:
     """Open a whole model on the CPU, with threads that rest when it does not run. Raises what ONNX Runtime does.
 
     Args:
-        model: path of the file, or the model itself.
+        model: path of the file, its content, or the model itself.
         optimize: whether nodes may be fused and replaced; constants are folded in any case.
     """
     runtime = onnxruntime()

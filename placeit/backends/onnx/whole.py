@@ -50,12 +50,12 @@ class OnnxFile:
     """A whole ONNX model for ONNX Runtime to open, which then says in which order it wants inputs.
 
     Attributes:
-        model: path of the file.
+        model: path of the file, or its content.
         inputs: names of inputs, in the order of a segment's.
         outputs: names of outputs, in the order of a segment's.
     """
 
-    model: str
+    model: str | bytes
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 

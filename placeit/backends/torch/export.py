@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.fx import GraphModule
 
@@ -24,7 +23,7 @@ from placeit.core.errors import ModelError
 from placeit.core.files import replacing
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["write_ir", "write_onnx"]
+__all__ = ["segment_for_openvino", "write_ir", "write_onnx"]
 
 openvino = import_openvino()
 
@@ -100,25 +99,48 @@ def _export_onnx(model: TorchModel, target: str) -> None:
         )
 
 
+def segment_for_openvino(model: TorchModel, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
+    """Cut a part out of a PyTorch model as an ``openvino.Model``; see :meth:`placeit.backends.base.Model.segment`.
+
+    Raises:
+        ModelError: OpenVINO has no op for something; its message names it.
+    """
+    graph, values = model.graph, model.random_inputs()
+    names = {spec.op: spec.name for spec in model.inputs}
+    read = [torch.ones(graph.tensor_shapes[t], dtype=getattr(torch, graph.tensor_dtypes[t])) for t in enter]
+    own = [torch.from_numpy(values[names[graph.names[v]]]) for v in ops if graph.names[v] in names]
+    try:
+        with _reasons(), torch.no_grad():
+            return _as_openvino(model.segment("torch", ops, enter, leave), (*read, *own), model.name)
+    except _NotConvertedError as error:
+        raise ModelError(
+            f"A part of {model.path}, from '{graph.names[ops[0]]}' on, cannot be converted for OpenVINO: {error}. Compute "
+            "it in another way."
+        ) from error.__cause__
+
+
 def _converted(model: TorchModel) -> Any:
     """Return the model as an ``openvino.Model``."""
-    shapes = {spec.op: list(spec.shape) for spec in model.inputs}  # the name that the program itself has for an input
     with _reasons(), torch.no_grad():
-        whole, place = _each_once(_whole(model))
-        converted = openvino.convert_model(export(whole, _arguments(model), {}, model.name))
-        known = {name for port in converted.inputs for name in port.get_names()}
-        for spec in model.inputs:
-            if spec.op not in known:  # nothing reads it
-                unread = openvino.opset13.parameter(shapes[spec.op], np.dtype(spec.dtype).type, spec.op)
-                unread.output(0).get_tensor().set_names({spec.op})
-                converted.add_parameters([unread])
-        converted.reshape(shapes)
-        for spec in model.inputs:
-            converted.input(spec.op).get_tensor().set_names({spec.name})
-        converted = _with_outputs(converted, place)
-        for spec, port in zip(model.outputs, converted.outputs, strict=True):
-            port.get_tensor().set_names({spec.name})
+        converted = _as_openvino(_whole(model), _arguments(model), model.name)
+        for specs, ports in ((model.inputs, converted.inputs), (model.outputs, converted.outputs)):
+            for spec, port in zip(specs, ports, strict=True):
+                port.get_tensor().set_names({spec.name})
         return converted
+
+
+def _as_openvino(module: GraphModule, arguments: tuple[torch.Tensor, ...], name: str) -> Any:
+    """Return a module from tensors to a tuple of them as an ``openvino.Model``, with inputs and outputs in this order."""
+    inputs = [node.name for node in module.graph.find_nodes(op="placeholder")]
+    module, place = _each_once(module)
+    converted = openvino.convert_model(export(module, arguments, {}, name))
+    known = {called: port.get_node() for port in converted.inputs for called in port.get_names()}
+    for called, value in zip(inputs, arguments, strict=True):
+        if called not in known:  # nothing reads it
+            known[called] = openvino.opset13.parameter(list(value.shape), value.numpy().dtype.type, called)
+    converted = openvino.Model(converted.get_results(), converted.get_sinks(), [known[called] for called in inputs], name)
+    converted.reshape({at: list(value.shape) for at, value in enumerate(arguments)})
+    return _with_outputs(converted, place)
 
 
 def _each_once(whole: GraphModule) -> tuple[GraphModule, list[int]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from placeit.core.errors import ProblemError, UsageError
+from placeit.core.nearest import nearest
 from placeit.core.problem import Problem
 from placeit.learning.agent import ProblemInstance
 from placeit.learning.training.stages import Draw
@@ -136,7 +137,8 @@ def read_folder(folder: Path) -> list[ProblemInstance]:
     """
     if not folder.is_dir():
         raise UsageError(
-            f"There are no problems '{folder}': name a folder of problems as JSON, or one of {', '.join(dataset_names())}."
+            f"There are no problems '{folder}': name a folder of problems as JSON, or one of {', '.join(dataset_names())}"
+            f"{nearest(str(folder), dataset_names())}."
         )
     instances = []
     for path in sorted(folder.glob("*.json")):

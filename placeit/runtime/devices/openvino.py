@@ -57,6 +57,7 @@ class OpenVinoProgram:
         self.inputs = segment.inputs
         self.outputs = segment.outputs
         self.compiled = compiled
+        self.segment = segment  # weights may lie in memory that its model holds
         self.from_disk = from_cache(compiled)
 
 
@@ -70,6 +71,7 @@ class NativeInstance:
     """
 
     def __init__(self, program: OpenVinoProgram) -> None:
+        self.program = program
         self.request: NativeRequest = program.compiled.request()
         self.run = self._infer = self.request.infer
         self._outputs = [HostBuffer(spec, self.request.output(i)) for i, spec in enumerate(program.outputs)]
@@ -107,6 +109,7 @@ class OpenVinoInstance:
     """
 
     def __init__(self, program: OpenVinoProgram) -> None:
+        self.program = program
         self.request = program.compiled.create_infer_request()
         self.run: Callable[[], object] = functools.partial(self.request.infer, share_outputs=True)
         if self.request.query_state():

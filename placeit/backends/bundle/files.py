@@ -1,0 +1,252 @@
+"""The files of a bundle: members of an archive that are stored as they are, or files in a folder. They are read where they lie.
+
+Nothing is unpacked: members are mapped into memory, so that weights are shared with the page cache and need no second copy.
+What an archive says of itself is checked before anything of it is used (:class:`BundleFiles`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import re
+import shutil
+import stat
+import struct
+import zipfile
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import FileError
+
+__all__ = ["SUFFIX", "WEIGHTS", "BundleFiles", "Digest", "digest_of", "is_bundle", "write_archive"]
+
+SUFFIX = ".placeit"
+WEIGHTS = ".bin"
+"""Ending of the names of files that hold numbers and nothing else, so that damaged ones can be read."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)?(/[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)?)*", re.ASCII)
+_ALIGNMENT = 64  # bytes, of the data of each member: what OpenVINO and vector instructions like of weights
+_LOCAL = struct.Struct("<4s5H3I2H")  # the header before the data of a member
+_EXTRA = struct.Struct("<2H")  # kind and size of what pads it
+_PADDING = 0x5050
+_ZIP64_BYTES = 20  # what the module zipfile adds to the header of a member of more than 2 GB
+_DAMAGED = (
+    *(zipfile.BadZipFile, zipfile.LargeZipFile, struct.error),
+    *(ValueError, LookupError, EOFError, RuntimeError, OverflowError, MemoryError),
+)
+"""Errors of reading the directory of a damaged archive."""
+
+
+@dataclass(frozen=True)
+class Digest:
+    """Size and SHA-256 of a file."""
+
+    bytes: int
+    sha256: str
+
+
+def is_bundle(path: str | Path) -> bool:
+    """Return whether a path can only be that of a bundle: it ends in ``.placeit``, or is a folder."""
+    return Path(path).suffix.lower() == SUFFIX or Path(path).is_dir()
+
+
+def digest_of(path: Path) -> Digest:
+    """Read a file and return its digest. Raises OSError."""
+    with path.open("rb") as stream:
+        return Digest(path.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest())
+
+
+def write_archive(folder: Path, names: Iterable[str], path: Path) -> None:
+    """Write files of a folder into an archive, uncompressed and aligned, so that they can be mapped into memory.
+
+    Args:
+        folder: where they are.
+        names: of the files, relative to the folder.
+        path: the archive, which is overwritten.
+
+    Raises:
+        OSError: there is no room.
+    """
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name in names:
+            info = zipfile.ZipInfo(name)  # without a time, so that equal bundles are equal files
+            info.external_attr = (stat.S_IFREG | 0o644) << 16
+            info.file_size = (folder / name).stat().st_size
+            wide = info.file_size * 1.05 > zipfile.ZIP64_LIMIT  # as zipfile decides
+            start = archive.start_dir + _LOCAL.size + len(name) + _EXTRA.size + (_ZIP64_BYTES if wide else 0)
+            padding = -start % _ALIGNMENT
+            info.extra = _EXTRA.pack(_PADDING, padding) + bytes(padding)
+            with (folder / name).open("rb") as source, archive.open(info, "w") as sink:
+                shutil.copyfileobj(source, sink, 1 << 20)
+
+
+class BundleFiles:
+    """The files of a bundle, mapped into memory.
+
+    An archive may have members of plain names only: no absolute paths, no ``..``, no links, none twice. Members are stored and
+    not compressed, so they take no more memory than the archive has bytes; they lie within it and do not overlap.
+
+    Args:
+        path: an archive or a folder.
+
+    Attributes:
+        path: of the bundle.
+
+    Raises:
+        FileError: it does not exist, cannot be read, or is no bundle; says why.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._places: dict[str, tuple[int, int]] = {}  # offset and size in the archive
+        self._read: dict[str, NDArray[np.uint8]] = {}
+        self._weights: list[Future[None]] = []
+        self._archive: NDArray[np.uint8] | None = None
+        try:
+            mode = path.stat().st_mode
+            if stat.S_ISDIR(mode):
+                return
+            if not stat.S_ISREG(mode):
+                raise self.wrong("it is neither a file nor a folder")
+            self._archive = _mapped(path)
+            with path.open("rb") as stream:
+                self._read_directory(stream)
+        except OSError as error:
+            raise FileError(f"Cannot read the bundle {path}: {error.strerror or error}.") from error
+
+    @property
+    def folder(self) -> bool:
+        """True if it is a folder."""
+        return self._archive is None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the members of an archive."""
+        return frozenset(self._places)
+
+    def wrong(self, why: str) -> FileError:
+        """Return the error that says why this is no bundle that can be used."""
+        return FileError(f"{self.path} is not a bundle that can be used: {why}.")
+
+    def read(self, name: str) -> NDArray[np.uint8]:
+        """Return the bytes of a file, mapped into memory that lives as long as this object: ``uint8[N]``.
+
+        Raises:
+            FileError: there is no such file, it is a link, or it cannot be read.
+        """
+        if name not in self._read:
+            self._read[name] = self._map(name)
+        return self._read[name]
+
+    def _map(self, name: str) -> NDArray[np.uint8]:
+        if not _NAME.fullmatch(name):
+            raise self.wrong(f"it names the file '{name}'")
+        if self._archive is None:
+            try:
+                return _mapped(self.path / name, within=self.path)
+            except OSError as error:
+                raise self.wrong(f"its file {name} cannot be read: {error.strerror or error}") from error
+        if name not in self._places:
+            raise self.wrong(f"it lacks the file {name}")
+        offset, size = self._places[name]
+        data = self._archive[offset : offset + size]
+        return data if offset % _ALIGNMENT == 0 else data.copy()  # somebody has packed it anew
+
+    def check(self, wanted: Mapping[str, Digest]) -> None:
+        """Compare all files with their sizes and digests, several at a time; of weights, only begin to (:meth:`wait`).
+
+        Raises:
+            FileError: one is missing, has changed, or is not among them.
+        """
+        unknown = self.names - wanted.keys() - {"bundle.json"}
+        if unknown:
+            raise self.wrong(f"it holds the file {min(unknown)}, which its list of files does not name")
+
+        def check(name: str) -> None:
+            data = self.read(name)
+            if len(data) != wanted[name].bytes or hashlib.sha256(data.data).hexdigest() != wanted[name].sha256:
+                raise self.wrong(f"its file {name} was changed or damaged after it was built. Copy it again, or build it anew")
+
+        pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit digests")
+        checks = {name: pool.submit(check, name) for name in sorted(wanted, key=lambda name: -wanted[name].bytes)}
+        pool.shutdown(wait=False)
+        self._weights = [check for name, check in checks.items() if name.endswith(WEIGHTS)]
+        try:
+            for name, one in checks.items():
+                if not name.endswith(WEIGHTS):
+                    one.result()
+        except BaseException:
+            wait(self._weights)
+            raise
+
+    def wait(self) -> None:
+        """Wait until weights have been compared, too: what is computed with them until then may be wrong. Raises FileError."""
+        wait(self._weights)
+        for one in self._weights:
+            one.result()
+
+    def _read_directory(self, stream: object) -> None:
+        data = self._archive
+        assert data is not None  # noqa: S101
+        try:
+            with zipfile.ZipFile(stream) as archive:  # type: ignore[call-overload]
+                members = archive.infolist()
+        except _DAMAGED as error:
+            if data[:4].tobytes() == b"PK\x03\x04":
+                raise self.wrong("it is cut short or damaged. Copy it again, or build it anew") from error
+            raise self.wrong("it is another kind of file. A bundle is what 'placeit build' writes") from error
+        for member in members:
+            name = member.filename
+            if name.endswith("/") and not member.file_size:
+                continue  # a folder, which holds nothing by itself
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if not _NAME.fullmatch(name) or kind not in (0, stat.S_IFREG):
+                raise self.wrong(f"its member {name!r} is a link, or has a name that no file of a bundle has")
+            if name in self._places:
+                raise self.wrong(f"it holds the file {name} twice")
+            if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1 or member.compress_size != member.file_size:
+                raise self.wrong(
+                    f"its member {name} is compressed or encrypted, and those of a bundle are stored as they are. Pack it with "
+                    "`zip -0`"
+                )
+            self._places[name] = self._place(member, data)
+        end = 0
+        for offset, size in sorted(self._places.values()):
+            if offset < end:
+                raise self.wrong("its members overlap")
+            end = offset + size
+
+    def _place(self, member: zipfile.ZipInfo, data: NDArray[np.uint8]) -> tuple[int, int]:
+        """Offset and size of the data of a member, which its local header has to confirm."""
+        start = member.header_offset
+        header = data[start : start + _LOCAL.size].tobytes() if start >= 0 else b""
+        with contextlib.suppress(struct.error):
+            mark, *_, name_bytes, extra_bytes = _LOCAL.unpack(header)
+            offset = start + _LOCAL.size + name_bytes + extra_bytes
+            name = data[start + _LOCAL.size : start + _LOCAL.size + name_bytes].tobytes()
+            if mark == b"PK\x03\x04" and name == member.filename.encode() and offset + member.file_size <= len(data):
+                return offset, member.file_size
+        raise self.wrong(f"its member {member.filename} does not lie where its list of members says. Copy it again")
+
+
+def _mapped(path: Path, within: Path | None = None) -> NDArray[np.uint8]:
+    """Map a regular file into memory, privately. Raises OSError, also if it is a link or lies outside of a folder."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if within is not None else 0))
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("it is not a regular file")
+        if within is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(within)):
+            raise OSError("it lies outside of the bundle")
+        if not found.st_size:
+            return np.empty(0, np.uint8)
+        # private and writable, as OpenVINO takes no read-only memory; nobody writes there
+        return np.frombuffer(mmap.mmap(handle, 0, access=mmap.ACCESS_COPY), np.uint8)
+    finally:
+        os.close(handle)

@@ -1,0 +1,247 @@
+"""A model whose segments are cut already: what a bundle gives to a runtime."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Arrays, Format, Model, TensorSpec
+from placeit.backends.bundle.files import BundleFiles
+from placeit.backends.bundle.manifest import BundledSegment, Manifest, Port, read_manifest
+from placeit.backends.onnx.sessions import open_whole
+from placeit.backends.onnx.whole import OnnxFile
+from placeit.core.address import Address
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError, UsageError, first_line
+from placeit.core.telemetry import import_openvino
+from placeit.devices.onnxruntime import explaining as explaining_ort
+from placeit.devices.openvino import compile_model, explaining, openvino_core
+
+__all__ = ["BundleModel", "open_bundle"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BundleModel(Model):
+    """The model of a bundle. Its ops are parts that were cut for the devices of one placement, and run in no other.
+
+    Attributes:
+        manifest: what the bundle says of itself.
+        files: its files, mapped into memory: those of segments live as long as this object.
+    """
+
+    manifest: Manifest
+    files: BundleFiles
+
+    @classmethod
+    def of(cls, manifest: Manifest, files: BundleFiles) -> Self:
+        """Wrap a manifest and the files that it describes."""
+        return cls(
+            path=files.path,
+            graph=manifest.graph,
+            inputs=manifest.inputs,
+            outputs=manifest.outputs,
+            placed=True,
+            manifest=manifest,
+            files=files,
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the model that was bundled."""
+        return self.manifest.name
+
+    @property
+    def channels_last(self) -> frozenset[int]:
+        """Tensors of the graph that cross a segment's border in channels-last layout."""
+        return self.manifest.channels_last
+
+    def statistics(self) -> dict[str, int | float]:
+        """Count the parts, and the bytes of their weights."""
+        graph = self.graph
+        return {
+            "ops": len(graph),
+            "edges": len(graph.edges),
+            "flops": float(graph.flops.sum()),
+            "parameter_bytes": float(graph.param_bytes.sum()),
+        }
+
+    def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:
+        """Return the inputs of a sample: of the first for seed 0, of the last for others."""
+        return self.samples[0 if seed == 0 else -1][0]
+
+    @cached_property
+    def samples(self) -> list[tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]]:
+        """Inputs and outputs of the references, by name. Raises FileError if the files are no such arrays."""
+        inputs = {spec.name: spec for spec in self.inputs}
+        outputs = {spec.name: spec for spec in self.outputs}
+
+        def read(file: str, spec: TensorSpec, *, sized: bool) -> NDArray[np.generic]:
+            try:
+                value = np.lib.format.read_array(io.BytesIO(self.files.read(file).tobytes()), allow_pickle=False)
+            except (ValueError, SyntaxError, MemoryError, TypeError, EOFError) as error:
+                raise self.files.wrong(f"its file {file} holds no array: {first_line(error)}") from error
+            if value.dtype != spec.dtype or (sized and value.shape != spec.shape):
+                raise self.files.wrong(f"its file {file} is {value.dtype}{list(value.shape)}, and '{spec.name}' is not")
+            return np.ascontiguousarray(value).reshape(value.shape)
+
+        return [
+            (
+                {name: read(file, inputs[name], sized=True) for name, file in one.inputs.items()},
+                # sizes of outputs may depend on the data
+                {name: read(file, outputs[name], sized=False) for name, file in one.outputs.items()},
+            )
+            for one in self.manifest.samples
+        ]
+
+    @property
+    def formats(self) -> frozenset[Format]:
+        """Those of its segments."""
+        return frozenset(segment.format for segment in self.manifest.segments)
+
+    @cached_property
+    def _segments(self) -> Mapping[tuple[Format, tuple[int, ...]], BundledSegment]:
+        return {(segment.format, segment.ops): segment for segment in self.manifest.segments}
+
+    def segment(self, form: Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
+        """Return a segment as it was cut. Raises DeviceError if none was cut there, or in another format."""
+        found = self._segments.get((form, tuple(ops)))
+        ends = {spec.op: spec.name for spec in (*self.inputs, *self.outputs)}
+        kinds, names = self.graph.kinds, self.graph.names
+        inputs: list[Port] = [*enter, *(ends[names[v]] for v in ops if kinds[v] == "Parameter")]
+        outputs: list[Port] = [*leave, *(ends[names[v]] for v in ops if kinds[v] == "Result")]
+        if found is None or set(found.inputs) != set(inputs) or set(found.outputs) != set(outputs):
+            raise DeviceError(
+                f"The bundle {self.path} has no segment for {form} of the parts {', '.join(names[v] for v in ops)}: it was "
+                "built for other devices. Build it anew from the model, for these."
+            )
+        return self._program(found, inputs, outputs)
+
+    def _program(self, segment: BundledSegment, inputs: Sequence[Port], outputs: Sequence[Port]) -> Any:
+        """Read a segment, with inputs and outputs in a given order."""
+        places = [segment.inputs.index(port) for port in inputs], [segment.outputs.index(port) for port in outputs]
+        if segment.format == "onnx":
+            program = self.files.read(segment.files[0]).tobytes()
+            return OnnxFile(
+                program, *(tuple(map(names.__getitem__, at)) for names, at in zip(segment.names, places, strict=True))
+            )
+        xml, weights = map(self.files.read, segment.files)
+        with explaining(f"OpenVINO cannot read a segment of {self.path}"):
+            return _read(xml, weights, *places)
+
+    def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
+        """Return what looks up the outputs of the uncut model for the samples, and for other inputs runs segment by segment.
+
+        The function raises DeviceError if a segment does not run on the CPU.
+        """
+        programs: dict[int, Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]] = {}
+
+        def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
+            for known, outputs in self.samples:
+                if all(np.array_equal(known[name], inputs[name]) for name in known):
+                    return outputs
+            return self._one_by_one(inputs, programs, precision)
+
+        return run
+
+    def _one_by_one(
+        self,
+        inputs: Arrays,
+        programs: dict[int, Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]],
+        precision: str,
+    ) -> dict[str, NDArray[np.generic]]:
+        """Run the segments one after another on the CPU, with nothing of placeit's executors.
+
+        Args:
+            inputs: of the model, by name.
+            programs: what runs each segment, by its number; those that are missing are compiled.
+            precision: of the CPU.
+        """
+        graph, ends = self.graph, {spec.op: spec.name for spec in (*self.inputs, *self.outputs)}
+        of = self.manifest.placement.segments_for(graph.names)
+        assert of is not None  # the manifest was checked  # noqa: S101
+        values: dict[int, NDArray[Any]] = {}  # tensors, in the memory order in which they cross borders
+        outputs: dict[str, NDArray[Any]] = {}
+        for s in range(int(of.max()) + 1):
+            ops = tuple(np.flatnonzero(of == s).tolist())
+            segment = next((one for one in self.manifest.segments if one.ops == ops), None)
+            if segment is not None:
+                if s not in programs:
+                    programs[s] = _runner(self._program(segment, segment.inputs, segment.outputs), precision, self.path)
+                given = [inputs[port] if isinstance(port, str) else values[port] for port in segment.inputs]
+                for port, value in zip(segment.outputs, programs[s](given), strict=True):
+                    (outputs if isinstance(port, str) else values)[port] = value  # type: ignore[index]
+                continue
+            for t, op in enumerate(graph.tensor_op.tolist()):
+                if op in ops:
+                    values[t] = np.asarray(inputs[ends[graph.names[op]]])
+            for (_, v), t in zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True):
+                if v in ops:
+                    outputs[ends[graph.names[v]]] = values[t].transpose(0, 3, 1, 2) if t in self.channels_last else values[t]
+        return outputs
+
+    def chain(self, elements: int, hops: int) -> Model:  # noqa: ARG002
+        """Raise UsageError: costs cannot be measured of a model that is cut already."""
+        raise UsageError(
+            f"{self.path} is a bundle, whose segments are cut: profile and optimize the model that it was built from."
+        )
+
+
+def open_bundle(path: Path) -> BundleModel:
+    """Open a bundle and check its files; those of weights are still being checked (:meth:`BundleFiles.wait`).
+
+    Raises:
+        FileError: it is damaged, edited, of a newer version, or no bundle.
+    """
+    files = BundleFiles(path)
+    manifest = read_manifest(files)
+    files.check(manifest.files)
+    model = BundleModel.of(manifest, files)
+    try:
+        _ = model.samples
+    except BaseException:
+        files.wait()
+        raise
+    return model
+
+
+def _read(xml: NDArray[np.uint8], weights: NDArray[np.uint8], inputs: Sequence[int], outputs: Sequence[int]) -> Any:
+    """Read an IR whose weights stay where they are, with inputs and outputs in the order of their places."""
+    openvino = import_openvino()
+    model = openvino_core().read_model(xml.tobytes(), openvino.Tensor(weights, shared_memory=True))
+    if [*inputs] == sorted(inputs) and [*outputs] == sorted(outputs):
+        return model
+    parameters, results = model.get_parameters(), model.get_results()
+    return openvino.Model(
+        [results[k] for k in outputs], model.get_sinks(), [parameters[k] for k in inputs], model.get_friendly_name()
+    )
+
+
+def _runner(program: Any, precision: str, path: Path) -> Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]:
+    """Compile a segment for the CPU; return what runs it."""
+    if isinstance(program, OnnxFile):
+        with explaining_ort(f"ONNX Runtime cannot open a segment of {path}"):
+            session = open_whole(program.model)
+
+        def run(values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+            with explaining_ort(f"ONNX Runtime cannot run a segment of {path}"):
+                made: Sequence[NDArray[Any]] = session.run(
+                    list(program.outputs), dict(zip(program.inputs, values, strict=True))
+                )
+                return made
+
+        return run
+    compiled = compile_model(program, Device("CPU", address=Address("CPU")), precision)
+
+    def infer(values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        with explaining(f"OpenVINO cannot run a segment of {path}"):
+            answer = compiled.create_infer_request().infer([np.ascontiguousarray(value) for value in values])
+            return [np.array(answer[i]) for i in range(len(compiled.outputs))]
+
+    return infer

@@ -1,0 +1,172 @@
+"""``placeit serve``: models on ports of HTTP and gRPC, until the process is told to end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from placeit.cli.options import CheckedOptions
+from placeit.cli.placements import RematchOption, known, naming, to_run
+from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import duration
+from placeit.core.errors import UsageError
+from placeit.core.extras import need
+from placeit.core.interrupts import ended_by
+from placeit.core.threads import Gate
+from placeit.report import text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from placeit.serve.network import Options
+    from placeit.serve.service import ServedModel
+
+__all__ = ["EXAMPLES", "serve"]
+
+EXAMPLES = """\b
+Examples:
+  placeit serve app.placeit --port 8000
+  placeit serve cats=a.placeit dogs=b.placeit --queue 128
+  placeit serve model.onnx --placement placement.json --no-grpc
+  placeit serve app.placeit --host 0.0.0.0 --tls-cert chain.pem --tls-key key.pem --token-file token
+"""
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Where a server listens, to whom, and how much it reads."""
+
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; others than this machine reach 0.0.0.0 or ::.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of HTTP; 0 for any that is free.")] = 8000
+    grpc_port: Annotated[int, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0 for any that is free.")] = (
+        8001
+    )
+    no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Serve HTTP alone.")] = False
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain (PEM), for HTTPS and gRPC with TLS.")
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key (PEM).")] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file", metavar="FILE", help="Answer only who sends 'Authorization: Bearer' and what this file has."
+        ),
+    ] = None
+    max_request_bytes: Annotated[
+        int, typer.Option("--max-request-bytes", metavar="N", min=1, max=(2 << 30) - 1, help="Most bytes of a request.")
+    ] = 64 << 20
+    client_timeout: Annotated[
+        float,
+        typer.Option(
+            "--client-timeout",
+            metavar="TIME",
+            parser=duration,
+            help="How long a client may take to send or to receive; default: 60s.",
+            show_default=False,
+        ),
+    ] = 60.0
+
+    def checked(self) -> Options:
+        """Read the files. Raises UsageError or FileError."""
+        from placeit.core.files import read_text
+        from placeit.serve.network import Options
+
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UsageError("TLS needs both a certificate and its key: give --tls-cert and --tls-key, or neither.")
+        if not 0.001 <= self.client_timeout < math.inf:
+            raise UsageError(f"--client-timeout is {self.client_timeout:g} seconds; it must be at least 1 ms, and finite.")
+        token = None
+        if self.token_file is not None:
+            token = read_text(self.token_file).strip().encode()
+            if not token or len(token.split()) > 1:
+                raise UsageError(f"{self.token_file} is to hold a token: text without spaces, and nothing else.")
+        return Options(
+            host=self.host,
+            port=self.port,
+            grpc_port=None if self.no_grpc else self.grpc_port,
+            tls=None if self.tls_cert is None or self.tls_key is None else (self.tls_cert, self.tls_key),
+            token=token,
+            most_bytes=self.max_request_bytes,
+            patience_s=self.client_timeout,
+        )
+
+
+def serve(
+    *,
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="[NAME=]FILE...", help="Bundles of 'placeit build', or a model file.", show_default=False),
+    ],
+    placement: Annotated[
+        Path | None,
+        typer.Option("--placement", "-p", metavar="FILE", help="Placement of a model file, as 'placeit optimize' writes it."),
+    ] = None,
+    rematch: RematchOption = None,
+    queue: Annotated[int, typer.Option("--queue", metavar="N", min=1, help="Requests of a model that may wait.")] = 64,
+    network: NetworkOptions,
+    terminal: Terminal,
+) -> Output:
+    """Serve models over HTTP and gRPC.
+
+    Speaks the Open Inference Protocol, as Triton Inference Server, KServe and OpenVINO Model Server do: their clients work.
+    Numbers for Prometheus are at /metrics. Standard error says at which addresses it serves, once it does.
+
+    Ctrl-C or SIGTERM ends it: it is not ready any more, finishes the requests that it has accepted, and exits with 0. A second
+    one ends it at once.
+    """
+    need("A server", "serve", "uvicorn", "starlette", "httptools", "grpc", "prometheus_client")
+    from placeit.serve.network import NetworkServer
+
+    if placement is not None and len(models) > 1:
+        raise UsageError("A placement is of one model: build bundles of several models with 'placeit build', and serve these.")
+    options, ending = network.checked(), Gate()
+    with contextlib.ExitStack() as stack:
+        served = [_opened(given, placement, rematch, queue, stack, terminal) for given in models]
+        with ended_by(ending.open), NetworkServer(served, options) as server:
+            typer.echo(f"http: {server.url}", err=True)
+            if server.grpc_address is not None:
+                typer.echo(f"grpc: {server.grpc_address}", err=True)
+            ending.wait()
+        data = {"http": server.url, "grpc": server.grpc_address, "models": [_counted(model) for model in served]}
+    return Output(data, partial(_show, data=data))
+
+
+def _opened(
+    given: str, placement: Path | None, rematch: str | None, queue: int, stack: contextlib.ExitStack, terminal: Terminal
+) -> ServedModel:
+    """Open a model or a bundle, which is closed with the stack, and run it."""
+    from placeit.serve.service import ServedModel, is_name
+
+    name, equals, rest = given.partition("=")
+    path = Path(rest if equals and is_name(name) else given)
+    what = to_run(CheckedOptions(path), placement, rematch)
+    session, chosen = stack.enter_context(what.open())
+    with terminal.progress() as progress:
+        home = known(session, chosen, progress)
+    with naming(what.path):
+        server = stack.enter_context(home.serve(chosen, queue=queue))
+    model = session.model
+    return ServedModel(model.name if path == Path(given) else name, server, model.inputs, model.outputs)
+
+
+def _counted(model: ServedModel) -> dict[str, Any]:
+    """Return what became of the requests of a model."""
+    stats = model.server.stats()
+    p50, p95, p99 = stats.percentiles(0.5, 0.95, 0.99)
+    return {"name": model.name, **stats.outcomes, "latency_s": {"p50": p50, "p95": p95, "p99": p99}}
+
+
+def _show(console: Console, data: Mapping[str, Any]) -> None:
+    from placeit.runtime.stats import OUTCOMES
+
+    for model in data["models"]:
+        text.paragraph(console, f"{model['name']}: {', '.join(f'{model[what]} {what}' for what in OUTCOMES)}", indent=2)

@@ -1,0 +1,223 @@
+"""A server on ports of HTTP and gRPC: sockets, certificates, its thread, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import uvicorn
+
+from placeit.core.errors import UsageError
+from placeit.core.threads import Gate, Job, Worker
+from placeit.report.metrics import registry_of
+from placeit.serve.connection import Connection
+from placeit.serve.http import application
+from placeit.serve.rpc import make_server
+from placeit.serve.service import ServedModel, Service
+
+__all__ = ["NetworkServer", "Options"]
+
+_KEEP_ALIVE_S = 75  # longer than clients keep a connection for which they have no use
+_BACKLOG = 2048
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where a server listens, to whom, and how much it reads.
+
+    Attributes:
+        host: address or name of this machine.
+        port: of HTTP; 0 for any that is free.
+        grpc_port: of gRPC; 0 for any that is free, None for no gRPC.
+        tls: files of a certificate chain and its private key (PEM); None for no TLS.
+        token: that clients have to bring; None if they need none.
+        most_bytes: of a request.
+        patience_s: seconds in which a request has to arrive, and its answer to be taken.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grpc_port: int | None = 8001
+    tls: tuple[Path, Path] | None = None
+    token: bytes | None = None
+    most_bytes: int = 64 << 20
+    patience_s: float = 60.0
+
+
+class NetworkServer:
+    """Serves models over HTTP and gRPC, from a thread of its own, until it is closed. A context manager.
+
+    The servers of the models stay open when it is closed.
+
+    Args:
+        models: what is served.
+        options: where, and to whom.
+
+    Attributes:
+        port: of HTTP.
+        grpc_port: of gRPC; None if there is none.
+        socket: of HTTP.
+
+    Raises:
+        UsageError: two models have one name, a port is taken or cannot be had, or a file of TLS is not what it should be.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], options: Options = Options()) -> None:
+        self._options = options
+        self._service = Service(models)
+        metrics = registry_of(lambda: [({"model": model.name}, model.server.stats()) for model in models])
+        app = application(self._service, metrics, most_bytes=options.most_bytes, token=options.token)
+        self._http = _Http(_configured(app, options))
+        self._rpc_credentials = None if options.tls is None else _grpc_credentials(*options.tls)
+        self.socket = _bound(options.host, options.port)
+        self.port: int = self.socket.getsockname()[1]
+        self.grpc_port: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._up = Gate()
+        self._job = Job(self._work)
+        self._worker = Worker("placeit network")
+        self._worker.submit(self._job)
+        self._up.wait()
+        if self._loop is None:
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """Address of HTTP."""
+        return f"http{'s' * (self._options.tls is not None)}://{_host(self._options.host)}:{self.port}"
+
+    @property
+    def grpc_address(self) -> str | None:
+        """Address of gRPC; None if there is none."""
+        return None if self.grpc_port is None else f"{_host(self._options.host)}:{self.grpc_port}"
+
+    def close(self) -> None:
+        """Stop accepting requests, finish those that were accepted, and release the ports; a second call has no effect."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is over
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._job.ended.wait()
+        self._worker.close()
+        self.socket.close()
+        self._job.result()
+
+    def _work(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        finally:
+            self._up.open()
+
+    async def _serve(self) -> None:
+        options, self._stop = self._options, asyncio.Event()
+        async with contextlib.AsyncExitStack() as stack:
+            if options.grpc_port is not None:
+                rpc = make_server(self._service, most_bytes=options.most_bytes, token=options.token)
+                stack.push_async_callback(rpc.stop, options.patience_s)
+                address = f"{_host(options.host)}:{options.grpc_port}"
+                try:
+                    if self._rpc_credentials is None:
+                        self.grpc_port = rpc.add_insecure_port(address)
+                    else:
+                        self.grpc_port = rpc.add_secure_port(address, self._rpc_credentials)
+                except RuntimeError as error:
+                    raise UsageError(f"gRPC cannot be served at {address}: the port is taken, or not to be had.") from error
+                await rpc.start()
+            http = asyncio.ensure_future(self._http.serve([self.socket]))
+            stack.push_async_callback(asyncio.wait, [http])
+            stack.callback(setattr, self._http, "should_exit", True)
+            await self._http.up.wait()
+            self._loop = asyncio.get_running_loop()
+            self._up.open()
+            await self._stop.wait()
+            await self._service.drain()
+
+
+class _Http(uvicorn.Server):
+    """Tells when it is up, and leaves signals alone, as it runs on a thread that hears of none."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        self.up.set()
+
+
+def _configured(app: Any, options: Options) -> uvicorn.Config:
+    certificate, key = options.tls or (None, None)
+    connection = functools.partial(Connection, patience_s=options.patience_s, most_bytes=options.most_bytes)
+    return uvicorn.Config(
+        app,
+        http=connection,  # type: ignore[arg-type] # it is called as its class would be
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(options.patience_s),
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+    )
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket at a port. Raises UsageError."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"There is no port {port}: ports are numbers from 1 to 65535, and 0 stands for any that is free.")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.socket(family, kind, protocol)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            found.listen(_BACKLOG)
+        except BaseException:
+            found.close()
+            raise
+    except OSError as error:
+        raise UsageError(f"HTTP cannot be served at {_host(host)}:{port}: {error.strerror}. Choose another one.") from error
+    return found
+
+
+def _grpc_credentials(certificate: Path, key: Path) -> grpc.ServerCredentials:
+    """Return the credentials of a server that has a certificate. Raises UsageError."""
+    texts = []
+    for path in (certificate, key):
+        try:
+            texts.append(path.read_bytes())
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        raise UsageError(
+            f"{certificate} and {key} are not a certificate chain and its private key, without a password, in PEM: {error}."
+        ) from error
+    return grpc.ssl_server_credentials([(texts[1], texts[0])])

@@ -1,0 +1,196 @@
+"""The protocol over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from time import perf_counter
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from google.protobuf.message import DecodeError, Message
+
+from placeit.serve.refusal import RefusedError, Status, invalid, none_of, unauthenticated
+from placeit.serve.service import ServedModel, Service
+from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_contents, to_bytes
+
+__all__ = ["Messages", "make_server"]
+
+_LOG = logging.getLogger("placeit")
+_SERVICE: Final = "inference.GRPCInferenceService"
+_HEALTH: Final = ("ServerLive", "ServerReady")
+_AT_ONCE: Final = 1024  # requests under way
+_APART_BYTES: Final = 1 << 16  # of typed values, from which on they are read on another thread
+
+
+class Messages:
+    """The protocol's messages, by name, in a pool of their own: a process may also have those of a client of the protocol."""
+
+    def __init__(self) -> None:
+        found = descriptor_pb2.FileDescriptorSet.FromString(files("placeit.serve").joinpath("open_inference.pb").read_bytes())
+        pool = descriptor_pool.DescriptorPool()
+        for file in found.file:
+            pool.Add(file)
+        self.methods = {method.name: method for method in pool.FindServiceByName(_SERVICE).methods}
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the class of a message."""
+        found = message_factory.GetMessageClass(self._pool.FindMessageTypeByName(f"inference.{name}"))
+        setattr(self, name, found)
+        return found
+
+
+def make_server(service: Service, *, most_bytes: int, token: bytes | None) -> grpc.aio.Server:
+    """Return a server of gRPC, without a port.
+
+    Args:
+        service: answers.
+        most_bytes: of a request.
+        token: that clients have to bring, as ``authorization: Bearer TOKEN``, but for the health of the server; None if they
+            need none.
+    """
+    messages = Messages()
+    answers = _Answers(service, messages)
+    known = _Token(token)
+
+    def guarded(name: str, kind: Any) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        answer = getattr(answers, name)
+
+        async def method(sent: bytes, context: Any) -> bytes:
+            try:
+                if name not in _HEALTH:
+                    known.check(context)
+                found: bytes = (await answer(kind.FromString(sent), context)).SerializeToString()
+                return found
+            except RefusedError as error:
+                code, why = error.status.grpc, str(error)
+            except DecodeError:
+                code, why = Status.INVALID.grpc, f"This is no {kind.DESCRIPTOR.name} in protobuf."
+            except Exception as error:  # noqa: BLE001 (clients are told no more than this)
+                _LOG.error("A request has failed: %s: %s", type(error).__name__, error)
+                code, why = Status.FAILED.grpc, "This request has failed in the server, whose log says why."
+            context.set_code(getattr(grpc.StatusCode, code))  # and not abort(), whose exception would hold the server
+            context.set_details(why)
+            return b""
+
+        return method
+
+    # without serializers of gRPC's own, which would tell clients of their exceptions
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(guarded(name, getattr(messages, method.input_type.name)))
+        for name, method in messages.methods.items()
+    }
+    options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", most_bytes), ("grpc.max_send_message_length", -1)]
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_AT_ONCE)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+    return server
+
+
+class _Token:
+    def __init__(self, token: bytes | None) -> None:
+        self._token = token
+
+    def check(self, context: Any) -> None:
+        """Raise RefusedError if a client does not bring the token."""
+        if self._token is None:
+            return
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+        scheme, _, token = (given if isinstance(given, bytes) else given.encode()).partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self._token):
+            raise unauthenticated()
+
+
+class _Answers:
+    """A method for each of the protocol's, by its name."""
+
+    def __init__(self, service: Service, messages: Messages) -> None:
+        self._service, self._messages = service, messages
+
+    async def ServerLive(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        return self._messages.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        return self._messages.ServerReadyResponse(ready=self._service.ready)
+
+    async def ModelReady(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        model = self._service.model(request.name, request.version)
+        return self._messages.ModelReadyResponse(ready=model.ready and not self._service.draining)
+
+    async def ServerMetadata(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        return self._filled("ServerMetadataResponse", self._service.metadata())
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        return self._filled("ModelMetadataResponse", self._service.model(request.name, request.version).metadata())
+
+    async def ModelConfig(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        config = self._service.model(request.name, request.version).config()
+        return self._filled("ModelConfigResponse", {"config": config})
+
+    async def ModelStatistics(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        service = self._service
+        models = [service.model(request.name, request.version)] if request.name else service.models.values()
+        return self._filled("ModelStatisticsResponse", {"model_stats": [model.statistics() for model in models]})
+
+    async def RepositoryIndex(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        models = [one for one in self._service.index() if one["state"] == "READY" or not request.ready]
+        return self._filled("RepositoryIndexResponse", {"models": models})
+
+    def _filled(self, name: str, values: dict[str, Any]) -> Message:
+        return json_format.ParseDict(values, getattr(self._messages, name)())
+
+    async def ModelInfer(self, request: Any, context: Any) -> Message:  # noqa: N802
+        """Run a model."""
+        with self._service.accepted(request.model_name, request.model_version) as call:
+            call.received = perf_counter()
+            times = [context.time_remaining(), _timeout(request.parameters)]
+            if request.raw_input_contents or request.ByteSize() < _APART_BYTES:
+                inputs = _inputs(call.model, request)
+            else:
+                inputs = await asyncio.to_thread(_inputs, call.model, request)
+            names = [one.name for one in request.outputs] or list(call.model.outputs)
+            call.model.named_once("output", names)
+            for one in request.outputs:
+                none_of(one.parameters, "classification", "shared_memory_region")
+            outputs = await self._service.run(call, inputs, min((one for one in times if one is not None), default=None))
+            answer = self._messages.ModelInferResponse(
+                model_name=call.model.name, model_version=call.model.version, id=request.id
+            )
+            for name in names:
+                value = outputs[name]
+                answer.outputs.add(name=name, datatype=DATATYPES[value.dtype.name], shape=value.shape)
+                answer.raw_output_contents.append(to_bytes(value).tobytes())
+            return answer
+
+
+def _inputs(model: ServedModel, request: Any) -> dict[str, Array]:
+    """Read the tensors of a request. Raises Refused."""
+    model.named_once("input", [tensor.name for tensor in request.inputs])
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise invalid(f"There are {len(raw)} raw contents for {len(request.inputs)} inputs: each has to have its own.")
+    inputs: dict[str, Array] = {}
+    for number, tensor in enumerate(request.inputs):
+        none_of(tensor.parameters, "shared_memory_region")
+        spec = model.spec(tensor.name, tensor.datatype, tensor.shape)
+        if raw and tensor.HasField("contents"):
+            raise invalid(f"The input '{spec.name}' has typed contents beside raw ones: send either.")
+        inputs[spec.name] = of_bytes(raw[number], spec) if raw else of_contents(tensor.contents, spec)
+    return inputs
+
+
+def _timeout(parameters: Any) -> float | None:
+    """Return the seconds in which a request has to be answered; None for as long as it takes. Raises Refused."""
+    none_of(parameters, "sequence_id")
+    if "timeout" not in parameters:
+        return None
+    given = parameters["timeout"]
+    chosen = given.WhichOneof("parameter_choice")
+    if chosen not in ("int64_param", "uint64_param") or getattr(given, chosen) < 0:
+        raise invalid("The parameter 'timeout' has to be a whole number of microseconds, and at least 0.")
+    return getattr(given, chosen) / 1e6 or None

@@ -1,0 +1,315 @@
+"""The models of a network server, and what becomes of a request, whichever protocol brings it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from placeit.backends.base import Arrays, TensorSpec
+from placeit.core.errors import ExecutionError, PlaceitError, UsageError
+from placeit.core.version import __version__
+from placeit.runtime.answers import Answer, Outputs
+from placeit.runtime.serving import Server
+from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
+from placeit.serve.tensors import DATATYPES, check_datatype
+
+__all__ = ["Call", "ServedModel", "Service", "is_name"]
+
+_EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
+
+
+def is_name(text: str) -> bool:
+    """Return whether a model can have this name, as it has no characters that a path would have to escape."""
+    return re.fullmatch(r"[\w.-]+", text, re.ASCII) is not None
+
+
+@dataclass
+class _Duration:
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += max(0.0, seconds)
+
+    def to_dict(self) -> dict[str, int]:
+        return {"count": self.count, "ns": round(self.seconds * 1e9)}
+
+
+_DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+
+
+@dataclass
+class Call:
+    """A request of a client, and when what had happened, in seconds of ``time.perf_counter``.
+
+    Attributes:
+        model: that it is for.
+        begun: when its head was there.
+        received: when all of it was there.
+        submitted: when its tensors were.
+        answer: of the server that runs the model.
+        answered: when that was there.
+    """
+
+    model: ServedModel
+    begun: float = field(default_factory=time.perf_counter)
+    received: float = math.nan
+    submitted: float = math.nan
+    answer: Answer | None = None
+    answered: float = math.nan
+
+
+class ServedModel:
+    """A model that clients may ask.
+
+    Args:
+        name: by which they do.
+        server: runs it.
+        inputs: what it takes.
+        outputs: what it gives.
+        version: which one of the model this is.
+
+    Raises:
+        UsageError: the name has characters besides letters, digits, ``-``, ``_`` and ``.``, or the protocol has no type for a
+            tensor.
+    """
+
+    def __init__(
+        self, name: str, server: Server, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], version: str = "1"
+    ) -> None:
+        if not is_name(name):
+            raise UsageError(f"A model cannot be served as '{name}': take letters, digits, '-', '_' and '.', as in NAME=PATH.")
+        for spec in (*inputs, *outputs):
+            if spec.dtype not in DATATYPES:
+                raise UsageError(
+                    f"The model '{name}' cannot be served: '{spec.name}' is {spec.dtype}; clients can send and receive "
+                    f"{', '.join(DATATYPES)}."
+                )
+        self.name, self.server, self.version = name, server, version
+        self.inputs = {spec.name: spec for spec in inputs}
+        self.outputs = {spec.name: spec for spec in outputs}
+        self._durations = {what: _Duration() for what in _DURATIONS}
+        self._last = 0  # milliseconds since 1970
+
+    @property
+    def ready(self) -> bool:
+        """True if its server takes requests, and there are devices that run them."""
+        return self.server.able
+
+    def spec(self, name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:
+        """Return what an input has to look like. Raises RefusedError if there is no such input, or it looks otherwise."""
+        spec = self.inputs.get(name)
+        if spec is None:
+            raise invalid(f"The model '{self.name}' has no input '{name}'; its inputs are {_names(self.inputs)}.")
+        check_datatype(spec, datatype)
+        if tuple(shape) != spec.shape:
+            raise invalid(
+                f"The input '{name}' is sent with the shape {list(shape)}; the model takes {list(spec.shape)}.",
+            )
+        return spec
+
+    def named_once(self, what: str, names: Sequence[str]) -> None:
+        """Raise RefusedError if inputs or outputs are unknown or there twice, or inputs are missing."""
+        known = self.inputs if what == "input" else self.outputs
+        for name in names:
+            if name not in known:
+                raise invalid(f"The model '{self.name}' has no {what} '{name}'; its {what}s are {_names(known)}.")
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise invalid(f"The {what} '{twice}' is there {names.count(twice)} times.")
+        missing = [name for name in known if name not in names]
+        if missing and what == "input":
+            raise invalid(f"The input '{missing[0]}' is missing; the inputs are {_names(known)}.")
+
+    def ended(self, call: Call, *, well: bool) -> None:
+        """Count a request."""
+        now, spent = time.perf_counter(), self._durations
+        if not well or call.answer is None:
+            spent["fail"].add(now - call.begun)
+            return
+        self._last = time.time_ns() // 1_000_000
+        spent["success"].add(now - call.begun)
+        spent["compute_input"].add(call.submitted - call.received)
+        spent["queue"].add(call.answer.begun - call.submitted)
+        spent["compute_infer"].add(call.answer.ended - call.answer.begun)
+        spent["compute_output"].add(now - call.answered)
+
+    def metadata(self) -> dict[str, Any]:
+        """Describe it, as the protocol does."""
+        return {
+            "name": self.name,
+            "versions": [self.version],
+            "platform": "placeit",
+            "inputs": [_described(spec) for spec in self.inputs.values()],
+            "outputs": [_described(spec) for spec in self.outputs.values()],
+        }
+
+    def config(self) -> dict[str, Any]:
+        """Describe it as Triton's model configurations do."""
+        return {
+            "name": self.name,
+            "platform": "placeit",
+            "backend": "placeit",
+            "max_batch_size": 0,
+            "input": [_configured(spec) for spec in self.inputs.values()],
+            "output": [_configured(spec) for spec in self.outputs.values()],
+        }
+
+    def statistics(self) -> dict[str, Any]:
+        """Count its requests, as Triton's statistics do."""
+        succeeded = self._durations["success"].count
+        return {
+            "name": self.name,
+            "version": self.version,
+            "last_inference": self._last,
+            "inference_count": succeeded,
+            "execution_count": succeeded,
+            "inference_stats": {what: spent.to_dict() for what, spent in self._durations.items()},
+        }
+
+
+def _names(known: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in known)
+
+
+def _described(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": list(spec.shape)}
+
+
+def _configured(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "data_type": f"TYPE_{DATATYPES[spec.dtype]}", "dims": list(spec.shape)}
+
+
+class Service:
+    """All models of a network server. Its methods are called on the thread of the event loop.
+
+    Args:
+        models: what is served, by different names.
+
+    Attributes:
+        draining: whether no more requests are accepted.
+    """
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self.models: Mapping[str, ServedModel] = {}
+        for model in models:
+            if model.name in self.models:
+                raise UsageError(f"Two models are to be served as '{model.name}': give one another name, as in NAME=PATH.")
+            self.models = {**self.models, model.name: model}
+        if not self.models:
+            raise UsageError("There is no model to serve.")
+        self.draining = False
+        self._accepted = 0
+        self._idle = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """True if requests are accepted, and there are devices that run every model."""
+        return not self.draining and all(model.ready for model in self.models.values())
+
+    def metadata(self) -> dict[str, Any]:
+        """Describe the server, as the protocol does."""
+        return {"name": "placeit", "version": __version__, "extensions": list(_EXTENSIONS)}
+
+    def index(self) -> list[dict[str, Any]]:
+        """List the models, as Triton's index of a repository does."""
+        return [
+            {
+                "name": model.name,
+                "version": model.version,
+                "state": "READY" if model.ready else "UNAVAILABLE",
+                "reason": "" if model.ready else "its server is closed, or no device is left",
+            }
+            for model in self.models.values()
+        ]
+
+    def model(self, name: str, version: str = "") -> ServedModel:
+        """Find a model. Raises Refused."""
+        found = self.models.get(name)
+        if found is None:
+            raise RefusedError(Status.UNKNOWN, f"There is no model '{name}' here; there are {_names(self.models)}.")
+        if version not in ("", found.version):
+            raise RefusedError(Status.UNKNOWN, f"The model '{name}' has no version '{version}'; it has '{found.version}'.")
+        return found
+
+    @contextlib.contextmanager
+    def accepted(self, name: str, version: str = "") -> Iterator[Call]:
+        """Accept a request, which the server then finishes even if it is told to end, and count what becomes of it.
+
+        Raises:
+            RefusedError: there is no such model, or nothing is accepted any more.
+        """
+        call = Call(self.model(name, version))
+        if self.draining:
+            raise RefusedError(Status.UNAVAILABLE, "This server is about to end and takes no more requests: ask another one.")
+        self._accepted += 1
+        well = False
+        try:
+            yield call
+            well = True
+        finally:
+            call.model.ended(call, well=well)
+            self._accepted -= 1
+            self._look()
+
+    async def run(
+        self, call: Call, inputs: Arrays, timeout_s: float | None = None, gone: Callable[[], Awaitable[object]] | None = None
+    ) -> Outputs:
+        """Run the model of a request.
+
+        Args:
+            call: the request.
+            inputs: by name.
+            timeout_s: seconds, from when it began, until the outputs have to be there; None for as long as it takes.
+            gone: waits until the client does not want them any more; None if this is cancelled then.
+
+        Raises:
+            RefusedError: no outputs come, or not in time. The request does not run then, if it has not begun.
+        """
+        call.submitted = time.perf_counter()
+        left = None if timeout_s is None else call.begun + timeout_s - call.submitted
+        if left is not None and left <= 0:
+            raise _late()
+        try:
+            call.answer = call.model.server.submit(inputs, wait=False, start_within_s=left)
+        except ExecutionError as error:
+            closed = type(error) is ExecutionError  # and not a full queue, or one that was full for too long
+            raise RefusedError(Status.UNAVAILABLE, str(error)) if closed else refusal_of(error) from error
+        except UsageError as error:
+            raise refusal_of(error) from error
+        answer: asyncio.Future[Any] = asyncio.wrap_future(call.answer)
+        leaving: asyncio.Future[Any] | None = None if gone is None else asyncio.ensure_future(gone())
+        try:
+            await asyncio.wait([answer] if leaving is None else [answer, leaving], timeout=left, return_when="FIRST_COMPLETED")
+            if not answer.done():
+                raise _late() if leaving is None or not leaving.done() else RefusedError(Status.GONE, "The client has gone.")
+            outputs: Outputs = answer.result()
+        except PlaceitError as error:
+            raise refusal_of(error) from error
+        finally:
+            answer.cancel()  # which takes it out of the queue if it waits there
+            if leaving is not None:
+                leaving.cancel()
+        call.answered = time.perf_counter()
+        return outputs
+
+    async def drain(self) -> None:
+        """Accept no more requests, and wait until those that were accepted have ended."""
+        self.draining = True
+        self._look()
+        await self._idle.wait()
+
+    def _look(self) -> None:
+        if self.draining and not self._accepted:
+            self._idle.set()
+
+
+def _late() -> RefusedError:
+    return RefusedError(Status.LATE, "The time in which this request had to be answered is over.")

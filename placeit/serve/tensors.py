@@ -1,0 +1,157 @@
+"""Tensors of the protocol: types, and values as bytes, as JSON and as fields of protobuf messages."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import TensorSpec
+from placeit.serve.refusal import RefusedError, invalid
+
+__all__ = ["DATATYPES", "Array", "check_datatype", "of_bytes", "of_contents", "of_json", "to_bytes", "to_json"]
+
+DATATYPES: Final = {
+    "bool": "BOOL",
+    **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}" for sign in ("u", "") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
+}
+"""The protocol's names of types, by NumPy's."""
+
+_FIELDS: Final = {
+    "bool": "bool_contents",
+    **dict.fromkeys(("int8", "int16", "int32"), "int_contents"),
+    **dict.fromkeys(("uint8", "uint16", "uint32"), "uint_contents"),
+    "int64": "int64_contents",
+    "uint64": "uint64_contents",
+    "float32": "fp32_contents",
+    "float64": "fp64_contents",
+}
+_KINDS: Final[dict[str, set[type]]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
+_WORDS: Final[dict[type, str]] = {
+    bool: "true or false",
+    int: "numbers",
+    float: "fractions",
+    str: "text",
+    list: "lists of different depths",
+}
+_PIECE: Final = 1 << 14  # values that are converted without another thread having a turn
+
+Array = NDArray[np.generic]
+
+
+def check_datatype(spec: TensorSpec, datatype: str) -> None:
+    """Raise RefusedError if a tensor is not sent as the type that the model has."""
+    wanted = DATATYPES[spec.dtype]
+    if datatype != wanted:
+        unknown = "" if datatype in DATATYPES.values() else ", a type that no model has here"
+        raise invalid(f"The input '{spec.name}' is sent as {datatype}{unknown}; the model takes {wanted}.")
+
+
+def of_bytes(data: bytes | memoryview, spec: TensorSpec) -> Array:
+    """View little-endian bytes as a tensor; nothing is copied. Raises Refused."""
+    dtype = np.dtype(spec.dtype)
+    size = math.prod(spec.shape) * dtype.itemsize
+    if len(data) != size:
+        raise invalid(
+            f"The input '{spec.name}' has {len(data)} bytes; {DATATYPES[spec.dtype]} {list(spec.shape)} takes {size}."
+        )
+    if dtype == np.bool_ and (np.frombuffer(data, np.uint8) > 1).any():
+        raise invalid(f"The input '{spec.name}' has bytes other than 0 and 1; it is BOOL.")
+    return np.frombuffer(data, dtype.newbyteorder("<")).reshape(spec.shape)
+
+
+def to_bytes(value: Array) -> memoryview:
+    """Return the values of a tensor as little-endian bytes, without a copy where they lie in order."""
+    plain = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+    return plain.reshape(-1).view(np.uint8).data
+
+
+def of_json(data: Any, spec: TensorSpec) -> Array:
+    """Convert a list of JSON, flat or nested as the shape is, to a tensor. Raises Refused."""
+    found = _filled(_flat(data, spec), spec)
+    if found.dtype.kind == "f" and not np.isfinite(found).all():  # JSON has no infinity but numbers that are too large
+        raise _too_large(spec)
+    return found
+
+
+def _flat(data: Any, spec: TensorSpec) -> list[Any]:
+    """Return the values of a list, which may be nested as the tensor's shape is."""
+    if not isinstance(data, list):
+        raise invalid(f"The 'data' of the input '{spec.name}' is no list of values.")
+    values, sizes = data, [len(data)]
+    while values and isinstance(values[0], list):
+        lengths = {len(row) if isinstance(row, list) else -1 for row in values}
+        if len(lengths) > 1:
+            raise invalid(f"The 'data' of the input '{spec.name}' has lists of different lengths.")
+        sizes += lengths
+        values = list(itertools.chain.from_iterable(values))
+    if len(values) != math.prod(spec.shape) or (len(sizes) > 1 and tuple(sizes) != spec.shape):
+        has = f"{len(values)} values" if len(sizes) == 1 else f"lists of the shape {sizes}"
+        raise invalid(f"The 'data' of the input '{spec.name}' has {has}; the model takes {list(spec.shape)}.")
+    return values
+
+
+def _filled(values: Sequence[Any], spec: TensorSpec) -> Array:
+    """Make a tensor of a list of its values; other threads have a turn meanwhile. Raises Refused."""
+    found = np.empty(len(values), spec.dtype)
+    for at in range(0, len(values), _PIECE):
+        piece = values[at : at + _PIECE]
+        wrong: set[type] = set(map(type, piece)) - _KINDS[found.dtype.kind]
+        if wrong:
+            said = ", ".join(sorted(_WORDS.get(kind, "null or objects") for kind in wrong))
+            raise invalid(f"The input '{spec.name}' has values that are {said}; it is {DATATYPES[spec.dtype]}.")
+        if not _fits(piece, found[at : at + len(piece)]):
+            raise _too_large(spec)
+    return found.reshape(spec.shape)
+
+
+def _too_large(spec: TensorSpec) -> RefusedError:
+    return invalid(f"The input '{spec.name}' has values that {DATATYPES[spec.dtype]} cannot hold.")
+
+
+def _fits(values: Sequence[Any], found: Array) -> bool:
+    """Write values into an array, whose type is of their kind; return whether it can hold them."""
+    if found.dtype.kind in "iu":
+        limits = np.iinfo(found.dtype)  # type: ignore[type-var]
+        if min(values) < limits.min or max(values) > limits.max:
+            return False
+    try:
+        with np.errstate(over="ignore"):
+            found[:] = np.array(values, np.float64 if found.dtype.kind == "f" else found.dtype)
+    except OverflowError:  # an integer that no float is as large as
+        return False
+    return True
+
+
+def of_contents(contents: Any, spec: TensorSpec) -> Array:
+    """Convert the typed values of an ``InferTensorContents`` to a tensor. Raises Refused."""
+    wanted = _FIELDS.get(spec.dtype)
+    if wanted is None:
+        raise invalid(f"The input '{spec.name}' is {DATATYPES[spec.dtype]}, which has no typed contents: send it raw.")
+    if any(field.name != wanted for field, _ in contents.ListFields()):
+        raise invalid(f"The input '{spec.name}' is {DATATYPES[spec.dtype]}: its values belong in '{wanted}' alone.")
+    values = getattr(contents, wanted)
+    if len(values) != math.prod(spec.shape):
+        raise invalid(f"The input '{spec.name}' has {len(values)} values; the model takes {list(spec.shape)}.")
+    return _filled(values, spec)
+
+
+def to_json(name: str, value: Array) -> Iterator[str]:
+    """Write a tensor's values as a list of JSON, in pieces between which other threads have a turn. Raises Refused."""
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise invalid(
+            f"The output '{name}' has values that are not finite, for which JSON has no numbers: ask for it in binary form "
+            "(the parameter 'binary_data' of the output, or 'binary_data_output' of the request)."
+        )
+    flat = value.reshape(-1)
+    yield "["
+    for at in range(0, len(flat), _PIECE):
+        text = json.dumps(flat[at : at + _PIECE].tolist())
+        yield ("," if at else "") + text[1:-1]
+    yield "]"

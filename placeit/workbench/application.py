@@ -1,0 +1,254 @@
+"""A bundle, open on the devices of this machine: what ``placeit build`` has written, ready to run and to be served."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit import backends
+from placeit.backends.base import Arrays, TensorSpec
+from placeit.backends.bundle.files import is_bundle
+from placeit.backends.bundle.manifest import Manifest
+from placeit.backends.bundle.model import BundleModel, open_bundle
+from placeit.core.cluster import Link
+from placeit.core.errors import ExecutionError, PlacementError
+from placeit.core.placement import Placement
+from placeit.planning.segments import Costs, Plan
+from placeit.runtime.check import OutputDifference
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.serving import Server
+from placeit.workbench import Workbench
+from placeit.workbench.matching import Devices, Rematch, differences, matched
+from placeit.workbench.options import Constraints, Inputs
+
+__all__ = ["Application", "load"]
+
+
+class Application:
+    """A bundled model on the devices of this machine. A context manager; :meth:`load` opens one.
+
+    Attributes:
+        manifest: what the bundle says of itself.
+        placement: of the bundle's parts on the devices of this machine.
+        session: where it runs. Its model is cut already, and can be placed in no other way.
+        differences: in which ways devices and versions are not those that it was built with, a line for each.
+    """
+
+    def __init__(
+        self,
+        model: BundleModel,
+        *,
+        rematch: Rematch = None,
+        devices: Devices = None,
+        inputs: Inputs | Arrays | None = None,
+        tolerance: float | None = None,
+    ) -> None:
+        self.manifest = model.manifest
+        try:
+            names, cluster = matched(model.manifest, model.path, rematch, devices)
+            self.placement = _renamed(model.manifest.placement, names)
+            self.session = Workbench(
+                model,
+                cluster,
+                precision=model.manifest.precision,
+                inputs=inputs,
+                constraints=Constraints(tolerance=model.manifest.tolerance if tolerance is None else tolerance),
+                cache=None,
+            )
+            self.differences = tuple(differences(model.manifest, self.session.cluster, names))
+            with contextlib.ExitStack() as stack:
+                stack.callback(self.session.close)
+                self._plans = self._planned(names)
+                homes = map(self.session.home_of, self.placement.every)
+                self._programs = [
+                    home.runtime.compiler.compile(plan.programs) for home, plan in zip(homes, self._plans, strict=True)
+                ]
+                model.files.wait()
+                stack.pop_all()
+        finally:
+            model.files.wait()
+        self._executor: PlanExecutor | None = None
+        self._opening, self._closed = threading.Lock(), False
+
+    def _planned(self, names: Mapping[str, str]) -> list[Plan]:
+        """Plan the placement and its replicas."""
+        for one in self.placement.every:
+            self.session.divide(one, by_segments=True)
+        self.session.take(_costs(self.manifest, self.session, names))
+        try:
+            return [self.session.plan_of(one) for one in self.placement.every]
+        except PlacementError as error:
+            path = self.session.model.path
+            raise PlacementError(f"{path} cannot run here: {error} Rematch it to devices with more (--rematch).") from error
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        rematch: Rematch = None,
+        devices: Devices = None,
+        inputs: Inputs | Arrays | None = None,
+        tolerance: float | None = None,
+    ) -> Self:
+        """Open a bundle: check its files, find its devices on this machine, and compile its segments.
+
+        Args:
+            path: an archive or a folder that ``placeit build`` has written.
+            rematch: which devices of this machine take the places of those of the placement: new names by old ones, or
+                ``auto`` to choose those of the same kind for what is not there. None to take devices of the same names.
+            devices: where devices are looked for by these names: a cluster file, a cluster, or device names. None for this
+                machine and connected nodes.
+            inputs: by name, what :attr:`session` is measured on; None for those of the first sample.
+            tolerance: largest relative error of outputs that are right; None for that of the session that built the bundle.
+
+        Raises:
+            FileError: it is damaged, was edited, is of a newer version, or is no bundle.
+            DeviceError: a device is not there, which lists what is needed; or a segment cannot be compiled.
+            UsageError: ``rematch`` names no device of the bundle, gives two one device, or one of another runtime.
+            PlacementError: a device has not enough memory for its segments.
+        """
+        return cls(open_bundle(Path(path)), rematch=rematch, devices=devices, inputs=inputs, tolerance=tolerance)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what runs, stop every thread, and release what was compiled."""
+        with self._opening:
+            executor, self._executor, self._closed = self._executor, None, True
+        if executor is not None:
+            executor.close()
+        self.session.close()
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.manifest.name
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of placeit and of the runtimes that it was built with, by package."""
+        return dict(self.manifest.versions)
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The model's inputs, in its order."""
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The model's outputs, in its order."""
+        return self.manifest.outputs
+
+    @property
+    def tolerance(self) -> float:
+        """Largest relative error of outputs that are right."""
+        return self.session.tolerance
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray[np.generic]]:
+        """Run once and return the outputs by name. Calls of several threads take turns; a :meth:`server` runs them together.
+
+        Of a placement with replicas the first one runs.
+
+        Args:
+            inputs: an array for each input, by name.
+
+        Raises:
+            UsageError: an input is missing, unknown, or has another shape or type than the model wants.
+            DeviceError: there is no room for buffers.
+            ExecutionError: a device failed, or the application is closed.
+        """
+        with self._opening:
+            if self._executor is None:
+                self._executor = self.executor()
+            executor = self._executor
+        return executor.run(inputs)
+
+    def executor(self, *, in_flight: int = 1) -> PlanExecutor:
+        """Make buffers for the placement, of replicas the first one; close it when it is not needed.
+
+        Raises:
+            DeviceError: there is no room for them.
+            ExecutionError: the application is closed.
+        """
+        self._check_open()
+        return self.session.home_of(self.placement).executor(self._plans[0], in_flight=in_flight)
+
+    def server(self, **options: Any) -> Server:
+        """Run requests as they come, with the options of :meth:`placeit.Session.serve`. A context manager."""
+        self._check_open()
+        return self.session.serve(self.placement, **options)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ExecutionError(f"{self.session.model.path} is closed, and nothing more can run there: load it again.")
+
+    def check(self) -> OutputDifference:
+        """Run the samples of the bundle on all replicas, and compare the outputs with those of the uncut model.
+
+        Raises:
+            ExecutionError: they differ by more than :attr:`tolerance`, or a device failed.
+        """
+        self._check_open()
+        check, worst = self.session.output_check(), OutputDifference(0.0, 0.0)
+        for one in self.placement.every:
+            home = self.session.home_of(one)
+            with home.executor(home.plan_of(one)) as executor:
+                worst = worst.worse(check(executor))
+        why = worst.wrong(self.tolerance)
+        if why is not None:
+            raise ExecutionError(f"{self.session.model.path} does not compute here what it should: {why}")
+        return worst
+
+
+def load(path: str | Path, **options: Any) -> Any:
+    """Open a bundle, or read a model file, by what the path names.
+
+    Args:
+        path: a bundle (``.placeit``, or a folder): the result is a :class:`placeit.Application`, ready to run. Anything else is
+            a model, to be profiled and placed: the result is a :class:`placeit.Model`.
+        options: those of :meth:`placeit.Application.load`, such as ``rematch``; or of :func:`placeit.backends.load`.
+
+    Raises:
+        PlaceitError: what these raise.
+    """
+    return Application.load(path, **options) if is_bundle(path) else backends.load(path, **options)
+
+
+def _renamed(placement: Placement, names: Mapping[str, str]) -> Placement:
+    """Return a placement with other names of its devices."""
+    devices = tuple(names[name] for name in placement.device_names)
+    return replace(
+        placement, device_names=devices, replicas=tuple(replace(one, device_names=devices) for one in placement.replicas)
+    )
+
+
+def _costs(manifest: Manifest, session: Workbench, names: Mapping[str, str]) -> Costs:
+    """What parts took where the bundle was built, if that is known; by these costs each runs on its device only."""
+    graph, group_of = manifest.graph, session.grouping.group_of
+    column = {name: d for d, name in enumerate(session.cluster.names)}
+    core = np.full((len(graph), len(column)), np.inf)
+    for one in manifest.placement.every:
+        for name, device in one.as_dict().items():
+            core[graph.index[name], column[names[device]]] = 0.0
+    for v, row in enumerate(manifest.seconds or ()):
+        for needed, seconds in zip(manifest.devices, row, strict=True):
+            if seconds is not None:
+                core[v, column[names[needed.name]]] = seconds
+    of_groups = np.zeros((len(session.grouping.groups), len(column)))
+    np.add.at(of_groups, group_of, core)
+    known = {(names[a], names[b]): Link(bandwidth, latency) for a, b, latency, bandwidth in manifest.links}
+    cluster = replace(session.cluster, links={**known, **session.cluster.links})
+    return replace(Costs.zero(len(of_groups), cluster), core=of_groups, shared=manifest.seconds is None)

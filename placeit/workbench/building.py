@@ -1,0 +1,247 @@
+"""Build a bundle: write the segments of a placement, and all that is needed to run them elsewhere."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from placeit.backends.base import Arrays, Format
+from placeit.backends.bundle.files import SUFFIX, digest_of, write_archive
+from placeit.backends.bundle.manifest import MANIFEST, BundledSegment, Manifest, Needed, Port, Sample
+from placeit.backends.bundle.model import open_bundle
+from placeit.backends.bundle.programs import write_program
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError, FileError
+from placeit.core.files import replacing, temporary_folder
+from placeit.core.placement import Placement
+from placeit.core.version import __version__
+from placeit.devices.clusterfile import discover
+from placeit.planning.contracting import contract
+from placeit.planning.segments import Plan
+from placeit.runtime.segment_book import SegmentBook
+from placeit.workbench.application import Application
+from placeit.workbench.opened import OpenSession
+
+__all__ = ["build", "check_target"]
+
+_FORMATS: Mapping[str, Format] = {"openvino": "openvino", "throughput": "openvino", "ort": "onnx", "torch": "openvino"}
+"""Formats of segments, by the kind of their device."""
+_PACKAGES: Mapping[Format, str] = {"openvino": "openvino", "onnx": "onnxruntime"}
+
+_log = logging.getLogger("placeit")
+
+
+def check_target(path: Path) -> None:
+    """Raise FileError if a bundle cannot be written to a path: something is there, or its folder is missing."""
+    if os.path.lexists(path):
+        raise FileError(f"{path} exists, and a bundle replaces nothing: remove it, or choose another path.")
+    if not path.absolute().parent.is_dir():
+        raise FileError(f"Cannot write {path}: its folder does not exist. Make it, or choose another path.")
+
+
+def build(session: OpenSession, placement: Placement, path: Path, *, name: str | None = None) -> Manifest:
+    """Do what :meth:`placeit.workbench.Workbench.build` says."""
+    check_target(path)
+    homes = [session.home_of(one) for one in placement.every]
+    plans = [home.plan_of(one) for home, one in zip(homes, placement.every, strict=True)]
+    with temporary_folder(path.absolute().parent) as folder:
+        building = _Building(homes, plans, folder)
+        manifest = building.manifest(name or session.model.name)
+        try:
+            (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+            with Application(open_bundle(folder), devices=Cluster(tuple(building.devices))) as application:
+                application.check()
+            if path.suffix.lower() == SUFFIX:
+                with replacing(path) as archive:
+                    write_archive(folder, [MANIFEST, *manifest.files], archive)
+            else:
+                folder.chmod(0o755)
+                folder.rename(path)
+        except OSError as error:
+            raise FileError(f"Cannot write {path}: {error.strerror or error}. Nothing was written there.") from error
+    return manifest
+
+
+class _Building:
+    """The files of a bundle, in the making.
+
+    Args:
+        homes: sessions of a placement and its replicas.
+        plans: what each of them runs.
+        folder: where files are written.
+
+    Attributes:
+        devices: that are used, as they run the segments of the bundle.
+
+    Raises:
+        DeviceError: segments for a device cannot be in a bundle; says why, and what to do.
+    """
+
+    def __init__(self, homes: Sequence[OpenSession], plans: Sequence[Plan], folder: Path) -> None:
+        self._homes, self._plans, self._folder = homes, plans, folder
+        self._used = {
+            device.name: device
+            for home, plan in zip(homes, plans, strict=True)
+            for d, device in enumerate(home.cluster.devices)
+            if (plan.placement == d).any()
+        }
+        for device in self._used.values():
+            _check_device(device)
+        if any(device.kind == "torch" for device in self._used.values()):
+            _log.warning(
+                "%s is a PyTorch model, and the bundle has its segments for OpenVINO, which take other times than were "
+                "measured. To place it by those times, export and optimize it.",
+                homes[0].model.path,
+            )
+        self.devices = [_as_bundled(device) for device in self._used.values()]
+        self._graph = homes[0].model.graph
+        self._segment_of = [plan.segment_of[home.grouping.group_of] for home, plan in zip(homes, plans, strict=True)]
+        self._contracted = contract(self._graph, self._segment_of)
+
+    def manifest(self, name: str) -> Manifest:
+        """Write all files but the manifest, and return that."""
+        home, graph = self._homes[0], self._contracted.graph
+        placement = self._placement()
+        segments, samples = tuple(self._segments()), tuple(self._samples())
+        packages = {_PACKAGES[segment.format] for segment in segments} | {"openvino"}
+        files = sorted(
+            {file for one in segments for file in one.files}
+            | {file for one in samples for file in (*one.inputs.values(), *one.outputs.values())}
+        )
+        weights = dict.fromkeys(self._used, 0.0)
+        for one in placement.every:
+            for op, device in one.as_dict().items():
+                weights[device] += float(graph.param_bytes[graph.index[op]])
+        return Manifest(
+            name=name,
+            versions={"placeit": __version__} | {package: importlib.metadata.version(package) for package in sorted(packages)},
+            precision=home.precision,
+            tolerance=home.tolerance,
+            devices=tuple(
+                Needed(
+                    device.name,
+                    str(device.where),
+                    device.full_name,
+                    device.driver,
+                    len(device.cores),
+                    _FORMATS[device.kind],
+                    weights[device.name],
+                    device.emulated,
+                )
+                for device in self.devices
+            ),
+            model=self._graph.hash,
+            inputs=home.model.inputs,
+            outputs=home.model.outputs,
+            graph=graph,
+            channels_last=frozenset(
+                number for t, number in self._contracted.tensor_of.items() if t in home.model.channels_last
+            ),
+            segments=segments,
+            placement=placement,
+            seconds=self._seconds(placement),
+            links=tuple(self._links()),
+            samples=samples,
+            files={file: digest_of(self._folder / file) for file in files},
+        )
+
+    def _placement(self) -> Placement:
+        """The placement of the parts, each replica with the segments of its plan."""
+        graph, part_of = self._contracted.graph, self._contracted.part_of
+        numbers = {name: d for d, name in enumerate(self._used)}
+        made: list[Placement] = []
+        for home, plan, of in zip(self._homes, self._plans, self._segment_of, strict=True):
+            segments = np.zeros(len(graph), np.int32)
+            segments[part_of] = of
+            for v, part in self._contracted.bodies.items():
+                segments[part] = of[v]
+            devices = [numbers[home.cluster.names[plan.segments[s].device]] for s in segments.tolist()]
+            made.append(Placement(graph.names, np.array(devices, np.int32), tuple(self._used), graph.hash, segments))
+        first, *others = made
+        return replace(first, replicas=tuple(others))
+
+    def _segments(self) -> Iterator[BundledSegment]:
+        """Cut and write the segments of all plans, equal ones once."""
+        done: set[tuple[Format, tuple[int, ...]]] = set()
+        for home, plan, of in zip(self._homes, self._plans, self._segment_of, strict=True):
+            book = SegmentBook(home.model, home.grouping)
+            for s, segment in enumerate(plan.segments):
+                if segment.passthrough:
+                    continue
+                device = home.cluster.devices[segment.device]
+                form = _FORMATS[device.kind]
+                ops, enter, leave = book.parts(segment)
+                parts = {int(self._contracted.part_of[v]) for v in ops}
+                parts |= {part for v, part in self._contracted.bodies.items() if of[v] == s}
+                key = form, tuple(sorted(parts))
+                if key in done:
+                    continue
+                tensor_of = self._contracted.tensor_of
+                inputs: list[Port] = [*(tensor_of[t] for t in enter), *book.inputs_of(segment)]
+                outputs: list[Port] = [*(tensor_of[t] for t in leave), *book.outputs_of(segment)]
+                program = write_program(home.model, form, (ops, enter, leave), self._folder, f"segments/{len(done)}")
+                done.add(key)
+                yield BundledSegment(key[1], form, program.files, tuple(inputs), tuple(outputs), program.names)
+
+    def _samples(self) -> Iterator[Sample]:
+        """Write the inputs of the output check, and the outputs of the uncut model; those of the session first."""
+        *others, (inputs, expected) = self._homes[0].output_check().runs
+        (self._folder / "samples").mkdir()
+        for k, (given, outputs) in enumerate([(inputs, expected), *(one for one in others if one[0] is not inputs)]):
+            yield Sample(self._arrays(given, f"samples/{k}-in"), self._arrays(outputs, f"samples/{k}-out"))
+
+    def _arrays(self, values: Arrays, stem: str) -> dict[str, str]:
+        files = {name: f"{stem}-{i}.npy" for i, name in enumerate(values)}
+        for name, file in files.items():
+            np.save(self._folder / file, values[name], allow_pickle=False)
+        return files
+
+    def _seconds(self, placement: Placement) -> tuple[tuple[float | None, ...], ...] | None:
+        """Seconds of each part on its devices, by what its segment takes; None if that is not known."""
+        if any(not home.has_costs for home in self._homes):
+            return None
+        graph = self._contracted.graph
+        table: list[list[float | None]] = [[None] * len(self._used) for _ in graph.names]
+        for one, plan in zip(placement.every, self._plans, strict=True):
+            assert one.segments is not None  # noqa: S101
+            told: set[int] = set()
+            for part, (d, s) in enumerate(zip(one.devices.tolist(), one.segments.tolist(), strict=True)):
+                first = graph.kinds[part] == "Segment" and s not in told
+                table[part][d] = float(plan.problem.compute[s, plan.segments[s].device]) if first else 0.0
+                told |= {s} if first else set()
+        return tuple(map(tuple, table))
+
+    def _links(self) -> Iterator[tuple[str, str, float, float]]:
+        for home in self._homes[:1]:
+            for (a, b), link in home.costs.cluster.links.items() if home.has_costs else ():
+                if {a, b} <= self._used.keys() and np.isfinite(link.bandwidth):
+                    yield a, b, link.latency, link.bandwidth
+
+
+def _check_device(device: Device) -> None:
+    """Raise DeviceError if segments for a device cannot be in a bundle."""
+    where = f"A bundle runs with the base install of placeit, and {device.name}"
+    if device.described:
+        raise DeviceError(f"{device.name} exists in simulation only, and nothing can be built for it.")
+    if device.where.family == "cuda":
+        raise DeviceError(f"{where} is driven through PyTorch: build it of a placement on other devices.")
+    if device.where.runtime == "torch":
+        raise DeviceError(
+            f"{where} asks for PyTorch by name: write the model as ONNX or IR with `placeit export`, and optimize that."
+        )
+    if device.kind not in _FORMATS:
+        raise DeviceError(f"{where} is of the kind '{device.kind}', of a plug-in: build it of a placement on other devices.")
+
+
+def _as_bundled(device: Device) -> Device:
+    """Return a device as it runs the segments of a bundle: those of PyTorch models are converted for OpenVINO."""
+    if device.kind != "torch":
+        return device
+    [found] = discover([str(device.where)]).devices
+    return replace(found, name=device.name, slowdown=device.slowdown)

@@ -1,0 +1,196 @@
+"""Find the devices of a bundle on this machine, and say in which ways they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from placeit.backends.bundle.manifest import Manifest, Needed
+from placeit.core.address import Address
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError, UsageError
+from placeit.core.units import about_bytes
+from placeit.core.version import __version__
+from placeit.devices.clusterfile import discover
+from placeit.devices.host import allowed_cores, one_per_physical_core
+from placeit.devices.names import parse_device
+from placeit.devices.openvino import openvino_core
+
+__all__ = ["Devices", "Rematch", "differences", "matched"]
+
+Rematch: TypeAlias = Literal["auto"] | Mapping[str, str] | None
+"""Which devices take the places of those of a bundle: new names by old ones, ``auto``, or None for those of the same names."""
+
+Devices: TypeAlias = str | Sequence[str] | Path | Cluster | None
+"""Where devices are looked for: device names, a cluster file, a cluster, or None for this machine."""
+
+_RUNTIMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
+
+
+def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) -> tuple[dict[str, str], Cluster]:
+    """Find the devices of a bundle.
+
+    Args:
+        manifest: of the bundle.
+        path: of the bundle, for errors.
+        rematch: which devices take the places of those of the bundle.
+        devices: where they are looked for.
+
+    Returns:
+        New names by old ones, and these devices.
+
+    Raises:
+        DeviceError: a device is not there; lists what is needed.
+        UsageError: ``rematch`` names no device of the bundle, gives two of them one device, or one that another runtime drives.
+    """
+    needed = {one.name: one for one in manifest.devices}
+    within = None if devices is None else discover(devices, precision=manifest.precision)
+    names = {name: name if within is not None and name in within.names else one.address for name, one in needed.items()}
+    if isinstance(rematch, Mapping):
+        unknown = rematch.keys() - needed.keys()
+        if unknown:
+            raise UsageError(f"{path} has no device '{min(unknown)}' to rematch; its devices are {', '.join(needed)}.")
+        names |= rematch
+    chosen: Collection[str] = rematch.keys() if isinstance(rematch, Mapping) else ()
+    missing = _missing(names, needed, chosen, within)
+    if missing and rematch == "auto":
+        names |= _alike([needed[name] for name in names], missing, names, within)
+        missing = _missing(names, needed, names, within)
+    if missing:
+        raise DeviceError(_said(path, needed.values(), missing))
+    taken = list(names.values())
+    twice = [name for name in taken if taken.count(name) > 1]
+    if twice:
+        both = ", ".join(old for old, new in names.items() if new == twice[0])
+        raise UsageError(f"The devices {both} of {path} would all be {twice[0]}: rematch each to a device of its own.")
+    if within is None:
+        cluster = discover(taken, precision=manifest.precision)
+    else:
+        links = {ends: link for ends, link in within.links.items() if set(ends) <= set(taken)}
+        cluster = Cluster(tuple(device for device in within.devices if device.name in taken), links)
+    found = {device.name: device for device in cluster.devices}
+    onnx = all(one.format == "onnx" for one in manifest.devices)  # ONNX Runtime then drives core sets by whatever name
+    for old, new in names.items():
+        if not (onnx and found[new].kind == "openvino" and found[new].core_set):
+            _check_runtime(needed[old], found[new])
+    return names, cluster
+
+
+def differences(manifest: Manifest, cluster: Cluster, names: Mapping[str, str]) -> Iterator[str]:
+    """Say in which ways devices and versions are not those that a bundle was built with, a line for each.
+
+    Args:
+        manifest: of the bundle.
+        cluster: the devices.
+        names: new names by old ones.
+    """
+    built = manifest.versions.get("placeit", "?")
+    if built != __version__:
+        yield f"placeit is {__version__}, and was {built}"
+    found = {device.name: device for device in cluster.devices}
+    for one in manifest.devices:
+        device = found[names[one.name]]
+        if device.name != one.name:
+            yield f"{device.name} takes the place of {one.name}"
+        for now, before in (
+            (device.full_name, one.full_name),
+            (device.driver, one.driver),
+            (_cores(len(device.cores)), _cores(one.cores)),
+        ):
+            if now != before:
+                yield f"{device.name}: {now or 'unknown'} in place of {before or 'unknown'}"
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'' if count == 1 else 's'}"
+
+
+def _missing(
+    names: Mapping[str, str], needed: Mapping[str, Needed], chosen: Collection[str], within: Cluster | None
+) -> dict[str, str]:
+    """Which devices are not there, by their names in the bundle, each with the reason."""
+    missing: dict[str, str] = {}
+    for old, new in names.items():
+        if within is not None:
+            if new not in within.names:
+                missing[old] = f"'{new}' is none of the devices {', '.join(within.names)}"
+        elif needed[old].emulated and old not in chosen:
+            missing[old] = "it was slowed down on purpose, by a cluster file"
+        else:
+            try:
+                discover([new])
+            except (DeviceError, UsageError) as error:
+                missing[old] = str(error).rstrip(".")
+    return missing
+
+
+def _said(path: Path, needed: Iterable[Needed], missing: Mapping[str, str]) -> str:
+    listing = "; ".join(_described(one) for one in needed)
+    reasons = ". ".join(f"{name}: {why}" for name, why in missing.items())
+    return (
+        f"{path} cannot run here, as {'a device is' if len(missing) == 1 else 'devices are'} missing. {reasons}. It needs: "
+        f"{listing}. Name others with --rematch {','.join(f'{name}=DEVICE' for name in missing)}, or let --rematch auto choose "
+        "(rematch= in Python)."
+    )
+
+
+def _described(one: Needed) -> str:
+    size = f", {_cores(one.cores)}" if one.cores else ""
+    return f"{one.name} ({one.full_name or one.address}{size}, {about_bytes(one.weight_bytes)} of weights)"
+
+
+def _alike(
+    needed: Sequence[Needed], missing: Mapping[str, str], names: Mapping[str, str], within: Cluster | None
+) -> dict[str, str]:
+    """Devices of the same kind for those that are missing, as far as there are any."""
+    here = [Address(name) for name in openvino_core().available_devices] if within is None else []
+    free = [device.where for device in within.devices if device.address is not None] if within is not None else here
+    label = {str(device.address): device.name for device in within.devices} if within is not None else {}
+    taken = {name for old, name in names.items() if old not in missing}
+    found: dict[str, str] = {}
+    sets = [one for one in needed if one.cores and "/" not in one.address]
+    if within is None and any(one.name in missing for one in sets):
+        found |= _dealt(sets)
+    for one in needed:
+        if one.name not in missing or one.name in found:
+            continue
+        address = parse_device(one.address)
+        for other in free:
+            name = label.get(str(other), str(replace(other, runtime=address.runtime)))
+            if other.family == address.family and name not in taken:
+                found[one.name] = name
+                taken.add(name)
+                break
+    return found
+
+
+def _dealt(sets: Sequence[Needed]) -> dict[str, str]:
+    """Deal the cores of this machine among core sets, to each as many as it had, or else in proportion."""
+    cores = one_per_physical_core(allowed_cores())
+    if len(cores) < len(sets):
+        cores = allowed_cores()
+    wanted = sum(one.cores for one in sets)
+    if len(cores) < len(sets):
+        return {}
+    spare = len(cores) - len(sets)  # beyond one for each
+    found: dict[str, str] = {}
+    for one in sets:
+        more = (
+            min(one.cores - 1, spare * (one.cores - 1) // max(1, wanted - len(sets))) if wanted > len(cores) else one.cores - 1
+        )
+        mine, cores = cores[: 1 + more], cores[1 + more :]
+        address = parse_device(one.address)
+        found[one.name] = str(Address("CPU", tuple(sorted(mine)), runtime=address.runtime))
+    return found
+
+
+def _check_runtime(needed: Needed, device: Device) -> None:
+    form = "onnx" if device.kind == "ort" else "openvino"
+    if form == needed.format:
+        return
+    raise UsageError(
+        f"{needed.name} has segments for {_RUNTIMES[needed.format]}, and {device.name} is a device of another runtime: rematch "
+        f"it to {'ort:CPU@0, say' if needed.format == 'onnx' else 'one that OpenVINO drives'}."
+    )

@@ -1,0 +1,182 @@
+"""Full queues, deadlines, clients that are slow or leave, servers that end: each is said as the protocols say it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+from conftest import call, held, values
+from test_hostile import INFER, asking, raw
+
+from placeit.runtime.serving import Server
+from placeit.serve.network import NetworkServer
+
+GOOD = json.dumps(asking())
+
+
+@contextlib.contextmanager
+def stub_of(network: NetworkServer) -> Iterator[Any]:
+    with grpc.insecure_channel(network.grpc_address) as channel:
+        yield tritonclient.grpc.service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def asked(pool: ThreadPoolExecutor, network: NetworkServer, server: Server, requests: int) -> list[Future[Any]]:
+    """Send requests over HTTP, and wait until they are in the queue."""
+    answers = [pool.submit(call, network, INFER, GOOD) for _ in range(requests)]
+    until(lambda: server.waiting == requests)
+    return answers
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what other threads do; a test that waits in vain runs into its time-out."""
+    while not condition():
+        time.sleep(0.005)
+
+
+def timed(microseconds: int) -> Any:
+    request = raw(values())
+    request.parameters["timeout"].int64_param = microseconds
+    return request
+
+
+def test_a_full_queue_is_said_at_once_and_others_are_answered(network: Callable[..., NetworkServer], server: Server) -> None:
+    made = network()
+    with stub_of(made) as stub, ThreadPoolExecutor(3) as pool, held(server):
+        answers = asked(pool, made, server, 3)
+        status, answer, _ = call(made, INFER, GOOD)
+        assert status == 503
+        assert "3 requests wait already" in answer["error"]
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(raw(values()), timeout=60)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert call(made, "/v2/health/ready")[0] == 200  # which the requests that wait do not keep from being said
+    assert [answer.result(60)[0] for answer in answers] == [200] * 3
+
+
+def test_a_deadline_ends_requests_that_wait(network: Callable[..., NetworkServer], server: Server) -> None:
+    made = network()
+    with stub_of(made) as stub:
+        with held(server):
+            status, answer, _ = call(made, INFER, json.dumps(asking() | {"parameters": {"timeout": 20_000}}))
+            assert (status, answer["error"]) == (504, "The time in which this request had to be answered is over.")
+            for request, timeout in ((timed(20_000), 60), (raw(values()), 0.02)):
+                with pytest.raises(grpc.RpcError) as caught:
+                    stub.ModelInfer(request, timeout=timeout)
+                assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            until(lambda: server.stats().waiting == 0)
+        assert len(stub.ModelInfer(timed(60_000_000), timeout=60).raw_output_contents) == 8
+        assert len(stub.ModelInfer(timed(0), timeout=60).raw_output_contents) == 8
+
+
+def test_a_request_whose_client_leaves_is_taken_out(network: Callable[..., NetworkServer], server: Server) -> None:
+    made = network()
+    with stub_of(made) as stub, held(server):
+        client = socket.create_connection(("127.0.0.1", made.port), timeout=60)
+        client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(GOOD)}\r\n\r\n{GOOD}".encode())
+        coming = stub.ModelInfer.future(raw(values()))
+        until(lambda: server.waiting == 2)
+        client.close()
+        coming.cancel()
+        until(lambda: server.stats().waiting == 0)
+    assert server.stats().outcomes["cancelled"] == 2
+    assert call(made, INFER, GOOD)[0] == 200
+
+
+def test_clients_that_are_slow_are_left(network: Callable[..., NetworkServer]) -> None:
+    """Before a request, in its head, in its body, between chunks, and in the midst of what is refused."""
+    made = network(patience_s=0.2, most_bytes=1000)
+    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\n"
+    for sent, answer in (
+        ("", b"HTTP/1.1 408"),
+        (head, b"HTTP/1.1 408"),
+        (head + "Content-Length: 100\r\n\r\nx", b"HTTP/1.1 408"),
+        (head + "Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n", b"HTTP/1.1 408"),
+        (head + "Content-Length: 2000\r\n\r\nx", b"HTTP/1.1 413"),
+        ("GARBAGE\r\n\r\n", b"HTTP/1.1 400"),
+    ):
+        with socket.create_connection(("127.0.0.1", made.port), timeout=120) as client:
+            client.sendall(sent.encode())
+            with client.makefile("rb") as file:  # until the server has left
+                assert file.read().startswith(answer), sent
+
+
+def test_a_client_that_takes_no_answers_is_left(network: Callable[..., NetworkServer]) -> None:
+    made = network(patience_s=0.2)
+    made.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # of connections, too: or the kernel would keep megabytes
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        client.settimeout(120)
+        client.connect(("127.0.0.1", made.port))
+        with pytest.raises(ConnectionError):
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 1_000_000)
+        assert call(made, "/v2/health/live")[0] == 200
+
+
+def test_a_server_that_ends_finishes_what_it_has_accepted_and_takes_no_more(
+    network: Callable[..., NetworkServer], server: Server
+) -> None:
+    made = network()
+    with stub_of(made) as stub, ThreadPoolExecutor(3) as pool:
+        with held(server):
+            answers = asked(pool, made, server, 2)
+            coming = stub.ModelInfer.future(raw(values()))
+            until(lambda: server.waiting == 3)
+            closing = pool.submit(made.close)
+            until(lambda: call(made, "/v2/health/ready")[0] == 503)
+            assert call(made, "/v2/health/live")[0] == 200
+            assert call(made, "/v2/models/types/ready")[0] == 503
+            status, answer, _ = call(made, INFER, GOOD)
+            assert status == 503
+            assert "about to end" in answer["error"]
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.ModelInfer(raw(values()), timeout=60)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert not closing.done()
+        assert [answer.result(60)[0] for answer in answers] == [200, 200]
+        assert len(coming.result(60).raw_output_contents) == 8
+        closing.result(60)
+    with pytest.raises(ConnectionError):
+        call(made, "/v2/health/live")
+    assert server.submit(values()).result(60)  # which stays open
+
+
+def test_a_model_that_nothing_runs_is_not_ready(network: Callable[..., NetworkServer], server: Server) -> None:
+    made = network()
+    server.close()
+    until(lambda: call(made, "/v2/health/ready")[0] == 503)
+    status, answer, _ = call(made, INFER, GOOD)
+    assert (status, answer["error"]) == (503, "This server is closed: make a new one.")
+    assert call(made, "/v2/repository/index", "")[1][0]["state"] == "UNAVAILABLE"
+
+
+def test_large_json_does_not_keep_others_waiting(network: Callable[..., NetworkServer]) -> None:
+    """While a document is read that no model wants, others are answered."""
+    made, stop = network(), threading.Event()
+    numbers = json.dumps(asking(data=np.arange(400_000).tolist()))
+
+    def others() -> int:
+        count = 0
+        while not stop.is_set():
+            assert call(made, "/v2/health/live")[0] == 200
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(1) as pool:
+        count = pool.submit(others)
+        status, answer, _ = call(made, INFER, numbers)
+        stop.set()
+        assert count.result(60)
+    assert (status, "400000 values" in answer["error"]) == (400, True)
+    status, answer, _ = call(made, INFER, " " * (17 << 20))
+    assert status == 413
+    assert "send large tensors in binary form" in answer["error"]

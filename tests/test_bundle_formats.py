@@ -1,0 +1,101 @@
+"""Bundles of segments for other runtimes than OpenVINO alone: ONNX Runtime, and PyTorch models that are converted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from bundled import placed
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+import placeit
+from placeit.backends.torch.model import load
+from placeit.core.errors import DeviceError, ModelError, UsageError
+from placeit.session import Session
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ONNX file with two branches, an output that is an inner tensor, and weights in a file of their own."""
+    made, node = tmp_path_factory.mktemp("models") / "branches.onnx", helper.make_node
+    weights = {name: RNG.standard_normal((128, 128)).astype(np.float32) / 8 for name in ("v", "w")}
+    graph = helper.make_graph(
+        [
+            node("MatMul", ["x", "v"], ["a"]),
+            node("Relu", ["a"], ["b"]),
+            node("MatMul", ["x", "w"], ["c"]),
+            node("Tanh", ["c"], ["d"]),
+            node("Add", ["b", "d"], ["y"]),
+        ],
+        "branches",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 128])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 128]) for name in ("y", "d")],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(whole, made, save_as_external_data=True, location="branches.weights", size_threshold=1024)
+    return made
+
+
+@pytest.mark.parametrize(
+    "devices", [("ort:CPU@0", "ort:CPU@1"), ("ort:CPU@0", "CPU@1"), ("ort:CPU",)], ids=["both", "mixed", "plain"]
+)
+def test_segments_of_onnx_runtime_hold_their_weights(model: Path, tmp_path: Path, devices: tuple[str, ...]) -> None:
+    with Session(model, devices, cache=None) as session:
+        manifest = session.build(placed(session, 3), tmp_path / "app.placeit")
+        inputs = session.model.random_inputs(5)
+        expected = session.reference(inputs)
+    assert "onnxruntime" in manifest.versions
+    with placeit.load(tmp_path / "app.placeit") as application:
+        outputs = application.run(inputs)
+        for name, value in expected.items():
+            np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(application.session.reference(inputs)[name], value, rtol=1e-4, atol=1e-4)
+        assert application.check().max_rel <= application.tolerance
+    with pytest.raises(UsageError, match=r"rematch it to ort:CPU@0, say"):
+        placeit.load(tmp_path / "app.placeit", rematch={devices[0]: "throughput:CPU"})
+
+
+class Branches(nn.Module):
+    """Two branches, an output twice, and an input that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.norm, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor, unread: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.relu(self.norm(self.one(x)))
+        return self.last((y * torch.sigmoid(self.two(x))).mean((2, 3))), y, y
+
+
+def test_segments_of_a_pytorch_model_are_converted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    program = load(Branches().eval(), (torch.randn(1, 3, 8, 8), torch.randn(2)), name="branches")
+    with Session(program, ["CPU@0", "CPU@1"], cache=None) as session:
+        session.build(placed(session, 1), tmp_path / "app.placeit")
+        inputs = session.model.random_inputs(3)
+        expected = session.reference(inputs)
+    assert "has its segments for OpenVINO" in caplog.text
+    with placeit.load(tmp_path / "app.placeit") as application:
+        assert application.versions.keys() == {"placeit", "openvino"}
+        assert application.differences == ()
+        outputs = application.run(inputs)
+    for name, value in expected.items():
+        np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-4)
+
+
+def test_what_needs_pytorch_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    program = load(Branches().eval(), (torch.randn(1, 3, 8, 8), torch.randn(2)), name="branches")
+    with Session(program, ["torch:CPU@0"], cache=None) as session, pytest.raises(DeviceError, match="placeit export"):
+        session.build(placed(session), tmp_path / "app.placeit")
+    with (
+        Session("ffnn:batch=64,features=8,hidden=64", ["CPU@0"], cache=None) as session,
+        pytest.raises(ModelError, match="placeit export"),
+    ):
+        session.build(placed(session), tmp_path / "app.placeit")
+    assert list(tmp_path.iterdir()) == []
