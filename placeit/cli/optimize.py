@@ -18,6 +18,7 @@ from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import complete_placers, duration
 from placeit.core.errors import PlaceitError
+from placeit.core.files import own_descriptor
 from placeit.core.interrupts import INTERRUPTED
 from placeit.optimizer.portfolio import MOST_POINTS
 from placeit.report import as_json, as_text
@@ -186,7 +187,9 @@ def optimize(
             _log.warning("The search is recorded without runs of its answer: %s", error)
             recorded = found.described
         files += files_of(replace(recorded, search=as_json.search(found) | written), {"recording": record})
-    command = next_command("explain" if any(one.described for one in cluster.devices) else "run", options, path)
+    command: list[str] = []
+    if own_descriptor(path) is None:
+        command = next_command("explain" if any(one.described for one in cluster.devices) else "run", options, path)
     shown = partial(as_text.optimized, found=found, path=path, recording=record, points=points, command=command)
     code = INTERRUPTED if interrupted else 0
     return Output(found.to_dict() | written, shown, code, files, as_text.answer(found, path))

@@ -7,8 +7,9 @@ __all__ = ["DEFAULT_PLACERS", "MOST_POINTS"]
 DEFAULT_PLACERS = ("heft", "best-list", "critical-path", "metis", "random-task-eft", "annealing")
 """Default placers. Every single device and a search among plans take part in any case.
 
-None of them learns. With equal budgets, nothing that was learned found a placement that is faster (``python -m
-benchmarks.portfolio``): neither the policies that ship with placeit, which take some seconds to ask, nor learning from runs.
+None of them learns. With equal budgets, nothing that was learned found a placement that is faster: neither the policies that
+ship with placeit, which take some seconds to ask (``python -m benchmarks.portfolio``), nor what learns from runs which
+placement to measure next (``python -m benchmarks.exploring``).
 """
 
 MOST_POINTS = 12
