@@ -10,7 +10,7 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 ZIG = $(abspath $(BIN)/python);-m;ziglang;c++;-target;aarch64-linux-gnu
 CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 
-.PHONY: help setup native stubs proto wheel dist image licences portable demo test lint types check slow intel-gpu nightly format tidy sanitize bench clean
+.PHONY: help setup native stubs proto wheel dist image licences portable demo docs test lint types check slow intel-gpu nightly format tidy sanitize bench clean
 
 help: ## what a developer does all day
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -71,7 +71,10 @@ portable: setup ## compile the extension for aarch64: with AARCH64_CXX (aarch64-
 demo: setup ## find and measure a placement of a small model on two emulated boards
 	$(BIN)/placeit demo build/demo
 
-test: lint tidy types check ## everything that must pass before a commit
+docs: setup ## the documentation as a site for a browser, in build/site; dead links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+test: lint tidy types check docs ## everything that must pass before a commit
 
 lint: setup ## ruff and clang-format: style and formatting; import-linter: no import from a layer above
 	$(BIN)/ruff check .

@@ -15,7 +15,6 @@ import torch
 
 from placeit import read_cluster
 from placeit.devices.host import allowed_cores
-from placeit.placers import placer_names
 from placeit.profiler.trace import write_chrome_trace
 from placeit.runtime.spans import Span
 from placeit.workloads import models
@@ -108,13 +107,6 @@ def test_a_model_of_full_size_is_placed_and_run(name: str, answers: str, example
     printed = example(name, "--budget", "1", "--learn", "3")
     assert "chosen: " in printed
     assert answers in printed
-
-
-def test_a_placer_of_ones_own_is_compared_with_built_in_ones(example: Example) -> None:
-    lines = example("custom_placer").splitlines()
-    milliseconds = {line.split()[0]: float(line.split()[1]) for line in lines}
-    assert milliseconds["OneCut(step=1)"] <= milliseconds["single"]
-    assert set(milliseconds) - {"OneCut(step=1)"} <= set(placer_names())
 
 
 def test_an_example_says_what_is_wrong_in_a_sentence(small_example: Example) -> None:

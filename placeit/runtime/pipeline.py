@@ -158,7 +158,7 @@ class Pipeline:
             timeout: seconds to wait at most for room, and for each result.
 
         Raises:
-            Whatever an item has failed with, when its turn has come.
+            Exception: an item failed, by whatever it failed with; raised when its turn has come.
             DeadlineError: a result takes longer.
         """
         under_way: deque[Future[Any]] = deque()

@@ -96,6 +96,12 @@ QUICKLY = [
         claims=("intervals that hold the truth, worst case", "placements at 0.95 chosen within"),
         least={"summary": lambda case, trials, seed, real=decision.summary: real(case, trials // 50, seed)},
     ),
+    Smoke(
+        "exploring --quick",
+        {"way": ("calibrated search", "surrogate", "DOPPLER", "random")},
+        ("surrogate less calibrated search",),
+        least={"_QUICK_SECONDS": (0.1, 0.3), "measured_model": lambda _: inception_like()},
+    ),
     Smoke("fidelity --quick", {"kind": ("dense", "runs")}, ("mean error as profiled", "mean error calibrated")),
     Smoke(
         "gpu --quick --models chain-mm",
@@ -175,7 +181,7 @@ SLOWLY = [
     Smoke(
         "estimates --quick --models light_squeezenet light_shufflenet file_type",
         {"model": ("light_squeezenet", "light_shufflenet", "file_type")},
-        ("error of a model's predicted time, mean", "an estimate, the model being read"),
+        ("error of a model's predicted time, mean", "an estimate, the model being read", "cuts by the history: error, mean"),
     ),
     Smoke(
         "executor --quick",
@@ -254,7 +260,7 @@ SLOWLY = [
     ),
     Smoke(
         "portfolio --quick",
-        {"search": ("nothing learned", "shipped policies", "learning from runs")},
+        {"search": ("nothing learned", "shipped policies", "surrogate")},
         ("shipped policies: cases in which it is slower",),
     ),
     Smoke(

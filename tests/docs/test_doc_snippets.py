@@ -1,0 +1,50 @@
+"""Every snippet of the pages for users runs, with what the pages say before it."""
+
+import os
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from placeit.cli import demo
+from placeit.devices.host import allowed_cores
+from tests.docs.pages import PAGES, Reader, blocks
+
+SLOW = [page for page in PAGES if any(block.note == "slow" for block in blocks(page))]
+
+pytestmark = pytest.mark.skipif(not {0, 1} <= set(allowed_cores()), reason="needs the CPU cores 0 and 1, which the pages name")
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("costs")
+
+
+@pytest.fixture
+def reader(tmp_path: Path, costs: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    """A reader in a folder with the files of `placeit demo`, whose model is narrower, so that runs are short."""
+    monkeypatch.setattr(demo, "_CHANNELS", 8)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PLACEIT_CACHE", str(costs))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)  # as for a program that is started there
+    onnx.save(demo.demo_model(), "model.onnx")
+    boards = next(block.text for block in blocks("start.md") if block.title == "boards.yaml")
+    Path("boards.yaml").write_text(boards, encoding="utf-8")
+    return Reader()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_shows_can_be_done(page: str, reader: Reader) -> None:
+    reader.read(page)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW)
+def test_what_takes_long_on_a_page_can_be_done(page: str, reader: Reader) -> None:
+    try:
+        reader.read(page, "slow")
+    finally:
+        reader.command("placeit cluster down")  # if it was left up

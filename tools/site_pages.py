@@ -1,0 +1,104 @@
+"""Pages that `make docs` adds to those of docs/: references of commands and of Python, and what is elsewhere in the repository.
+
+mkdocs calls these functions as it builds the site (`hooks` in mkdocs.yml).
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from typer.main import get_command
+
+import placeit
+from placeit.cli import app
+
+ROOT = Path(__file__).parents[1]
+OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md")
+LINK = re.compile(r"(?<!!)\[([^]]*)\]\(([^):#]+)([^):]*)\)")  # to a file, not to a picture, an address or this page
+FETCHED = re.compile(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=.?(?:https?:)?//[^ >]*")
+ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=<code>)")  # of Sphinx, in docstrings
+
+
+def on_config(config: Any) -> None:
+    """Name the reports of benchmarks in the navigation."""
+    results = next(section["Results"] for section in config.nav if "Results" in section)
+    found = sorted(ROOT.glob("docs/results/*/report.md"))
+    results += [{path.parent.name: str(path.relative_to(ROOT / "docs"))} for path in found]
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are not in docs/."""
+    made = {"reference/commands.md": commands(), "reference/python.md": python()}
+    made |= {name: (ROOT / name).read_text(encoding="utf-8") for name in OTHERS}
+    for path, text in made.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Have links to files of the repository lead to pages of the site; of files that are no page, keep the text alone."""
+    home = ROOT if page.file.src_uri in OTHERS else (ROOT / "docs" / page.file.src_uri).parent
+    up = "../" * page.file.src_uri.count("/")
+
+    def follow(link: re.Match[str]) -> str:
+        text, target, anchor = link.groups()
+        path = (home / target).resolve()
+        if path.is_relative_to(ROOT / "docs"):
+            return f"[{text}]({up}{path.relative_to(ROOT / 'docs')}{anchor})"
+        if path.name in OTHERS:
+            return f"[{text}]({up}{path.name}{anchor})"
+        return text if path.exists() else link[0]  # of which mkdocs then says that it leads nowhere
+
+    return LINK.sub(follow, markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> None:
+    """Refuse a page that makes a browser fetch something from elsewhere."""
+    if found := FETCHED.search(output):
+        raise PluginError(f"{page.file.src_uri} loads {found[0]}: put it into docs/.")
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Drop the roles of references in docstrings."""
+    return ROLE.sub("", content)
+
+
+def python() -> str:
+    """Return the page of the Python API: every name that `placeit` exports, and the errors."""
+    names = [f"{getattr(placeit, name).__module__}.{name}" for name in placeit.__all__]
+    errors = [f"placeit.core.errors.{name}" for name in import_module("placeit.errors").__all__ if name != "PlaceitError"]
+    head = "# Python\n\nWhat `import placeit` offers, and the errors of `placeit.errors`, by their docstrings.\n"
+    return "\n".join([head, *(f"::: {name}\n" for name in names + errors)])
+
+
+def commands() -> str:
+    """Return the page of the commands: what `--help` says of each."""
+    head = "# Commands\n\nBy what `placeit COMMAND --help` says. That of `placeit optimize` also lists the placers.\n"
+    return "\n".join([head, *_described(get_command(app), None)])
+
+
+def _described(command: Any, parent: typer.Context | None) -> Iterator[str]:
+    context = typer.Context(command, info_name=command.name, parent=parent)
+    if hasattr(command, "list_commands"):
+        for name in command.list_commands(context):
+            yield from _described(command.get_command(context, name), context)
+        return
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    yield f"## {context.command_path}\n\n{inspect.cleandoc(command.help)}\n\n    {usage}\n"
+    yield "| option | what it does |\n|---|---|"
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record and parameter.name != "help":
+            name, text = (html.escape(part, quote=False).replace("|", "&#124;") for part in record)
+            yield f"| <code>{name}</code> | {text} |"
+    if examples := (command.epilog or "").partition("Examples:\n")[2]:
+        yield f"\n```sh\n{inspect.cleandoc(examples)}\n```\n"
