@@ -82,8 +82,6 @@ class NetworkOptions:
         from placeit.core.files import read_text
         from placeit.serve.network import Options
 
-        if not math.isfinite(self.client_timeout):
-            raise UsageError("--client-timeout has to be a number of seconds.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("TLS needs both a certificate and its key: give --tls-cert and --tls-key, or neither.")
         if not 0.001 <= self.client_timeout < math.inf:

@@ -163,7 +163,7 @@ def test_what_is_wrong_is_said_before_anything_is_served(cli: Any, tiny: Path, p
         ((*served, "--token-file", tmp_path / "spaces"), "is to hold a token"),
         ((*served, "--token-file", tmp_path / "nothing"), "is to hold a token"),
         ((*served, "--token-file", tmp_path / "missing"), "missing"),
-        ((*served, "--client-timeout", "inf"), "--client-timeout has to be"),
+        ((*served, "--client-timeout", "inf"), "--client-timeout is inf seconds"),
         ((*served, "--host", "no.such.host.invalid"), "HTTP cannot be served at no.such.host.invalid:8000"),
         ((tmp_path / "missing.onnx", "-p", placement), "missing.onnx"),
     ):
