@@ -10,7 +10,7 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 ZIG = $(abspath $(BIN)/python);-m;ziglang;c++;-target;aarch64-linux-gnu
 CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 
-.PHONY: help setup native stubs wheel dist image licences portable demo docs test lint types check slow intel-gpu nightly format tidy sanitize bench clean
+.PHONY: help setup native stubs proto wheel dist image licences portable demo docs test lint types check slow intel-gpu nightly format tidy sanitize bench clean
 
 help: ## what a developer does all day
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -31,6 +31,9 @@ build/build.ninja: .venv/.installed
 
 stubs: native ## write placeit/_core.pyi anew, by what the extension holds
 	$(BIN)/python -m nanobind.stubgen --quiet --module placeit._core --output-file placeit/_core.pyi
+
+proto: setup ## compile the text of the protocol that servers speak over gRPC
+	$(BIN)/python -m grpc_tools.protoc -I placeit/serve --descriptor_set_out=placeit/serve/open_inference.pb open_inference.proto
 
 wheel: setup ## wheels for Linux in dist/: for Python 3.11, and for 3.12 and later; PYTHONS names what to build them with
 	rm -rf build/wheels dist

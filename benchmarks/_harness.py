@@ -33,6 +33,7 @@ import numpy as np
 
 from benchmarks._results import Origin, add_options, write_results
 from placeit.core.errors import PlaceitError
+from placeit.devices.host import cpu_name
 
 __all__ = ["Args", "Report", "main", "output", "parser", "quiet_output", "show"]
 
@@ -292,20 +293,9 @@ def _machine() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_name() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
         "os": platform.platform(),
         "libraries": libraries,
     }
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

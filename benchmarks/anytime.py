@@ -213,7 +213,7 @@ def _measured(
         for slowdown in sizes.slowdowns
         for model in sizes.models
     ]
-    measured = Measured(journal, placers, chosen.seed, Cache(work / "costs"), report.commit)
+    measured = Measured(journal, placers, chosen.seed, Cache(work / "costs", runs=False), report.commit)
     tried = measured.budgets(sizes.measured, settings, _SHARES["measured"] * seconds)
     for setting in settings:
         measured.race(setting, sizes.measured)

@@ -2,14 +2,21 @@
 
 Models of several families are profiled on one core, as ``placeit profile`` does. Then each is predicted from the history
 without it, and without other exports of the same network. Its measured time is the one of the profile.
+
+A profile could also measure less where the history says enough: the whole model alone, and take from the other models what cuts
+add. The last column is what that would do: the mean error of the simulated times of the model cut into segments at random, by
+such costs, against the same by the profile as it is.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean, median
+
+import numpy as np
 
 from benchmarks._architectures.packaged import LIGHT, PACKAGED
 from benchmarks._harness import Args, Report, main
@@ -17,43 +24,72 @@ from benchmarks._models import MODELS, model_file, progress
 from placeit.backends import load
 from placeit.backends.base import Model
 from placeit.devices.host import allowed_cores
+from placeit.planning.segments import Segmenter
 from placeit.profiler.cache import Cache
-from placeit.profiler.kernel_history import History, Profiled, history_key
+from placeit.profiler.kernel_history import Beyond, History, Profiled, history_key
 from placeit.profiler.kernel_times import KernelTimes
+from placeit.profiler.sampling import border_bytes
 from placeit.session import Session
 
 QUICK = ("light_squeezenet", "light_shufflenet", "text_detector", "file_type")
 _BUDGET_S, _PASSED, _LONG_S = 30.0, 0.15, 1e-3
+_DIVISIONS, _CUT_PASSED = 30, 0.05  # of a model into segments; and error that a shorter profile may add to their times
 
 
 def run(args: Args, report: Report) -> None:
     device, names = f"CPU@{min(allowed_cores())}", args.models or (QUICK if args.quick else NAMES)
     with tempfile.TemporaryDirectory() as folder:
-        cache, known = Cache(Path(folder)), dict[str, str]()
+        cache, known, profiles = Cache(Path(folder)), dict[str, str](), dict[str, Segmenter]()
         for name in names:
             progress(f"profiling {name}")
             with Session(_read(name), device, cache=cache) as session:
                 session.profile(budget_s=_BUDGET_S)
-                known[str(session.model.identity)] = name
+                known[str(session.model.identity)], profiles[str(session.model.identity)] = name, session.segmenter
                 begin = time.perf_counter()
                 session.estimate()
                 taken = time.perf_counter() - begin
                 models = History(cache.folder).of(history_key(session.cluster.devices[0], session.precision))
-    errors = [_predict(known[model.identity], model, models, report) for model in models]
+    errors, cut_errors = zip(
+        *(_predict(known[one.identity], one, models, profiles[one.identity], report) for one in models), strict=True
+    )
     report.claim("error of a model's predicted time, mean", fmean(errors), "", at_most=_PASSED)
     long = [error for error, model in zip(errors, models, strict=True) if model.seconds >= _LONG_S]
     if long:
         report.claim("the same, of models of 1 ms and more, mean", fmean(long), "", at_most=_PASSED)
     report.claim("error of a model's predicted time, median", median(errors), "", at_most=_PASSED)
     report.claim("an estimate, the model being read", taken, "s", at_most=2.0)
+    report.claim("a model cut into segments, cuts by the history: error, mean", fmean(cut_errors), "", at_most=_CUT_PASSED)
+    report.claim("a model cut into segments, cuts by the history: error, worst model", max(cut_errors), "", at_most=_CUT_PASSED)
 
 
-def _predict(name: str, model: Profiled, models: list[Profiled], report: Report) -> float:
+def _predict(name: str, model: Profiled, models: list[Profiled], profile: Segmenter, report: Report) -> tuple[float, float]:
     others = [other for other in models if other is not model and _network(other) != _network(model)]
     predicted = float(KernelTimes(others).seconds(model.traits) @ model.ops)
-    error = abs(predicted / model.seconds - 1)
-    report.row(model=name, ops=int(model.ops.sum()), measured_ms=model.seconds * 1e3, predicted_ms=predicted * 1e3, error=error)
-    return error
+    error, cut_error = abs(predicted / model.seconds - 1), _cut_error(profile, others)
+    report.row(
+        model=name,
+        ops=int(model.ops.sum()),
+        measured_ms=model.seconds * 1e3,
+        predicted_ms=predicted * 1e3,
+        error=error,
+        cut_error=cut_error,
+    )
+    return error, cut_error
+
+
+def _cut_error(profile: Segmenter, others: list[Profiled]) -> float:
+    """Mean error of the time of a model in segments, if what cuts and dispatches add was what it is for other models."""
+    beyond = Beyond(*(median(getattr(other.beyond, field.name) for other in others) for field in fields(Beyond)))
+    cut = beyond.cut_each + beyond.cut_byte * border_bytes(profile.graph)[:, None]
+    shorter = Segmenter(profile.grouping, replace(profile.costs, cut=cut, dispatch=np.array([beyond.dispatch])))
+    rng, groups, found = np.random.default_rng(0), len(profile.graph), []
+    for _ in range(_DIVISIONS):
+        begins = rng.random(groups) < rng.uniform(0.1, 0.9)
+        begins[0] = False
+        plans = [each.merged(np.cumsum(begins), np.zeros(groups, np.int32)) for each in (profile, shorter)]
+        as_profiled, predicted = (plan.schedule.makespan for plan in plans)
+        found.append(abs(predicted / as_profiled - 1))
+    return fmean(found)
 
 
 def _network(model: Profiled) -> str:

@@ -79,7 +79,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: Report) -> None:
-    path, cache = model_file(name), Cache(folder / "costs")
+    path, cache = model_file(name), Cache(folder / "costs", runs=False)
     devices = [f"CPU@{core}" for core in cores]
     budget = 25 if args.quick else 90
     # the cores stand for two devices; what OpenVINO does with both is a row of its own

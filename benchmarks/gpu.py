@@ -176,7 +176,7 @@ def _graph(name: str, cluster: Cluster, args: Args, report: Report) -> None:
     candidates: dict[str, Callable[[], float]] = {_PLAIN: timed(_eager(whole, {}, place))}
     answers: dict[str, Candidate] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        cache = Cache(Path(folder))
+        cache = Cache(Path(folder), runs=False)
         for count in range(1, devices + 1):
             who, part = f"placeit on {count}", Cluster(cluster.devices[:count])
             budget = _BUDGET_S / 4 if args.quick else _BUDGET_S
@@ -207,7 +207,7 @@ def _network(name: str, cluster: Cluster, args: Args, report: Report) -> None:
     cores = discover([f"CPU@{min(allowed_cores())}-{max(allowed_cores())}"]).devices
     clusters = {"placeit": first, "placeit, with the CPU": Cluster((*first.devices, *cores))}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        cache = Cache(Path(folder))
+        cache = Cache(Path(folder), runs=False)
         candidates: dict[str, Callable[[], float]] = {}
         answers: dict[str, Candidate] = {}
         for who, devices in clusters.items():

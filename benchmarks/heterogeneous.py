@@ -54,7 +54,7 @@ def run(args: Args, report: Report) -> None:
         for case in (_MILD, _HARSH):
             cluster = case.cluster_file(folder)
             progress(f"case {case.name}: a core slowed {case.slowdown:g} times, {case.bandwidth}, {case.latency}")
-            cache = Cache(folder / "costs")
+            cache = Cache(folder / "costs", runs=False)
             found = optimize(model, cluster, budget=30 if args.quick else 90, seed=args.seed, cache=cache, progress=progress)
             _rows(case, found, report)
             if case is _MILD:

@@ -1,5 +1,5 @@
 """What learned placers would add to the default search: ``placeit optimize`` as it is, with the policies that ship with it, and
-with policies that also learn from runs, all with equal budgets.
+with a surrogate that also learns from runs, all with equal budgets.
 
 Three models on two clusters of two cores, of which one is slowed 2 and 3 times, so that placements differ. All searches begin
 with the same profiled costs, and their answers are raced against each other, interleaved. Where a search finds nothing new, it
@@ -20,7 +20,7 @@ from benchmarks._models import MODELS, model_file, progress, two_cores
 from placeit.backends import load
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
-from placeit.learning.after_search import LEARNING
+from placeit.learning.exploring import EXPLORING
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.result import Optimized
@@ -36,7 +36,7 @@ _SHIPPED = ("guided", "giph")
 _SEARCHES: Mapping[str, Sequence[str]] = {
     _PLAIN: DEFAULT_PLACERS,
     "shipped policies": (*DEFAULT_PLACERS, *_SHIPPED),
-    "learning from runs": (*DEFAULT_PLACERS, *_SHIPPED, LEARNING),
+    "surrogate": (*DEFAULT_PLACERS, *_SHIPPED, EXPLORING),
 }
 
 
@@ -69,7 +69,7 @@ def _case(name: str, slowdown: float, args: Args, report: Report) -> dict[str, R
     model, cluster = load(model_file(name)), _cluster(slowdown)
     budget = _QUICK_BUDGET_S if args.quick else _BUDGET_S
     with tempfile.TemporaryDirectory() as folder:
-        cache = Cache(Path(folder))
+        cache = Cache(Path(folder), runs=False)
         with Session(model, cluster, cache=cache) as session:
             session.profile(budget_s=30, progress=progress)
         found: dict[str, Optimized] = {}
@@ -83,7 +83,7 @@ def _case(name: str, slowdown: float, args: Args, report: Report) -> dict[str, R
             ratios = _raced(session, found, args.seed)
     for search, one in found.items():
         single, ratio = one.speedup, ratios.get(search)
-        learned = next((row for row in one.spending if row.what == LEARNING), None)
+        learned = next((row for row in one.spending if row.what == EXPLORING), None)
         report.row(
             model=name,
             slowdown=slowdown,

@@ -53,7 +53,7 @@ def run(args: Args, report: Report) -> None:
     report.note("  Both cores must be free: other work slows down what runs on two devices more than what runs on one.")
     for name in args.models or (("resnet50",) if args.quick else MODELS):
         with tempfile.TemporaryDirectory() as folder:
-            _model(name, clusters, Cache(Path(folder)), args, report)
+            _model(name, clusters, Cache(Path(folder), runs=False), args, report)
 
 
 def _model(name: str, clusters: Mapping[str, tuple[str, str]], cache: Cache, args: Args, report: Report) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from placeit import Candidate, Candidates, Comparison, Optimized, RunReport, Session, compare
 
-LEARNED = "doppler, measured"
+LEARNED = "surrogate"
 
 
 def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
@@ -52,9 +52,9 @@ def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], option
 
 
 def _learned(session: Session, found: Optimized, options: argparse.Namespace) -> Candidate | None:
-    """The best placement that policies met which were trained on runs of this model; None if nothing was learned."""
+    """The best placement that a surrogate chose to measure; None if it chose none."""
     again = session.optimize(
-        budget=options.learn, candidates=Candidates([LEARNED], found.placement), seed=options.seed, progress=_progress
+        budget=options.learn, candidates=Candidates(["heft", LEARNED], found.placement), seed=options.seed, progress=_progress
     )
     print(file=sys.stderr)
     part = next(part for part in again.spending if part.what == LEARNED)

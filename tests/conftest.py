@@ -96,8 +96,8 @@ def loaded_model(model_file: Callable[[str], Path]) -> Callable[[str], OpenVinoM
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    """A cost cache that all tests share, so that each small model is profiled once."""
-    return Cache(tmp_path_factory.mktemp("costs"))
+    """A cost cache that all tests share, so that each small model is profiled once; runs of searches are their own."""
+    return Cache(tmp_path_factory.mktemp("costs"), runs=False)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""ONNX models whose weights stay in files of their own: a serialised model has 2 GB at most, and each copy takes memory."""
+"""ONNX models that stay files, or whose weights do: a serialised model has 2 GB at most, and each copy takes memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,25 @@ from placeit.core.files import temporary_folder
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["folder_of", "front_end_source", "note_folder", "read_proto", "session_source"]
+__all__ = ["OnnxFile", "folder_of", "front_end_source", "note_folder", "read_proto", "session_source"]
 
 _FOLDER = "placeit.folder"  # key in the metadata of a model whose weights are in files: the folder that their names refer to
 _SMALL = 1 << 16  # bytes of a weight up to which it is read: sizes and axes, of which the values matter
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """A whole ONNX model for ONNX Runtime to open, which then says in which order it wants inputs.
+
+    Attributes:
+        model: path of the file, or its content.
+        inputs: names of inputs, in the order of a segment's.
+        outputs: names of outputs, in the order of a segment's.
+    """
+
+    model: str | bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 def read_proto(path: Path) -> onnx.ModelProto:

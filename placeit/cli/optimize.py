@@ -18,7 +18,9 @@ from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import complete_placers, duration
 from placeit.core.errors import PlaceitError
+from placeit.core.files import own_descriptor
 from placeit.core.interrupts import INTERRUPTED
+from placeit.optimizer.portfolio import MOST_POINTS
 from placeit.report import as_json, as_text
 
 __all__ = ["EXAMPLES", "HELP", "next_command", "optimize"]
@@ -26,7 +28,6 @@ __all__ = ["EXAMPLES", "HELP", "next_command", "optimize"]
 HELP = ListsPlacers
 
 _log = logging.getLogger("placeit")
-_POINTS = 12  # of a front, at most: MOST_POINTS of placeit.optimizer.pareto, which takes a second to import
 
 EXAMPLES = """\b
 Examples:
@@ -129,7 +130,9 @@ def optimize(
     """
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
     beside_nothing = output is None and not path.parent.is_dir()  # then there is no model, which reading it will say
-    points = [path.with_name(f"{path.stem}.point-{number}{path.suffix}") for number in range(1, _POINTS + 1)] if pareto else []
+    points = (
+        [path.with_name(f"{path.stem}.point-{number}{path.suffix}") for number in range(1, MOST_POINTS + 1)] if pareto else []
+    )
     outputs = [] if beside_nothing else [path, *points]
     check_outputs(*outputs, record, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])
     # imported only now, because it takes a second
@@ -184,7 +187,9 @@ def optimize(
             _log.warning("The search is recorded without runs of its answer: %s", error)
             recorded = found.described
         files += files_of(replace(recorded, search=as_json.search(found) | written), {"recording": record})
-    command = next_command("explain" if any(one.described for one in cluster.devices) else "run", options, path)
+    command: list[str] = []
+    if own_descriptor(path) is None:
+        command = next_command("explain" if any(one.described for one in cluster.devices) else "run", options, path)
     shown = partial(as_text.optimized, found=found, path=path, recording=record, points=points, command=command)
     code = INTERRUPTED if interrupted else 0
     return Output(found.to_dict() | written, shown, code, files, as_text.answer(found, path))

@@ -43,13 +43,15 @@ Examples:
 class NetworkOptions:
     """Where a server listens, to whom, and how much it reads."""
 
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; others than this machine reach 0.0.0.0 or ::.")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of HTTP; 0 for any that is free.")] = 8000
-    grpc_port: Annotated[int, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0 for any that is free.")] = (
-        8001
-    )
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Where to listen; 0.0.0.0 or :: is on all networks.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port of HTTP; 0 for any that is free.")
+    ] = 8000
+    grpc_port: Annotated[
+        int, typer.Option("--grpc-port", metavar="PORT", min=0, max=65535, help="Port of gRPC; 0 for any that is free.")
+    ] = 8001
     no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Serve HTTP alone.")] = False
     tls_cert: Annotated[
         Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain (PEM), for HTTPS and gRPC with TLS.")
@@ -80,6 +82,8 @@ class NetworkOptions:
         from placeit.core.files import read_text
         from placeit.serve.network import Options
 
+        if not math.isfinite(self.client_timeout):
+            raise UsageError("--client-timeout has to be a number of seconds.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("TLS needs both a certificate and its key: give --tls-cert and --tls-key, or neither.")
         if not 0.001 <= self.client_timeout < math.inf:
@@ -87,8 +91,8 @@ class NetworkOptions:
         token = None
         if self.token_file is not None:
             token = read_text(self.token_file).strip().encode()
-            if not token or len(token.split()) > 1:
-                raise UsageError(f"{self.token_file} is to hold a token: text without spaces, and nothing else.")
+            if not token.isascii() or len(token.split()) != 1:
+                raise UsageError(f"{self.token_file} is to hold a token: ASCII text without spaces, and nothing else.")
         return Options(
             host=self.host,
             port=self.port,
@@ -136,18 +140,28 @@ def serve(
             if server.grpc_address is not None:
                 typer.echo(f"grpc: {server.grpc_address}", err=True)
             ending.wait()
-        data = {"http": server.url, "grpc": server.grpc_address, "models": [_counted(model) for model in served]}
-    return Output(data, partial(_show, data=data))
+        data: dict[str, Any] = {
+            "http": server.url,
+            "grpc": server.grpc_address,
+            "models": [_counted(model) for model in served],
+        }
+    answer = ", ".join(f"{model['succeeded']} of {model['name']}" for model in data["models"])
+    return Output(data, partial(_show, data=data), answer=f"requests succeeded: {answer}")
 
 
 def _opened(
     given: str, placement: Path | None, rematch: str | None, queue: int, stack: contextlib.ExitStack, terminal: Terminal
 ) -> ServedModel:
     """Open a model or a bundle, which is closed with the stack, and run it."""
+    from placeit.backends.bundle.files import is_bundle
     from placeit.serve.service import ServedModel, is_name
 
     name, equals, rest = given.partition("=")
     path = Path(rest if equals and is_name(name) else given)
+    if placement is None and not is_bundle(path):
+        raise UsageError(
+            f"{path} is not a bundle: give the placement of a model with --placement, or 'placeit build' a bundle."
+        )
     what = to_run(CheckedOptions(path), placement, rematch)
     session, chosen = stack.enter_context(what.open())
     with terminal.progress() as progress:

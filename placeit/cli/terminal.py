@@ -93,7 +93,7 @@ class Terminal:
         what_column = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
         columns = (what_column, BarColumn(20), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-            task = bars.add_task("starting", total=1.0)
+            task = bars.add_task("starting", total=1 + 1e-9)  # one step's end is not that of the command, whose time goes on
             yield lambda what, share: bars.update(task, completed=share, description=printable(what))
 
 

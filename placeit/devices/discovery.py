@@ -145,7 +145,8 @@ def _resolve(core: Any, address: Address) -> Device:
         device = _find_nvidia_gpu(address, listing)
     # OpenVINO lists a single GPU as GPU and several as GPU.0, GPU.1; both spellings of the first work in both cases
     elif address.unit not in {Address(name).unit for name in found}:
-        hint = nearest(address.hardware, found)
+        families = {name.partition(".")[0] for name in found}
+        hint = "" if address.family in families else nearest(address.hardware, families)
         raise DeviceError(f"There is no device '{address}' on this machine. {listing}{hint}.{_reason(core, address.family)}")
     else:
         device = _describe(core, address)
@@ -164,8 +165,8 @@ def _own_device(kind: str, address: Address) -> Device:
     for device in own:
         if device.address == address:
             return device
-    listing, hint = ", ".join(device.name for device in own) or "none", nearest(str(address), [device.name for device in own])
-    raise DeviceError(f"There is no device '{address}' on this machine. Devices that '{kind}' finds: {listing}{hint}.")
+    listing = ", ".join(device.name for device in own) or "none"
+    raise DeviceError(f"There is no device '{address}' on this machine. Devices that '{kind}' finds: {listing}.")
 
 
 def _own_devices(kind: str) -> list[Device]:

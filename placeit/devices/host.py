@@ -32,9 +32,9 @@ def one_per_physical_core(cores: tuple[int, ...], root: Path = _ROOT) -> tuple[i
     return tuple(core for _, core in sorted(first.items()))
 
 
-def cpu_name(root: Path = _ROOT) -> str:
+def cpu_name() -> str:
     """Return the model name of the CPU; empty if the system does not report it."""
-    named = (line.partition(":") for line in _lines(root / "proc/cpuinfo"))
+    named = (line.partition(":") for line in _lines(_ROOT / "proc/cpuinfo"))
     return next((name.strip() for what, _, name in named if what.strip() in ("model name", "CPU part")), "")
 
 

@@ -9,35 +9,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core import clock
 from placeit.core.errors import ProblemError, UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.learning.agent import ProblemInstance
-from placeit.learning.agents.doppler.agent import DopplerAgent
-from placeit.learning.registry import fresh
-from placeit.learning.training.loop import Stage, train
 from placeit.learning.training.sources import Source as ProblemSource
 from placeit.learning.training.sources import draw_from
-from placeit.learning.training.valuing import dropping
 from placeit.optimizer.measured_cost import MeasuredCost, Source
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Segmenter
 from placeit.profiler.costs import Progress
-from placeit.runtime.incumbent import is_worth_trying
 from placeit.session import Session
 from placeit.simulator.objectives import get_objective
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput import least_seconds
 
-__all__ = ["MeasuredCosts", "learn_measured", "session_source"]
-
-_IMITATION_SHARE, _SIMULATION_SHARE = 0.05, 0.15  # of the time to learn in, at most
-_IMITATION, _SIMULATION = 50, 250  # updates, at most
-_EPISODES, _MEASURED_EPISODES = 16, 14  # of an update; the latter are two races
-_RATE = 3e-3
-_EXPLORE = 0.05  # how often any answer is taken where placements are measured, so that policies that are sure go on finding
-_IDLE = 4  # measured updates in a row that propose nothing new, after which there is nothing more to learn
-_PATIENCE = 12  # and those without anything better
+__all__ = ["MeasuredCosts", "session_source"]
 
 
 def session_source(session: Session, problem: Problem | None = None, *, objective: str = "latency") -> ProblemSource:
@@ -136,77 +122,3 @@ class MeasuredCosts:
         self.sources |= {one.devices.tobytes(): one.source for one in outcomes}
         values = np.array([one.value for one in outcomes])
         return np.where(np.isfinite(values), values, np.nan)
-
-
-def learn_measured(
-    cost: MeasuredCost,
-    instance: ProblemInstance,
-    starts: NDArray[np.int32],
-    *,
-    deadline: float,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> None:
-    """Train DOPPLER's policies on one problem: they imitate a list scheduler, learn by simulation, and then by runs.
-
-    What they have found is in ``cost`` in the end. Training ends before its deadline where the policies have come to propose
-    the same plans again and again, or nothing better for a long time.
-
-    Differs from the paper: the stages are short; episodes of an update are compared with their mean.
-
-    Args:
-        cost: measures placements, and keeps to the same deadline.
-        instance: the problem, with costs corrected by measured runs, and its simulated cost.
-        starts: placements that were measured before, ``int32[N, G]``, at least one: the values of others are ratios to theirs.
-        deadline: by :func:`placeit.core.clock.now`; the gradient step under way is completed.
-        seed: of everything random.
-        progress: told what is being done.
-    """
-    begin = clock.now()
-    agent = fresh(DopplerAgent, seed)
-    simulated = functools.partial(
-        Stage, draw_from([instance]), problems=1, episodes=_EPISODES, learning_rate=_RATE, schedule="linear", gamma=1.0
-    )
-    room = max(deadline - begin, 1e-3)
-    stages = [
-        simulated(updates=_IMITATION, kind="imitation", seconds=room * _IMITATION_SHARE),
-        simulated(updates=_SIMULATION, seconds=room * _SIMULATION_SHARE, entropy=0.01),
-    ]
-    trained = train(agent, stages, evaluate_on=(), seed=seed, progress=progress)
-    cost(starts)
-    agent.recall({})  # what it remembers is by simulated costs
-    if (found := trained.stages[-1].found) and clock.now() < deadline:
-        starts = np.concatenate([starts, found[0].placement[None]])
-    agent.meet(instance.problem, starts, dropping(cost)(starts) / instance.unit)
-    measured = Stage(
-        _Promising(cost, instance, deadline),
-        updates=10**6,
-        problems=1,
-        episodes=_MEASURED_EPISODES,
-        learning_rate=_RATE / 3,
-        gamma=1.0,
-        entropy=0.01,
-        explore=_EXPLORE,
-        cost=lambda _: dropping(cost),
-    )
-    train(agent, [measured], evaluate_on=(), seed=seed + 1)
-
-
-class _Promising:
-    """Draws a problem to learn from as long as that still finds something."""
-
-    def __init__(self, cost: MeasuredCost, instance: ProblemInstance, deadline: float) -> None:
-        self.cost, self.instance, self.deadline = cost, instance, deadline
-        self.tried, self.best = 0, float("inf")
-        self.idle = self.stale = 0
-
-    def __call__(self, rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG002
-        """Return the problem, or nothing to end with."""
-        tried, best = len(self.cost.tried), self.cost.incumbent
-        self.idle = 0 if tried > self.tried else self.idle + 1
-        better = best is not None and is_worth_trying(best.value, self.best)
-        self.stale = 0 if better else self.stale + 1
-        self.best = best.value if better and best is not None else self.best
-        self.tried = tried
-        over = clock.now() >= self.deadline or self.idle >= _IDLE or self.stale >= _PATIENCE
-        return [] if over else [self.instance] * count

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +25,11 @@ from placeit.runtime.measure import Measurement
 from placeit.simulator.objectives import MeteredEnergy, Objective
 from placeit.workbench import Workbench
 
-__all__ = ["Journal", "Known", "open_journal"]
+__all__ = ["Journal", "Known", "kept_journal", "open_journal"]
 
+_LOG = logging.getLogger("placeit")
 _FORMAT, _VERSION = "placeit-search", 1
+_MOST_BYTES = 1 << 23  # of runs that were kept without being asked for; beyond it they are begun anew
 _BEGINNING = f'{{"format": "{_FORMAT}"'.encode()
 
 
@@ -265,8 +269,68 @@ def open_journal(path: Path, session: Workbench, objective: Objective) -> Journa
     """
     if not session.executable:
         raise UsageError("A search on devices that are only described measures nothing, so there is nothing to resume.")
+    return _opened(Journal, path, session, _key(session, objective))
+
+
+def kept_journal(session: Workbench, objective: Objective) -> Journal | None:
+    """Open what earlier searches by the same costs have measured, in the folder of the cost cache.
+
+    Costs that were profiled anew begin another file: the machine was not the same before. A file that is damaged, or is of
+    something else, is set aside with a warning, and another one begun. One that cannot be written is kept no longer, with a
+    warning.
+
+    Returns:
+        The file; None where nothing is measured or kept.
+    """
+    profiled = session.costs.profiled
+    if not session.executable or session.cache is None or profiled is None:
+        return None
+    key = _key(session, objective) | {"profiled": profiled.at}
+    if (path := session.cache.runs_file(key)) is None:
+        return None
+    for again in (True, False):
+        try:
+            if path.is_file() and path.stat().st_size > _MOST_BYTES:
+                path.unlink()
+            return _opened(_Kept, path, session, key)
+        except (FileError, UsageError) as error:
+            aside = path.with_name(f"{path.name}.damaged")
+            if again and path.exists():
+                with contextlib.suppress(OSError):
+                    path.replace(aside)
+                _LOG.warning("Runs of earlier searches are set aside as %s, and others kept from now on: %s", aside, error)
+            elif not again:
+                _LOG.warning("Runs of placements are not kept: %s", error)
+    return None
+
+
+class _Kept(Journal):
+    """A journal that nobody asked for, so that a search goes on if it cannot be written."""
+
+    _works = True
+
+    def add(self, known: Known) -> None:
+        """Write what was measured, as long as that works."""
+        if self._works:
+            try:
+                super().add(known)
+            except FileError as error:
+                self._works = False
+                _LOG.warning("Runs of placements are not kept: %s", error)
+
+
+_J = TypeVar("_J", bound=Journal)
+
+
+def _opened(kind: type[_J], path: Path, session: Workbench, key: Mapping[str, Any]) -> _J:
+    groups = session.grouping.groups
+    return kind(path, key, groups.edges, (len(groups), len(session.cluster)))
+
+
+def _key(session: Workbench, objective: Objective) -> dict[str, Any]:
+    """Return what measurements hold for."""
     grouping, cluster = session.grouping, session.cluster
-    key = {
+    return {
         "placeit": __version__,
         "graph": grouping.graph.hash,
         "groups": str(len(grouping.groups)),
@@ -279,4 +343,3 @@ def open_journal(path: Path, session: Workbench, objective: Objective) -> Journa
         ),
         "costs": cost_key(grouping, cluster, session.runtime),
     }
-    return Journal(path, key, grouping.groups.edges, (len(grouping.groups), len(cluster)))

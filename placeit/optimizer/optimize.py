@@ -18,16 +18,17 @@ from placeit.devices.plain import plain_devices
 from placeit.optimizer.candidates import Beside, known_value
 from placeit.optimizer.certainty import Excluded, excluded
 from placeit.optimizer.decision import Decision
-from placeit.optimizer.journal import open_journal
+from placeit.optimizer.journal import kept_journal, open_journal
 from placeit.optimizer.ledger import FRONT, LOADING, MEASURING, PROFILING, Ledger, compiled_since
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.options import Goal
 from placeit.optimizer.pareto import find_front
+from placeit.optimizer.races import reason_of
 from placeit.optimizer.reasons import better_references, chosen_of
 from placeit.optimizer.references import references_beside
 from placeit.optimizer.replicas import enter_replicas
 from placeit.optimizer.result import Optimized, Unplanned
-from placeit.optimizer.search import GoesOn, Search
+from placeit.optimizer.search import Explores, Search
 from placeit.optimizer.service import service_of
 from placeit.optimizer.spending import spending
 from placeit.optimizer.starts import begin_with, divide_for, elsewhere, fitted
@@ -38,6 +39,7 @@ from placeit.profiler.statistics import mape, pearson, spearman
 from placeit.runtime.budget import TRIFLE_S, least
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.incumbent import compared
+from placeit.runtime.measure import FAILURES
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.objectives import get_objective
 from placeit.workbench import Workbench
@@ -53,7 +55,7 @@ _LOG = logging.getLogger(__name__)
 def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Optimized:
     """Search for the best placement, as :func:`placeit.optimize` describes it."""
     wanted, budget, plain = goal.objective, goal.budget.seconds, goal.candidates.plain
-    later = {name: placer for name, placer in goal.placers.items() if isinstance(placer, GoesOn)}
+    later = {name: placer for name, placer in goal.placers.items() if isinstance(placer, Explores)}
     others = [name for name in goal.names if name not in later]
     before, ledger, deadline = deepcopy(session.compiling.kinds), Ledger(), goal.begin + budget
     ledger.seconds[LOADING] = clock.now() - goal.begin
@@ -101,8 +103,10 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
     until = deadline if goal.energy is None else deadline - budget * _FRONT_SHARE
     search = Search(session, wanted, until, goal.seed, progress, ledger)
     search.excluded = stopped[0] if stopped else None
-    if goal.budget.resume is not None:
-        search.resume(open_journal(Path(goal.budget.resume), session, search.objective))
+    resume, by = goal.budget.resume, search.objective
+    journal = kept_journal(session, by) if resume is None else open_journal(Path(resume), session, by)
+    if journal is not None:
+        search.resume(journal)
     search.singles(plain=plain)
     if wanted.steady and plain and (mode := throughput_mode(session, search.problem)) is not None:
         search.enter(*mode)
@@ -125,9 +129,12 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
             if goal.named:
                 search.check_asked(others)
         search.improve()
+        for name, placer in later.items() if search.excluded is None else ():
+            try:
+                placer.explore(search)
+            except FAILURES as error:
+                search.unplanned[name] = (name, reason_of(error))
         decision = search.confirm()
-        for placer in later.values() if search.excluded is None else ():
-            decision = placer.go_on(search, decision)
     except KeyboardInterrupt:
         interrupted = True
         session.hurry()

@@ -31,7 +31,8 @@ class Budget:
             no time is left in the end to decide between a single device and a placement, the single device is the answer. The
             search ends earlier when it finds nothing new.
         resume: a file with what an earlier search has measured, if it is there; what this one measures is added to it as it
-            goes. What is known is not measured again before the races that decide, which are always run.
+            goes. What is known is not measured again before the races that decide, which are always run. None for a file in the
+            folder of the cost cache, if there is one.
 
     Raises:
         UsageError: the seconds are not positive and finite.
@@ -50,8 +51,8 @@ class Candidates:
     """Candidates that a search compares.
 
     Attributes:
-        placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``), or ``doppler, measured`` to
-            learn from runs; None for :data:`placeit.optimizer.portfolio.DEFAULT_PLACERS`.
+        placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``), or ``surrogate`` to
+            learn from runs what to measure next; None for :data:`placeit.optimizer.portfolio.DEFAULT_PLACERS`.
         start: placements of the model on the devices, or files of them, that are candidates and that the search begins with.
         plain: whether what one would do without placeit, the whole CPU where devices are parts of it, is a candidate
             (:func:`placeit.devices.plain.plain_devices`). False where core sets stand for devices that share nothing.

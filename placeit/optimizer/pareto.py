@@ -15,17 +15,17 @@ from placeit.core.placement import Conditions, Placement
 from placeit.devices.energy import EnergyMeters
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.front import explore, non_dominated, spread
+from placeit.optimizer.portfolio import MOST_POINTS
 from placeit.optimizer.races import Races
 from placeit.optimizer.search import Search
 from placeit.runtime.budget import needed
 from placeit.runtime.measure import FEWEST
 from placeit.simulator.objectives import Energy, MeteredEnergy
 
-__all__ = ["FRONT", "MOST_POINTS", "Pareto", "Point", "find_front"]
+__all__ = ["FRONT", "Pareto", "Point", "find_front"]
 
 FRONT = "front"
 """Name of the placer of placements that only the search for the front has found."""
-MOST_POINTS = 12
 _EVALUATIONS = 10_000  # placements that are simulated
 _EXPLORING_SHARE = 0.4  # of the time left, for simulation; the rest is for a race
 _ROUNDS = 12  # of that race

@@ -1,12 +1,16 @@
-"""The placers of a search for which none was named."""
+"""What a search goes by for which nothing else was said; cheap to import."""
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT_PLACERS"]
+__all__ = ["DEFAULT_PLACERS", "MOST_POINTS"]
 
 DEFAULT_PLACERS = ("heft", "best-list", "critical-path", "metis", "random-task-eft", "annealing")
 """Default placers. Every single device and a search among plans take part in any case.
 
-None of them learns. With equal budgets, nothing that was learned found a placement that is faster (``python -m
-benchmarks.portfolio``): neither the policies that ship with placeit, which take some seconds to ask, nor learning from runs.
+None of them learns. With equal budgets, nothing that was learned found a placement that is faster: neither the policies that
+ship with placeit, which take some seconds to ask (``python -m benchmarks.portfolio``), nor what learns from runs which
+placement to measure next (``python -m benchmarks.exploring``).
 """
+
+MOST_POINTS = 12
+"""Points of a front of latency and energy, at most."""

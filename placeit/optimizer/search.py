@@ -41,7 +41,7 @@ from placeit.simulator.objectives import Energy, Objective
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workbench import Workbench
 
-__all__ = ["SEARCH", "GoesOn", "Proposal", "Search"]
+__all__ = ["SEARCH", "Explores", "Proposal", "Search"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ _ROUNDS, _SELECTION_ROUNDS = 6, 8  # of a race in a turn, and of the one that se
 _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
 _APART = 1.2  # times the best single device, from which on another one is not raced again where no split can be faster
 _FAR_BEHIND = 1.05  # of the best single device
+_FEWEST_BESIDE = 3  # runs beside something of known cost, from which on what an earlier search measured counts
 _TURN_SHARE, _SELECTION_SHARE, _FIRST_SHARE = 0.35, 0.5, 0.4  # of what is left of the budget
 _KEPT_ROUNDS = 12  # of the race that decides, for which time is kept back
 _MUCH_SHARE = 0.1  # of it, from which on compiling a candidate has to be worth it
@@ -159,7 +160,7 @@ class Search(Races):
                 continue
             plan = self.segmenter.merged(known.segment_of, known.devices)
             name = (self.find(known.devices) or self.enter_plan(known.name, known.placer, plan)).name
-            if len(known.samples) >= FEWEST:
+            if len(known.samples) >= (FEWEST if known.cost is None else _FEWEST_BESIDE):
                 self.recall(name, known, plan)
 
     def singles(self, *, plain: bool = True) -> None:
@@ -552,15 +553,11 @@ class Search(Races):
 
 
 @runtime_checkable
-class GoesOn(Placer, Protocol):
-    """A placer that proposes nothing before a search has been decided, and goes on from there."""
+class Explores(Placer, Protocol):
+    """A placer that is asked for no proposal: it enters and measures candidates of its own, before the decision."""
 
-    def go_on(self, search: Search, decision: Decision) -> Decision:
-        """Return what the search comes to now: the decision as it was, or that of another race.
-
-        Args:
-            search: what is known; candidates are entered in it, and measured by it.
-            decision: what it came to without this placer.
+    def explore(self, search: Search) -> None:
+        """Enter candidates in a search and measure them; leave :meth:`Search.final_s` of the time that is left.
 
         Raises:
             KeyboardInterrupt: Ctrl-C.

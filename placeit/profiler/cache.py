@@ -31,7 +31,9 @@ _DAYS = 30.0
 _MOST_BYTES = 1 << 28  # of an entry
 _LONGEST = 1e6  # seconds that anything can have been measured to take
 _LARGEST = 1e18
-_ENTRY = re.compile(r"[0-9a-f]{64}\.json|\.[0-9a-f]{64}\.json\.\w+\.json")  # or a draft of one
+_ENTRY = re.compile(
+    r"[0-9a-f]{64}\.json|\.[0-9a-f]{64}\.json\.\w+\.json|runs-[0-9a-f]{64}\.jsonl(\.damaged)?"
+)  # or a draft of one
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,11 @@ class Cache:
     Args:
         folder: where; None for :func:`cache_folder`.
         days: age that entries reach.
+        runs: whether searches also keep the runs of placements here, for the next search of the same.
     """
 
-    def __init__(self, folder: Path | None = None, *, days: float = _DAYS) -> None:
-        self._seconds = days * 86400
+    def __init__(self, folder: Path | None = None, *, days: float = _DAYS, runs: bool = True) -> None:
+        self._seconds, self._runs = days * 86400, runs
         self._works, self._swept = True, False
         try:
             self.folder = cache_folder() if folder is None else folder
@@ -151,13 +154,25 @@ class Cache:
                 self._give_up("write", error)
         return kept
 
+    def runs_file(self, key: Mapping[str, Any]) -> Path | None:
+        """Return the file for runs of placements under a key, in a folder that is there; None if none are kept."""
+        if not self._runs or not self._works:
+            return None
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            self._give_up("write", error)
+            return None
+        self._sweep()
+        return self.folder / f"runs-{hashlib.sha256(_canonical(key).encode()).hexdigest()}.jsonl"
+
     def clear(self) -> int:
-        """Delete every entry and return how many there were. Raises FileError if one cannot be deleted."""
+        """Delete every entry and return how many costs there were. Raises FileError if one cannot be deleted."""
         count = 0
         for path in self._entries():
             try:
                 path.unlink()
-                count += not path.name.startswith(".")  # a hidden one is a leftover of a process that was killed
+                count += path.suffix == ".json" and not path.name.startswith(".")  # a hidden one: of a process that was killed
             except FileNotFoundError:
                 continue  # another process was faster
             except OSError as error:
@@ -177,7 +192,7 @@ class Cache:
 
     def _entries(self) -> list[Path]:
         """The files that a cache has written here; nobody knows what else is in the folder."""
-        return [path for path in self.folder.glob("*.json") if _ENTRY.fullmatch(path.name)]
+        return [path for path in self.folder.glob("*.json*") if _ENTRY.fullmatch(path.name)]
 
     def _path(self, key: Mapping[str, Any]) -> Path:
         return self.folder / f"{hashlib.sha256(_canonical(key).encode()).hexdigest()}.json"

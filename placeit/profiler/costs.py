@@ -17,6 +17,7 @@ from placeit.core import clock
 from placeit.core.cluster import Cluster, Link
 from placeit.core.conflicts import beside
 from placeit.core.errors import NoRoomError
+from placeit.core.lines import nonnegative_fit
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache, Kept
@@ -239,7 +240,7 @@ class _Profile:
             device, inside = runtime.cluster.devices[d], float(core[:, d].sum())
             if not any(kernel.seconds > 0 for kernel in kernels) or inside <= 0:
                 continue
-            each, per_byte = _nonnegative_line(self.bytes[known], cut[known, d]) if known.any() else (0.0, 0.0)
+            each, per_byte = _line(self.bytes[known], cut[known, d]) if known.any() else (0.0, 0.0)
             alone = inside + float(cut[:, d].sum())
             beyond = Beyond(
                 measured["dispatch"][d], each, per_byte, max(0.0, float(load[:, d].sum()) / alone), measured["read"][d]
@@ -433,7 +434,7 @@ class _Profile:
         each, per_byte = np.zeros(self.devices), np.zeros(self.devices)
         for d, found in enumerate(points):
             if found:
-                each[d], per_byte[d] = _nonnegative_line(*np.array(found).T)
+                each[d], per_byte[d] = _line(*np.array(found).T)
         return each, per_byte
 
 
@@ -443,12 +444,10 @@ def _parts(weight: NDArray[np.float64], of: NDArray[np.int32]) -> NDArray[np.flo
     return np.asarray(weight / np.bincount(of, weight)[of], np.float64)
 
 
-def _nonnegative_line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
+def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
     """Fit y = a + b x with a, b >= 0 by least squares; return a and b."""
-    spread = x - x.mean()
-    b = max(0.0, float(spread @ y) / float(spread @ spread)) if spread.any() else 0.0
-    a = float(y.mean() - b * x.mean())
-    return (a, b) if a >= 0 else (0.0, max(0.0, float(x @ y) / float(x @ x)))
+    a, b = nonnegative_fit(np.column_stack([np.ones_like(x), x]), y).tolist()
+    return a, b
 
 
 def _measured(cluster: Cluster) -> dict[tuple[str, str], Link]:

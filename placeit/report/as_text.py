@@ -119,7 +119,8 @@ def ran(report: RunReport | RateReport) -> str:
     from placeit.runtime.run_report import RunReport
 
     if isinstance(report, RunReport):
-        said = f"{text.seconds(report.latency.median)} ({text.interval(report.latency)})"
+        within = text.interval(report.latency)
+        said = text.seconds(report.latency.median) + ("" if within == text.NOTHING else f" ({within})")
     elif (load := report.served.load) is None:
         said = "no request has ended"
     else:
@@ -277,10 +278,11 @@ def fastest(found: Comparison) -> str:
     said = f"{best.name}: {text.seconds(None if best.measured is None else best.measured.median)}"
     said += " per request" if found.objective.steady else ""
     ratio = compared(others[0].measured, best.measured) if others else None
-    if ratio is None:
-        return said
-    doubt = ", which may be chance" if ratio.ci_low <= 1 else ""
-    return f"{said}, {text.ratio(ratio)} times as fast as {others[0].name}{doubt}"
+    if ratio is not None:
+        doubt = ", which may be chance" if ratio.ci_low <= 1 else ""
+        said += f", {text.ratio(ratio)} times as fast as {others[0].name}{doubt}"
+    failed = [one.name for one in found.candidates if one.failed is not None]
+    return f"{said}; failed: {', '.join(failed)}" if failed else said
 
 
 def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) -> None:
@@ -532,13 +534,20 @@ def _facts(found: Optimized) -> tuple[dict[str, str | Sequence[str]], dict[str, 
 
 
 def answer(found: Optimized, path: Path | None) -> str:
-    """Return what was found in one line: the candidate, its time, its speed-up, and the file of the placement."""
-    chosen, best = found.chosen, found.best_single
-    said = [text.seconds(chosen.simulated_s if chosen.measured is None else chosen.measured.median)]
-    said[0] += " (simulated)" if chosen.measured is None else ""
+    """Return what was found in one line: the candidate, its value, its speed-up, and the file of the placement."""
+    chosen, best, objective = found.chosen, found.best_single, found.objective
+    values = [text.seconds(chosen.simulated_s), text.seconds(None if chosen.measured is None else chosen.measured.median)]
+    if not objective.is_measured:
+        values = _values(chosen, objective)
+    value = next((one for one in reversed(values) if one != text.NOTHING), text.NOTHING)
+    if chosen.measured is None:
+        value += " (simulated)"
+    elif objective.steady:
+        value = f"{_rate(chosen)} requests/s"
+    said = [value, *([] if path is None else [str(path)])]
     if found.speedup is not None and best is not None and chosen is not best:
-        said.append(f"{text.ratio(found.speedup)} times as fast as {best.name}")
-    return f"{chosen.name}: {', '.join([*said, *([] if path is None else [str(path)])])}"
+        said.insert(1, f"speed-up {text.ratio(found.speedup)} over {best.name}")
+    return f"{chosen.name}: {', '.join(said)}"
 
 
 def _disturbance(profiled: Profiled | None) -> str | None:

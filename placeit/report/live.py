@@ -103,7 +103,16 @@ class LiveView:
 
         now, width = self._looks[-1], self._console.width
         nowhere = io.TextIOWrapper(io.BytesIO(), self._console.encoding)  # which decides what lines are drawn with
-        page = Console(file=nowhere, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        page = Console(
+            file=nowhere,
+            width=width,
+            force_terminal=True,
+            color_system=None,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            soft_wrap=True,
+        )
         with page.capture() as shown:
             text.facts(page, self._figures(now))
             page.print()

@@ -191,8 +191,13 @@ def tables(
         left: how many columns, from the left, are text; the rest are figures and aligned to the right.
         spare: headings of columns that can be left out, the least needed first.
     """
-    folded, nothing = console.is_terminal, "" if console.is_terminal else NOTHING
-    cells = {title: [[printable(cell) or nothing for cell in row] for row in rows] for title, rows in sections.items()}
+    folded = console.is_terminal
+
+    def written(cell: str) -> str:
+        cell = printable(cell).replace("\n", " ")
+        return cell if folded else " ".join(cell.split()) or NOTHING
+
+    cells = {title: [[written(cell) for cell in row] for row in rows] for title, rows in sections.items()}
     cells = {title: some for title, some in cells.items() if some}
     shown, widths = _layout(console, columns, [row for some in cells.values() for row in some], left, spare)
     first = True
@@ -205,7 +210,7 @@ def tables(
         if widths is None:
             _stack(console, [columns[i] for i in shown], [[row[i] for i in shown] for row in some])
             continue
-        _row(console, widths, [columns[i] or nothing for i in shown], left, folded=folded, heading=True)
+        _row(console, widths, [written(columns[i]) for i in shown], left, folded=folded, heading=True)
         if folded:
             console.print("-" * _across(widths) if console.options.ascii_only else "─" * _across(widths))
         for row in some:

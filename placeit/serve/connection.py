@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 __all__ = ["Connection"]
 
 _HEAD_BYTES: Final = 1 << 16  # of the request line and headers
+_PIPELINED: Final = 64  # requests that a client may send before the first of them is answered
 _SPARE: Final = 2  # times the bytes of a body, which are read and forgotten so that a client sees that it sends too much
 
 
@@ -46,6 +47,8 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._bytes > _HEAD_BYTES + (0 if self._in_head else _SPARE * self._most):
             self._leave(b"431 Request Header Fields Too Large")
+        elif len(self.pipeline) > _PIPELINED:
+            self._leave(b"400 Bad Request")
 
     def on_message_begin(self) -> None:
         """Wait for the rest of a request."""
@@ -94,6 +97,6 @@ class Connection(HttpToolsProtocol):
 
     def _leave(self, status: bytes) -> None:
         """Close the connection, with an answer if there was none."""
-        if not self.transport.is_closing() and (self.cycle is None or not self.cycle.response_started):
+        if not (self.transport.is_closing() or self.pipeline or (self.cycle is not None and self.cycle.response_started)):
             self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         self.transport.close()

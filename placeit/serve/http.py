@@ -34,6 +34,7 @@ _LOG = logging.getLogger("placeit")
 _HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
 _HEADER = "inference-header-content-length"
 _JSON_BYTES: Final = 16 << 20  # of one request, as Python needs many times the memory for it
+_LONGEST_US: Final = 1 << 62  # which floats can hold
 _APART_BYTES: Final = 1 << 16  # of JSON, from which on it is read and written on another thread
 _AT_ONCE: Final = 16  # times the bytes of one request, that all requests have before they are read
 
@@ -115,7 +116,7 @@ def application(service: Service, metrics: CollectorRegistry, *, most_bytes: int
 
 
 def _model(service: Service, request: Request) -> ServedModel:
-    """Return the model that a path names. Raises Refused."""
+    """Return the model that a path names. Raises RefusedError."""
     return service.model(request.path_params["model"], request.path_params.get("version", ""))
 
 
@@ -131,7 +132,7 @@ class _Bodies:
 
     @contextlib.asynccontextmanager
     async def of(self, request: Request) -> AsyncIterator[bytes]:
-        """Read the body of a request, and keep it. Raises Refused."""
+        """Read the body of a request, and keep it. Raises RefusedError."""
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise RefusedError(Status.ENCODED, f"Bodies are not read that are encoded as '{encoding}': send it as it is.")
@@ -182,7 +183,7 @@ class _Asked:
 
 
 async def _infer(service: Service, call: Call, request: Request, body: bytes) -> Response:
-    """Answer a request for a run of a model. Raises Refused."""
+    """Answer a request for a run of a model. Raises RefusedError."""
     model, size = call.model, len(body)
     said = request.headers.get(_HEADER)
     if said is not None:
@@ -225,14 +226,14 @@ def _raw(model: ServedModel, body: bytes) -> _Asked:
 
 
 def _read(model: ServedModel, body: bytes, size: int) -> _Asked:
-    """Read a request whose first bytes are JSON. Raises Refused."""
+    """Read a request whose first bytes are JSON. Raises RefusedError."""
     asked = _parsed(body[:size])
     parameters = _field(asked, "parameters", dict, {})
     if "id" in asked:
         _field(asked, "id", str)
     none_of(parameters, "sequence_id")
-    timeout = parameters.get("timeout", 0)
-    if _number(timeout) is None:
+    timeout = _number(parameters.get("timeout", 0))
+    if timeout is None:
         raise invalid("The parameter 'timeout' has to be a whole number of microseconds, and at least 0.")
     tensors = _objects(asked, "inputs")
     model.named_once("input", [_field(tensor, "name", str) for tensor in tensors])
@@ -264,7 +265,7 @@ def _read(model: ServedModel, body: bytes, size: int) -> _Asked:
         of = _field(one, "parameters", dict, {})
         none_of(of, "classification", "shared_memory_region")
         outputs.append((one["name"], _field(of, "binary_data", bool, binary)))
-    return _Asked(asked.get("id"), inputs, outputs, timeout / 1e6 or None)
+    return _Asked(asked.get("id"), inputs, outputs, min(timeout, _LONGEST_US) / 1e6 or None)
 
 
 def _spec(model: ServedModel, tensor: Mapping[str, Any]) -> TensorSpec:
@@ -277,7 +278,7 @@ def _spec(model: ServedModel, tensor: Mapping[str, Any]) -> TensorSpec:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Parse an object of JSON; other threads have a turn while many numbers are read. Raises Refused."""
+    """Parse an object of JSON; other threads have a turn while many numbers are read. Raises RefusedError."""
     hooks: dict[str, Any] = {}
     if len(text) >= _APART_BYTES:  # Python's parser in C lets no other thread run, unless it calls Python
         hooks = {"parse_int": lambda digits: int(digits), "parse_float": lambda digits: float(digits)}  # noqa: PLW0108
@@ -306,7 +307,7 @@ def _field(of: Mapping[str, Any], name: str, kind: type[T], default: T | None = 
 
 
 def _objects(of: Mapping[str, Any], name: str, default: list[Any] | None = None) -> list[dict[str, Any]]:
-    """Return a field that is a list of objects. Raises Refused."""
+    """Return a field that is a list of objects. Raises RefusedError."""
     found = _field(of, name, list, default)
     if not all(isinstance(one, dict) for one in found):
         raise invalid(f"'{name}' has to be a list of objects in this request.")
@@ -319,7 +320,7 @@ def _number(value: object) -> int | None:
 
 
 def _written(model: ServedModel, asked: _Asked, outputs: Outputs) -> tuple[bytes, list[memoryview]]:
-    """Write an answer: its JSON, and the bytes that follow. Raises Refused."""
+    """Write an answer: its JSON, and the bytes that follow. Raises RefusedError."""
     entries: list[str] = []
     tail: list[memoryview] = []
     for name, binary in asked.outputs:

@@ -17,7 +17,7 @@ from typing import Any, Self
 import grpc
 import uvicorn
 
-from placeit.core.errors import UsageError
+from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.threads import Gate, Job, Worker
 from placeit.report.metrics import registry_of
 from placeit.serve.connection import Connection
@@ -64,6 +64,7 @@ class NetworkServer:
         options: where, and to whom.
 
     Attributes:
+        models: what is served.
         port: of HTTP.
         grpc_port: of gRPC; None if there is none.
         socket: of HTTP.
@@ -73,6 +74,7 @@ class NetworkServer:
     """
 
     def __init__(self, models: Sequence[ServedModel], options: Options = Options()) -> None:
+        self.models = tuple(models)
         self._options = options
         self._service = Service(models)
         metrics = registry_of(lambda: [({"model": model.name}, model.server.stats()) for model in models])
@@ -101,6 +103,11 @@ class NetworkServer:
     def url(self) -> str:
         """Address of HTTP."""
         return f"http{'s' * (self._options.tls is not None)}://{_host(self._options.host)}:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections of HTTP."""
+        return len(self._http.server_state.connections)
 
     @property
     def grpc_address(self) -> str | None:
@@ -141,11 +148,22 @@ class NetworkServer:
             http = asyncio.ensure_future(self._http.serve([self.socket]))
             stack.push_async_callback(asyncio.wait, [http])
             stack.callback(setattr, self._http, "should_exit", True)
-            await self._http.up.wait()
+            await _until(self._http.up, http)
             self._loop = asyncio.get_running_loop()
             self._up.open()
-            await self._stop.wait()
+            await _until(self._stop, http)
             await self._service.drain()
+
+
+async def _until(event: asyncio.Event, running: asyncio.Future[None]) -> None:
+    """Wait for an event, or raise what has ended a task before."""
+    waiting = asyncio.ensure_future(event.wait())
+    both: list[asyncio.Future[Any]] = [waiting, running]
+    await asyncio.wait(both, return_when="FIRST_COMPLETED")
+    waiting.cancel()
+    if running.done():
+        running.result()
+        raise ExecutionError("The server of HTTP has ended.")
 
 
 class _Http(uvicorn.Server):
@@ -193,7 +211,7 @@ def _bound(host: str, port: int) -> socket.socket:
         raise UsageError(f"There is no port {port}: ports are numbers from 1 to 65535, and 0 stands for any that is free.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        found = socket.socket(family, kind, protocol)
+        found = socket.socket(family, kind, protocol)  # which says that it is TCP, or asyncio would not set TCP_NODELAY
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(address)

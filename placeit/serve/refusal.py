@@ -56,11 +56,14 @@ class RefusedError(PlaceitError):
         self.status = status
 
 
-def refusal_of(error: PlaceitError) -> RefusedError:
-    """Return what a client is told about an error of the server that runs a model."""
+def refusal_of(error: PlaceitError, *, closed: bool = False) -> RefusedError:
+    """Return what a client is told about an error of the server that runs a model.
+
+    Args:
+        error: what it has raised.
+        closed: whether it has taken no request, as it is closed, where the error has no other reason.
+    """
     match error:
-        case RefusedError():
-            return error
         case UsageError():
             status = Status.INVALID
         case QueueFullError():
@@ -68,7 +71,7 @@ def refusal_of(error: PlaceitError) -> RefusedError:
         case DeadlineError():
             status = Status.LATE
         case _:
-            status = Status.FAILED
+            status = Status.UNAVAILABLE if closed else Status.FAILED
     return RefusedError(status, str(error))
 
 

@@ -169,7 +169,7 @@ class _Answers:
 
 
 def _inputs(model: ServedModel, request: Any) -> dict[str, Array]:
-    """Read the tensors of a request. Raises Refused."""
+    """Read the tensors of a request. Raises RefusedError."""
     model.named_once("input", [tensor.name for tensor in request.inputs])
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
@@ -185,7 +185,7 @@ def _inputs(model: ServedModel, request: Any) -> dict[str, Array]:
 
 
 def _timeout(parameters: Any) -> float | None:
-    """Return the seconds in which a request has to be answered; None for as long as it takes. Raises Refused."""
+    """Return the seconds in which a request has to be answered; None for as long as it takes. Raises RefusedError."""
     none_of(parameters, "sequence_id")
     if "timeout" not in parameters:
         return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from placeit.backends.base import Arrays, TensorSpec
-from placeit.core.errors import ExecutionError, PlaceitError, UsageError
+from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.version import __version__
 from placeit.runtime.answers import Answer, Outputs
 from placeit.runtime.serving import Server
@@ -231,7 +231,7 @@ class Service:
         ]
 
     def model(self, name: str, version: str = "") -> ServedModel:
-        """Find a model. Raises Refused."""
+        """Find a model. Raises RefusedError."""
         found = self.models.get(name)
         if found is None:
             raise RefusedError(Status.UNKNOWN, f"There is no model '{name}' here; there are {_names(self.models)}.")
@@ -279,24 +279,24 @@ class Service:
             raise _late()
         try:
             call.answer = call.model.server.submit(inputs, wait=False, start_within_s=left)
-        except ExecutionError as error:
-            closed = type(error) is ExecutionError  # and not a full queue, or one that was full for too long
-            raise RefusedError(Status.UNAVAILABLE, str(error)) if closed else refusal_of(error) from error
-        except UsageError as error:
-            raise refusal_of(error) from error
-        answer: asyncio.Future[Any] = asyncio.wrap_future(call.answer)
-        leaving: asyncio.Future[Any] | None = None if gone is None else asyncio.ensure_future(gone())
-        try:
-            await asyncio.wait([answer] if leaving is None else [answer, leaving], timeout=left, return_when="FIRST_COMPLETED")
-            if not answer.done():
-                raise _late() if leaving is None or not leaving.done() else RefusedError(Status.GONE, "The client has gone.")
-            outputs: Outputs = answer.result()
         except PlaceitError as error:
-            raise refusal_of(error) from error
+            raise refusal_of(error, closed=True) from error
+        answer: asyncio.Future[Outputs] = asyncio.wrap_future(call.answer)
+        leaving = None if gone is None else asyncio.ensure_future(gone())
+        waited: list[asyncio.Future[Any]] = [answer] if leaving is None else [answer, leaving]
+        try:
+            await asyncio.wait(waited, timeout=left, return_when="FIRST_COMPLETED")
         finally:
+            has_left = leaving is not None and leaving.done()
             answer.cancel()  # which takes it out of the queue if it waits there
             if leaving is not None:
                 leaving.cancel()
+        if answer.cancelled():
+            raise RefusedError(Status.GONE, "The client has gone.") if has_left else _late()
+        try:
+            outputs = answer.result()
+        except PlaceitError as error:
+            raise refusal_of(error) from error
         call.answered = time.perf_counter()
         return outputs
 

@@ -54,7 +54,7 @@ def check_datatype(spec: TensorSpec, datatype: str) -> None:
 
 
 def of_bytes(data: bytes | memoryview, spec: TensorSpec) -> Array:
-    """View little-endian bytes as a tensor; nothing is copied. Raises Refused."""
+    """View little-endian bytes as a tensor; nothing is copied. Raises RefusedError."""
     dtype = np.dtype(spec.dtype)
     size = math.prod(spec.shape) * dtype.itemsize
     if len(data) != size:
@@ -73,7 +73,7 @@ def to_bytes(value: Array) -> memoryview:
 
 
 def of_json(data: Any, spec: TensorSpec) -> Array:
-    """Convert a list of JSON, flat or nested as the shape is, to a tensor. Raises Refused."""
+    """Convert a list of JSON, flat or nested as the shape is, to a tensor. Raises RefusedError."""
     found = _filled(_flat(data, spec), spec)
     if found.dtype.kind == "f" and not np.isfinite(found).all():  # JSON has no infinity but numbers that are too large
         raise _too_large(spec)
@@ -98,7 +98,7 @@ def _flat(data: Any, spec: TensorSpec) -> list[Any]:
 
 
 def _filled(values: Sequence[Any], spec: TensorSpec) -> Array:
-    """Make a tensor of a list of its values; other threads have a turn meanwhile. Raises Refused."""
+    """Make a tensor of a list of its values; other threads have a turn meanwhile. Raises RefusedError."""
     found = np.empty(len(values), spec.dtype)
     for at in range(0, len(values), _PIECE):
         piece = values[at : at + _PIECE]
@@ -130,7 +130,7 @@ def _fits(values: Sequence[Any], found: Array) -> bool:
 
 
 def of_contents(contents: Any, spec: TensorSpec) -> Array:
-    """Convert the typed values of an ``InferTensorContents`` to a tensor. Raises Refused."""
+    """Convert the typed values of an ``InferTensorContents`` to a tensor. Raises RefusedError."""
     wanted = _FIELDS.get(spec.dtype)
     if wanted is None:
         raise invalid(f"The input '{spec.name}' is {DATATYPES[spec.dtype]}, which has no typed contents: send it raw.")
@@ -143,7 +143,7 @@ def of_contents(contents: Any, spec: TensorSpec) -> Array:
 
 
 def to_json(name: str, value: Array) -> Iterator[str]:
-    """Write a tensor's values as a list of JSON, in pieces between which other threads have a turn. Raises Refused."""
+    """Write a tensor's values as a list of JSON, in pieces between which other threads have a turn. Raises RefusedError."""
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise invalid(
             f"The output '{name}' has values that are not finite, for which JSON has no numbers: ask for it in binary form "

@@ -87,7 +87,7 @@ class Application:
             return [self.session.plan_of(one) for one in self.placement.every]
         except PlacementError as error:
             path = self.session.model.path
-            raise PlacementError(f"{path} cannot run here: {error} Rematch it to devices with more (--rematch).") from error
+            raise PlacementError(f"{path} cannot run here: {error} To run it on other devices, see --rematch.") from error
 
     @classmethod
     def load(

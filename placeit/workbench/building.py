@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,14 +47,14 @@ def check_target(path: Path) -> None:
 
 
 def build(session: OpenSession, placement: Placement, path: Path, *, name: str | None = None) -> Manifest:
-    """Do what :meth:`placeit.workbench.Workbench.build` says."""
+    """Do what :meth:`placeit.Session.build` says."""
     check_target(path)
     homes = [session.home_of(one) for one in placement.every]
     plans = [home.plan_of(one) for home, one in zip(homes, placement.every, strict=True)]
     with temporary_folder(path.absolute().parent) as folder:
         building = _Building(homes, plans, folder)
-        manifest = building.manifest(name or session.model.name)
         try:
+            manifest = building.manifest(name or session.model.name)
             (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
             with Application(open_bundle(folder), devices=Cluster(tuple(building.devices))) as application:
                 application.check()
@@ -109,7 +110,6 @@ class _Building:
         home, graph = self._homes[0], self._contracted.graph
         placement = self._placement()
         segments, samples = tuple(self._segments()), tuple(self._samples())
-        packages = {_PACKAGES[segment.format] for segment in segments} | {"openvino"}
         files = sorted(
             {file for one in segments for file in one.files}
             | {file for one in samples for file in (*one.inputs.values(), *one.outputs.values())}
@@ -120,7 +120,7 @@ class _Building:
                 weights[device] += float(graph.param_bytes[graph.index[op]])
         return Manifest(
             name=name,
-            versions={"placeit": __version__} | {package: importlib.metadata.version(package) for package in sorted(packages)},
+            versions=_versions({segment.format for segment in segments}),
             precision=home.precision,
             tolerance=home.tolerance,
             devices=tuple(
@@ -222,6 +222,14 @@ class _Building:
             for (a, b), link in home.costs.cluster.links.items() if home.has_costs else ():
                 if {a, b} <= self._used.keys() and np.isfinite(link.bandwidth):
                     yield a, b, link.latency, link.bandwidth
+
+
+def _versions(formats: Collection[Format]) -> dict[str, str]:
+    found = {"placeit": __version__}
+    for package in sorted({"openvino", *(_PACKAGES[form] for form in formats)}):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # it may have been built under another name
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def _check_device(device: Device) -> None:

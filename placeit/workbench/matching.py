@@ -48,11 +48,13 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
     needed = {one.name: one for one in manifest.devices}
     within = None if devices is None else discover(devices, precision=manifest.precision)
     names = {name: name if within is not None and name in within.names else one.address for name, one in needed.items()}
+    if isinstance(rematch, str) and rematch != "auto":
+        raise UsageError(f"'{rematch}' is no way to rematch devices: give 'auto', or new names by old ones.")
     if isinstance(rematch, Mapping):
         unknown = rematch.keys() - needed.keys()
         if unknown:
             raise UsageError(f"{path} has no device '{min(unknown)}' to rematch; its devices are {', '.join(needed)}.")
-        names |= rematch
+        names |= rematch if within is not None else {old: str(parse_device(new)) for old, new in rematch.items()}
     chosen: Collection[str] = rematch.keys() if isinstance(rematch, Mapping) else ()
     missing = _missing(names, needed, chosen, within)
     if missing and rematch == "auto":
@@ -150,7 +152,7 @@ def _alike(
     label = {str(device.address): device.name for device in within.devices} if within is not None else {}
     taken = {name for old, name in names.items() if old not in missing}
     found: dict[str, str] = {}
-    sets = [one for one in needed if one.cores and "/" not in one.address]
+    sets = [one for one in needed if (address := parse_device(one.address)).cores and not address.node]
     if within is None and any(one.name in missing for one in sets):
         found |= _dealt(sets)
     for one in needed:

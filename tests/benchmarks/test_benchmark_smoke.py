@@ -96,6 +96,12 @@ QUICKLY = [
         claims=("intervals that hold the truth, worst case", "placements at 0.95 chosen within"),
         least={"summary": lambda case, trials, seed, real=decision.summary: real(case, trials // 50, seed)},
     ),
+    Smoke(
+        "exploring --quick",
+        {"way": ("calibrated search", "surrogate", "DOPPLER", "random")},
+        ("surrogate less calibrated search",),
+        least={"_QUICK_SECONDS": (0.1, 0.3), "measured_model": lambda _: inception_like()},
+    ),
     Smoke("fidelity --quick", {"kind": ("dense", "runs")}, ("mean error as profiled", "mean error calibrated")),
     Smoke(
         "gpu --quick --models chain-mm",
@@ -135,6 +141,13 @@ QUICKLY = [
         {"QUICK_ROUNDS": 2, "BLOCK_S": 0.0, "REQUESTS": 3, "METERS_S": 0.3, "load_model": lambda _: inception_like()},
     ),
     Smoke(
+        "serve --quick",
+        {"what": ("bare handler, echo", "bare handler, model", "placeit serve, HTTP", "placeit serve, gRPC", "at the limit")},
+        ("HTTP over a bare handler that runs the same model", "HTTP over a bare handler that runs nothing"),
+        ("requests lost", "wrong answers"),
+        {"QUICK_TURNS": 20, "QUICK_REQUESTS": 100, "LAYERS": (1, 2)},
+    ),
+    Smoke(
         "serving --quick --seconds 150",  # by a clock that goes on by a second at each look
         claims=("kinds of trouble",),
         hold=("not accounted for", "requests that failed", "wrong outputs", "ended twice", "memory over", "threads over"),
@@ -168,7 +181,7 @@ SLOWLY = [
     Smoke(
         "estimates --quick --models light_squeezenet light_shufflenet file_type",
         {"model": ("light_squeezenet", "light_shufflenet", "file_type")},
-        ("error of a model's predicted time, mean", "an estimate, the model being read"),
+        ("error of a model's predicted time, mean", "an estimate, the model being read", "cuts by the history: error, mean"),
     ),
     Smoke(
         "executor --quick",
@@ -247,7 +260,7 @@ SLOWLY = [
     ),
     Smoke(
         "portfolio --quick",
-        {"search": ("nothing learned", "shipped policies", "learning from runs")},
+        {"search": ("nothing learned", "shipped policies", "surrogate")},
         ("shipped policies: cases in which it is slower",),
     ),
     Smoke(

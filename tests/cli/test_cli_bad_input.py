@@ -187,13 +187,6 @@ def test_a_full_disk_is_noticed_before_any_work_is_done(
     assert not (tmp_path / "p.json").exists()
 
 
-def test_an_output_that_is_also_an_input(cli: Any, tiny: Path, placement: Path) -> None:
-    before = placement.read_bytes()
-    paragraph(cli("run", tiny, "-p", placement, "--trace", placement), placement, "twice")
-    paragraph(cli("optimize", tiny, "-o", tiny), tiny)
-    assert placement.read_bytes() == before
-
-
 def test_a_disk_that_is_full_leaves_no_half_written_trace(
     cli: Any, tiny: Path, placement: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

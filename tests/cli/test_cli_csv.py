@@ -65,14 +65,6 @@ def test_profile_has_a_row_for_each_group_and_device(cli: Any, tiny: Path, cores
         assert int(row["ops"]) == group["ops"]
 
 
-@pytest.mark.parametrize("command", ["run", "profile"])
-def test_a_table_replaces_nothing_that_is_read(cli: Any, tiny: Path, placement: Path, command: str) -> None:
-    options = ("-p", placement) if command == "run" else ()
-    result = cli(command, tiny, *options, "--csv", tiny)
-    assert result.exit_code == 2
-    assert "named twice" in result.stderr
-
-
 def _all_on(model: Path, device: str, path: Path) -> Path:
     import numpy as np
 

@@ -59,14 +59,3 @@ def test_a_mapping_that_cannot_be_read_is_a_usage_error(
     cli: Any, tiny: Path, placement: Path, tmp_path: Path, options: list[str]
 ) -> None:
     assert cli("export", tiny, "-p", placement, "-o", tmp_path / "placed.xml", *options).exit_code == 2
-
-
-def test_the_model_itself_is_not_overwritten(
-    cli: Any, tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path
-) -> None:
-    output = tmp_path / "placed.xml"
-    assert cli("export", tiny, "-p", placement, "-o", output, *mapping(cores)).exit_code == 0
-    before = output.read_bytes()
-    result = cli("export", output, "-p", placement, "-o", output, *mapping(cores))
-    assert result.exit_code == 2
-    assert output.read_bytes() == before

@@ -189,16 +189,6 @@ def test_inputs_give_the_sizes_that_a_model_leaves_open(cli: Any, more: tuple[ob
     assert "is not a NumPy archive" in result.stderr
 
 
-def test_inputs_are_not_overwritten(cli: Any, tiny: Path, tmp_path: Path) -> None:
-    inputs = tmp_path / "x.npz"
-    np.savez(inputs, x=X)
-    for command, option in (("profile", "--output"), ("optimize", "--output"), ("run", "--outputs")):
-        more = ["-p", tmp_path / "p.json"] if command == "run" else []
-        result = cli(command, tiny, *more, "--inputs", inputs, option, inputs)
-        assert result.exit_code == 2
-        assert "named twice" in result.stderr
-
-
 def test_costs_are_kept_for_each_inputs_apart(picky: Path, tmp_path: Path) -> None:
     def entries(x: float, a: int = 0, b: int = 0) -> int:
         inputs = {"x": np.full(64, x), "a": np.int8(a), "b": np.int32(b)}

@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,29 +19,14 @@ links:
   - {between: [a, b], bandwidth: 1 Gbit/s, latency: 1 ms}
 """
 
-KEYS = {
-    "model",
-    "graph",
-    "objective",
-    "chosen",
-    "candidates",
-    "best_single",
-    "speedup",
-    "output_error",
-    "simulator",
-    "budget",
-    "placement_file",
-}
 
-
-def test_json_has_the_fields_that_scripts_rely_on(cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path) -> None:
+def test_json_says_what_was_chosen_of_what(cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path) -> None:
     output = tmp_path / "answer.json"
     result = cli(
         "optimize", tiny, "-d", ",".join(cores), "--budget", 3, "--placer", "heft", "--seed", 1, "-o", output, "--json"
     )
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
-    assert data.keys() >= KEYS
     assert data["graph"] == {"ops": 8, "edges": 8, "groups": 4}
     assert data["objective"] == "latency"
     assert data["budget"]["asked_s"] == 3
@@ -49,10 +35,8 @@ def test_json_has_the_fields_that_scripts_rely_on(cli: Any, tiny: Path, cores: S
     assert set(cores) <= set(names)
     assert data["chosen"]["name"] in names
     for candidate in data["candidates"]:
-        assert candidate.keys() >= {"name", "placer", "simulated_s", "measured_s", "ci_s", "devices"}
         assert sum(candidate["devices"].values()) == 8
     assert data["output_error"]["max_rel"] < 1e-5
-    assert data["simulator"].keys() == {"mape", "pearson", "spearman"}
     assert len(Placement.load(output)) == 8
 
 
@@ -108,12 +92,13 @@ def test_energy_is_named_as_modelled_and_total_cost_as_what_it_sums_up(cli: Any,
         assert said in result.stdout
         assert ("modelled; no meter for" in result.stdout) == (objective == "energy")
         data = json.loads(cli("optimize", tiny, *options, "--json").stdout)
-        assert data.keys() >= KEYS
         assert (data["objective"], data["objective_unit"]) == (objective, unit)
         for candidate in data["candidates"]:
             assert candidate["simulated_value"] > 0
             assert candidate["value_from_runs"] is None
             assert candidate["value_ci"] == [None, None]
+        quiet = cli("optimize", tiny, *options, "--quiet").stdout
+        assert re.fullmatch(rf"\S+: [\d.]+ [mun]?{unit} \(simulated\), \S+tiny.onnx.placement.json\n", quiet)
 
 
 def test_each_point_of_a_front_is_a_placement_beside_the_answer(cli: Any, tiny: Path, tmp_path: Path) -> None:
@@ -135,14 +120,6 @@ def test_each_point_of_a_front_is_a_placement_beside_the_answer(cli: Any, tiny: 
     assert shown.exit_code == 0, shown.stderr
     assert "Pareto front" in shown.stdout
     assert "best.point-1.json" in shown.stdout
-
-
-def test_a_front_replaces_no_point_that_the_search_starts_from(cli: Any, tiny: Path, placement: Path, tmp_path: Path) -> None:
-    start = tmp_path / "best.point-2.json"
-    start.write_bytes(placement.read_bytes())
-    result = cli("optimize", tiny, "-d", "CPU", "--pareto", "--start", start, "-o", tmp_path / "best.json")
-    assert result.exit_code == 2
-    assert "best.point-2.json is named twice" in result.stderr
 
 
 def test_the_objective_by_measured_times_stands_beside_the_latency(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
@@ -241,7 +218,7 @@ def test_another_precision_that_fails_has_its_reason_in_the_report(
     result = cli("optimize", tiny, "-d", cores[0], "--budget", 2, "--placer", "heft", "--compare-precisions")
     assert result.exit_code == 0, result.stderr
     assert f"\n{cores[0]} in bf16 (precision): There is no such kernel.\n" in result.stdout
-    assert f"precisions    {cores[0]} in bf16 failed, see above\n" in result.stdout
+    assert f"precisions {cores[0]} in bf16 failed, see above" in " ".join(result.stdout.split())
 
 
 def test_the_only_device_needs_no_reason_from_placements(cli: Any, tiny: Path, cores: Sequence[str]) -> None:

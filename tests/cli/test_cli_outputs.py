@@ -65,6 +65,29 @@ def test_files_that_are_read_are_not_written(cli: Any, tiny: Path, cores: Sequen
     assert [file.read_bytes() for file in files] == before
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run MODEL -p FILE --trace FILE",
+        "run MODEL -p p.json --inputs FILE --outputs FILE",
+        "run FILE -p p.json --csv FILE",
+        "run MODEL -p p.json --trace FILE --record FILE",
+        "profile MODEL --inputs FILE -o FILE",
+        "profile FILE --csv FILE",
+        "optimize MODEL --inputs FILE -o FILE",
+        "optimize MODEL --resume FILE -o FILE",
+        "optimize MODEL --pareto --start best.point-2.json -o best.json",
+        "export FILE -p p.json -o FILE",
+        "report FILE -o FILE",
+    ],
+)
+def test_no_command_writes_over_what_it_reads_or_writes_besides(cli: Any, tiny: Path, words: str) -> None:
+    file = Path("best.point-2.json" if "best" in words else "model.xml" if words.startswith("export") else "file")
+    file.write_bytes(b"as it was")
+    refused(cli(*words.replace("MODEL", str(tiny)).replace("FILE", str(file)).split()), file)
+    assert file.read_bytes() == b"as it was"
+
+
 def test_an_export_does_not_write_over_the_weights_of_its_model(cli: Any, tiny: Path, tmp_path: Path) -> None:
     model = external(tiny, tmp_path, "model.bin")
     before = (tmp_path / "model.bin").read_bytes()

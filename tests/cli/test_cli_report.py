@@ -36,14 +36,6 @@ def test_a_page_has_the_name_of_its_recording_if_it_is_given_none(cli: Any, reco
     assert recording.with_suffix(".html").is_file()
 
 
-def test_a_page_does_not_replace_its_recording(cli: Any, recording: Path) -> None:
-    before = recording.read_bytes()
-    result = cli("report", recording, "-o", recording)
-    assert result.exit_code == 2
-    assert "named twice" in result.stderr
-    assert recording.read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

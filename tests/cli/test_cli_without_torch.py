@@ -65,7 +65,6 @@ def test_what_needs_pytorch_says_what_to_install_before_it_reads_a_model(
         ("train", "giph", "--problems", "no such folder", "--output", "policy.safetensors"): LEARN,
         ("optimize", "damaged.onnx", "--placer", "hdp"): f"The placer 'hdp' needs {LEARN}",
         ("optimize", "damaged.onnx", "--placer", "guided:weights=damaged.pt2"): f"damaged.pt2 needs {LEARN}",
-        ("optimize", "damaged.onnx", "--placer", "doppler, measured"): f"'doppler, measured' needs {LEARN}",
         ("optimize", "damaged.onnx", "--devices", f"torch:{cores[0]}"): f"'torch:{cores[0]}' needs PyTorch",
         ("inspect", "damaged.pt2"): TORCH,
         ("inspect", "chain-mm:shards=2"): TORCH,

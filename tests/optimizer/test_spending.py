@@ -15,7 +15,7 @@ from small_models import inception_like
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
-from placeit.learning.after_search import LEARNING
+from placeit.learning.exploring import EXPLORING
 from placeit.optimizer.ledger import MEASURING, REST, Item, Ledger
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
@@ -128,14 +128,14 @@ def test_where_there_is_nothing_to_place_nobody_is_asked(cache: Cache, devices: 
     found = optimize(
         inception_like(),
         devices,
-        candidates=Candidates(placers=("heft", "annealing", LEARNING)),
+        candidates=Candidates(placers=("heft", "annealing", EXPLORING)),
         budget=3,
         cache=cache,
         constraints=Constraints(max_groups=groups),
     )
     assert all(candidate.placer == "single" for candidate in found.candidates)
     rows = [one for one in found.spending if one.placer]
-    assert [(one.what, one.note) for one in rows] == [(LEARNING, "not asked: there is nothing to place")]
+    assert [(one.what, one.note) for one in rows] == [(EXPLORING, "not asked: there is nothing to place")]
     assert found.unplanned == ()
 
 

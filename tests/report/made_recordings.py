@@ -205,6 +205,6 @@ def a_search(chosen: str = "annealing") -> dict[str, object]:
         "candidates": rows,
         "reason": "in the deciding race it takes 0.785 of the time of CPU@0 (95 % interval 0.771 to 0.802)",
         "races": [{"what": "race 1: deciding", "rounds": 26, "candidates": ["annealing", "CPU@0"], "samples_s": {}}],
-        "curves": {"doppler, measured": [0.021, 0.019, 0.02, 0.0175, 0.0161]},
+        "curves": {"surrogate": [0.021, 0.019, 0.02, 0.0175, 0.0161]},
         "simulator": {"mape": 0.036, "pearson": 0.99, "spearman": 0.9},
     }

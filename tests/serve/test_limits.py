@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from http.client import HTTPConnection
 from typing import Any
 
 import grpc
@@ -76,6 +77,7 @@ def test_a_deadline_ends_requests_that_wait(network: Callable[..., NetworkServer
             until(lambda: server.stats().waiting == 0)
         assert len(stub.ModelInfer(timed(60_000_000), timeout=60).raw_output_contents) == 8
         assert len(stub.ModelInfer(timed(0), timeout=60).raw_output_contents) == 8
+    assert call(made, INFER, json.dumps(asking() | {"parameters": {"timeout": 10**400}}))[0] == 200
 
 
 def test_a_request_whose_client_leaves_is_taken_out(network: Callable[..., NetworkServer], server: Server) -> None:
@@ -117,9 +119,12 @@ def test_a_client_that_takes_no_answers_is_left(network: Callable[..., NetworkSe
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         client.settimeout(120)
         client.connect(("127.0.0.1", made.port))
-        with pytest.raises(ConnectionError):
-            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 1_000_000)
-        assert call(made, "/v2/health/live")[0] == 200
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 60)
+        client.recv(1)
+        until(lambda: made.connections == 0)
+    with socket.create_connection(("127.0.0.1", made.port), timeout=60) as client, pytest.raises(ConnectionError):
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 1_000_000)  # far more than are read ahead
+    assert call(made, "/v2/health/live")[0] == 200
 
 
 def test_a_server_that_ends_finishes_what_it_has_accepted_and_takes_no_more(
@@ -160,23 +165,17 @@ def test_a_model_that_nothing_runs_is_not_ready(network: Callable[..., NetworkSe
 
 
 def test_large_json_does_not_keep_others_waiting(network: Callable[..., NetworkServer]) -> None:
-    """While a document is read that no model wants, others are answered."""
-    made, stop = network(), threading.Event()
-    numbers = json.dumps(asking(data=np.arange(400_000).tolist()))
-
-    def others() -> int:
-        count = 0
-        while not stop.is_set():
-            assert call(made, "/v2/health/live")[0] == 200
-            count += 1
-        return count
-
-    with ThreadPoolExecutor(1) as pool:
-        count = pool.submit(others)
-        status, answer, _ = call(made, INFER, numbers)
-        stop.set()
-        assert count.result(60)
-    assert (status, "400000 values" in answer["error"]) == (400, True)
-    status, answer, _ = call(made, INFER, " " * (17 << 20))
+    """While a large document is read, which then is refused, others are answered."""
+    made, others = network(), 0
+    connection = HTTPConnection("127.0.0.1", made.port, timeout=120)
+    connection.request("POST", INFER, json.dumps(asking(data=np.arange(1_000_000).tolist())))
+    while not select.select([connection.sock], [], [], 0)[0]:
+        assert call(made, "/v2/health/live")[0] == 200
+        others += 1
+    answer = connection.getresponse()
+    assert (answer.status, "1000000 values" in json.loads(answer.read())["error"]) == (400, True)
+    connection.close()
+    assert others > 2
+    status, refused, _ = call(made, INFER, " " * (17 << 20))
     assert status == 413
-    assert "send large tensors in binary form" in answer["error"]
+    assert "send large tensors in binary form" in refused["error"]

@@ -73,7 +73,7 @@ class _Run(Job):
             devices,
             f"devices:\n  fast: {{runs_on: CPU@{first}}}\n  slow: {{runs_on: CPU@{second}, slowdown: {self.slowdown:g}}}\n",
         )
-        cache = Cache(setup.folder / "costs")
+        cache = Cache(setup.folder / "costs", runs=False)
         with Session(parse_tensor_model(MODELS[self.graph]), devices, cache=cache) as session:
             session.profile()
             return self.on(session, setup)

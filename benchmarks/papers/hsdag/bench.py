@@ -98,7 +98,7 @@ class Bench:
     @contextmanager
     def session(self, model: str, slowdown: float) -> Iterator[Session]:
         """Open a profiled session."""
-        with Session(load_model(model), self.cluster(slowdown), cache=Cache(self.folder / "costs")) as session:
+        with Session(load_model(model), self.cluster(slowdown), cache=Cache(self.folder / "costs", runs=False)) as session:
             session.profile(progress=progress)
             yield session
 
@@ -126,7 +126,7 @@ class Bench:
         if (kept := _read(folder)) is None:
             folder.mkdir(parents=True, exist_ok=True)
             progress(f"{model}, slowed {slowdown:g} times: optimize")
-            cache, began = Cache(self.folder / "costs"), time.perf_counter()
+            cache, began = Cache(self.folder / "costs", runs=False), time.perf_counter()
             found = optimize(
                 model_file(model),
                 self.cluster(slowdown),

@@ -140,9 +140,8 @@ class BundleFiles:
         Raises:
             FileError: there is no such file, it is a link, or it cannot be read.
         """
-        if name not in self._read:
-            self._read[name] = self._map(name)
-        return self._read[name]
+        found = self._read.get(name)
+        return self._read.setdefault(name, self._map(name)) if found is None else found  # several threads may read it
 
     def _map(self, name: str) -> NDArray[np.uint8]:
         if not _NAME.fullmatch(name):
@@ -168,10 +167,16 @@ class BundleFiles:
         if unknown:
             raise self.wrong(f"it holds the file {min(unknown)}, which its list of files does not name")
 
+        def changed(name: str) -> FileError:
+            return self.wrong(f"its file {name} was changed or damaged after it was built. Copy it again, or build it anew")
+
         def check(name: str) -> None:
-            data = self.read(name)
-            if len(data) != wanted[name].bytes or hashlib.sha256(data.data).hexdigest() != wanted[name].sha256:
-                raise self.wrong(f"its file {name} was changed or damaged after it was built. Copy it again, or build it anew")
+            if hashlib.sha256(self.read(name).data).hexdigest() != wanted[name].sha256:
+                raise changed(name)
+
+        for name, digest in wanted.items():
+            if len(self.read(name)) != digest.bytes:
+                raise changed(name)
 
         pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit digests")
         checks = {name: pool.submit(check, name) for name in sorted(wanted, key=lambda name: -wanted[name].bytes)}

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from placeit.backends.base import Format, Model
-from placeit.backends.onnx.whole import OnnxFile
-from placeit.backends.onnx_external import folder_of, read_proto
+from placeit.backends.onnx_external import OnnxFile, folder_of, read_proto
 from placeit.backends.openvino.ir import write_ir
 from placeit.core.errors import ModelError
 

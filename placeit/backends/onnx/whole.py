@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Format, Model
 from placeit.backends.onnx.sessions import ort_reference
+from placeit.backends.onnx_external import OnnxFile
 from placeit.backends.onnx_file import ROUNDING_OPS, find_ops, output_names
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
 from placeit.devices.onnxruntime import has_onnxruntime
 
-__all__ = ["FromOnnxFile", "OnnxFile", "WholeOnnxModel"]
+__all__ = ["FromOnnxFile", "WholeOnnxModel"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -43,21 +44,6 @@ class FromOnnxFile(OpenVinoModel):
         if self.rounds and has_onnxruntime():
             return self.whole_file("onnx").reference(device, precision)
         return super().reference(device, precision)
-
-
-@dataclass(frozen=True)
-class OnnxFile:
-    """A whole ONNX model for ONNX Runtime to open, which then says in which order it wants inputs.
-
-    Attributes:
-        model: path of the file, or its content.
-        inputs: names of inputs, in the order of a segment's.
-        outputs: names of outputs, in the order of a segment's.
-    """
-
-    model: str | bytes
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

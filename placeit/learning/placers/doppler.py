@@ -15,10 +15,8 @@ from placeit.placers.base import Incumbent, option
 if TYPE_CHECKING:
     from placeit.learning.agent import ProblemInstance
     from placeit.learning.agents.doppler.agent import DopplerAgent
-    from placeit.optimizer.decision import Decision
-    from placeit.optimizer.search import Search
 
-__all__ = ["Doppler", "DopplerMeasured"]
+__all__ = ["Doppler"]
 
 
 @dataclass(frozen=True)
@@ -102,30 +100,6 @@ class Doppler:
         if stages:
             train(agent, stages, evaluate_on=(), seed=seed)
         return agent
-
-
-@dataclass(frozen=True)
-class DopplerMeasured:
-    """DOPPLER's policies, trained on what their placements measure; the best are candidates.
-
-    That is in ``optimize``, when the search without them has come to a decision. Where nothing is measured, this is the placer
-    ``doppler``.
-    """
-
-    def __post_init__(self) -> None:
-        need("The placer 'doppler, measured'", "learn", "torch")
-
-    def place(
-        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
-    ) -> NDArray[np.int32]:
-        """Answer as ``doppler`` with its default options."""
-        return Doppler().place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
-
-    def go_on(self, search: Search, decision: Decision) -> Decision:
-        """Learn from runs; see :func:`placeit.learning.after_search.learn`."""
-        from placeit.learning.after_search import learn
-
-        return learn(search, decision)
 
 
 def _instance(problem: Problem, cost: CostFunction) -> ProblemInstance:

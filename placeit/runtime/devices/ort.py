@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import OnnxKinds
-from placeit.backends.onnx.whole import OnnxFile, WholeOnnxModel
-from placeit.backends.onnx_external import session_source
+from placeit.backends.onnx.whole import WholeOnnxModel
+from placeit.backends.onnx_external import OnnxFile, session_source
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.extras import import_extra

@@ -1,0 +1,147 @@
+"""What ``placeit serve`` adds to a request, and whether it loses any at the limit of the devices.
+
+One client asks, in turns, a bare handler of Starlette that gives 1 kB back, one that runs a model of one layer on it, and a
+server of that model over HTTP and gRPC. How much longer one takes than another is the median of the differences in a turn: by
+the clock, and in CPU time of the process that has all servers, which says the same on a busy machine.
+
+Then several clients at once ask for a model that keeps both devices busy. Every answer is compared with the right one.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.client import HTTPConnection
+from typing import Any
+
+import grpc
+import numpy as np
+
+from benchmarks._harness import Args, Report, main
+from benchmarks._models import progress, two_cores
+from benchmarks._serve_child import serve
+from placeit.serve.rpc import Messages
+
+TURNS, QUICK_TURNS = 3000, 300
+REQUESTS, QUICK_REQUESTS = 10_000, 500
+CLIENTS, QUEUE = 16, 64
+LAYERS = 1, 100
+_HEADER = "Inference-Header-Content-Length"
+
+
+def run(args: Args, report: Report) -> None:
+    devices = [f"CPU@{core}" for core in two_cores()]
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, devices, LAYERS, QUEUE))
+    progress("starting the servers")
+    process.start()
+    port, address, bare, given, right = ours.recv()
+    assert process.pid is not None
+    cpu = partial(time.clock_gettime, ~process.pid << 3 | 2)  # what clock_getcpuclockid(3) gives on Linux
+    _overheads(report, QUICK_TURNS if args.quick else TURNS, port, address, bare, given, cpu)
+    progress("asking at the limit")
+    model = str(LAYERS[-1])
+    requests, begin = QUICK_REQUESTS if args.quick else REQUESTS, time.perf_counter()
+    outcomes = _at_the_limit(port, model, requests, given, right[model])
+    seconds = time.perf_counter() - begin
+    ours.send(None)
+    busy = ours.recv()[model]
+    process.join()
+    shares = [busy.get(name, 0.0) / seconds for name in devices]
+    report.row(
+        what="at the limit",
+        requests=requests,
+        clients=CLIENTS,
+        seconds=seconds,
+        requests_per_second=requests / seconds,
+        busy=float(np.mean(shares)),
+    )
+    report.claim("requests lost at the limit", requests - outcomes["right"] - outcomes["wrong"], "", at_most=0)
+    report.claim("wrong answers at the limit", outcomes["wrong"], "", at_most=0)
+
+
+def _body(model: str, given: Any) -> tuple[str, bytes, dict[str, str]]:
+    """Path, body and headers of a request, its tensor in binary form."""
+    tensor = {"name": "x0", "shape": given.shape, "datatype": "FP32", "parameters": {"binary_data_size": given.nbytes}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return f"/v2/models/{model}/infer", head + given.tobytes(), {_HEADER: str(len(head))}
+
+
+def _asked(connection: HTTPConnection, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+    connection.request("POST", path, body, headers)
+    answer = connection.getresponse()
+    data = answer.read()
+    if answer.status != 200:
+        raise RuntimeError(f"{path}: {answer.status} {data[:200]!r}")
+    return data
+
+
+@contextmanager
+def _grpc(address: str, given: Any) -> Iterator[Callable[[], Any]]:
+    messages = Messages()
+    request = messages.ModelInferRequest(model_name=str(LAYERS[0]), raw_input_contents=[given.tobytes()])
+    request.inputs.add(name="x0", datatype="FP32", shape=given.shape)
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        yield lambda: messages.ModelInferResponse.FromString(call(request.SerializeToString()))
+
+
+def _overheads(report: Report, turns: int, port: int, address: str, bare: int, given: Any, cpu: Callable[[], float]) -> None:
+    """Time each kind of request in turns."""
+    model, plain = HTTPConnection("127.0.0.1", port), HTTPConnection("127.0.0.1", bare)
+    with _grpc(address, given) as over_grpc:
+        kinds: dict[str, Callable[[], Any]] = {
+            "bare handler, echo": partial(_asked, plain, "/echo", given.tobytes(), {}),
+            "bare handler, model": partial(_asked, plain, "/run", given.tobytes(), {}),
+            "placeit serve, HTTP": partial(_asked, model, *_body(str(LAYERS[0]), given)),
+            "placeit serve, gRPC": over_grpc,
+        }
+        times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+        for turn in range(turns + turns // 10):
+            if turn % 100 == 0:
+                progress(f"turn {turn}")
+            for kind, ask in kinds.items():
+                begin = time.perf_counter(), cpu()
+                ask()
+                if turn >= turns // 10:  # until everything is warm
+                    times[kind].append((time.perf_counter() - begin[0], cpu() - begin[1]))
+    for connection in (model, plain):
+        connection.close()
+    spent = {kind: 1e3 * np.array(taken).T for kind, taken in times.items()}  # milliseconds by the clock, and of CPU time
+    for kind, (wall, busy) in spent.items():
+        p95 = np.quantile(wall, 0.95)
+        report.row(what=kind, requests=turns, median_ms=np.median(wall), p95_ms=p95, cpu_ms=np.median(busy))
+    echo, ran, http, _ = spent.values()
+    for name, (wall, busy) in (("the same model", http - ran), ("nothing", http - echo)):
+        bound = 0.3 if name == "the same model" else None
+        report.claim(f"HTTP over a bare handler that runs {name}", np.median(wall), "ms", at_most=bound)
+        report.claim(f"HTTP over a bare handler that runs {name}, CPU time", np.median(busy), "ms", at_most=bound)
+
+
+def _at_the_limit(port: int, model: str, requests: int, given: Any, right: Any) -> Counter[str]:
+    """Ask for a model with many clients at once; return how many answers were right or wrong."""
+    path, body, headers = _body(model, given)
+    left, outcomes = iter(range(requests)), list[str]()
+
+    def ask() -> None:
+        connection = HTTPConnection("127.0.0.1", port)
+        for _ in left:
+            outcomes.append("right" if _asked(connection, path, body, headers).endswith(right.tobytes()) else "wrong")
+        connection.close()
+
+    clients = [threading.Thread(target=ask) for _ in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    return Counter(outcomes)
+
+
+if __name__ == "__main__":
+    main("serve", run)

@@ -1,0 +1,81 @@
+"""The learned part of a search: a surrogate of the machine says which placement is measured next, and when to stop."""
+
+from __future__ import annotations
+
+from placeit.learning.choosing import Tried, worth_measuring
+from placeit.optimizer.candidates import Candidate, value_of
+from placeit.optimizer.ledger import MEASURING, Item
+from placeit.optimizer.search import Search
+from placeit.runtime.budget import TRIFLE_S
+
+__all__ = ["EXPLORING", "explore"]
+
+EXPLORING = "surrogate"
+"""The placer's name."""
+
+_PAIRS = 3  # runs of a placement, each beside one of the anchor
+_AT_ONCE = 4  # placements between two looks at what is worth measuring
+
+
+def explore(search: Search) -> None:
+    """Measure the placements from which most is expected, a few at a time, until little is or the time is needed to decide.
+
+    Args:
+        search: what is known; at least the single devices should have been measured.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; what was measured is kept.
+    """
+    if (why := _pointless(search)) is not None:
+        search.notes[EXPLORING] = f"not asked: {why}"
+        return
+    curve = search.curves.setdefault(EXPLORING, [])
+    while search.left() > search.final_s() + TRIFLE_S:
+        search.learn()
+        fresh = _chosen(search, len(curve))
+        with search.ledger.on(MEASURING):
+            known = [one for one in search.ranked if one.cost is not None]
+            anchor = search.anchor_of([one for one in known if one.placer == "single"], known[0], known[0])
+            fresh = search.within(search.left() - search.final_s(), fresh, [anchor])
+            if not fresh:
+                break
+            what = f"exploring {len(fresh)} placement{'s' * (len(fresh) > 1)}"
+            search.race(fresh, what, rounds=_PAIRS, share=1.0, min_rounds=_PAIRS, drop_losers=False, anchor=anchor)
+        found = [search.known[one.name] for one in fresh]
+        curve += [value_of(one) for one in found if one.measured is not None]
+    search.notes[EXPLORING] = f"measured {len(curve)} placement{'s' * (len(curve) != 1)}"
+
+
+def _pointless(search: Search) -> str | None:
+    """Why nothing is to be explored; None if it is worth its time."""
+    if search.indivisible:
+        return "there is nothing to place"
+    if search.session.costs.shared:
+        return "the budget is too short to compare placements"
+    return None if _tried(search) else "nothing was measured"
+
+
+def _tried(search: Search) -> list[Tried]:
+    """Return what was measured beside something of known cost."""
+    able = (one for one in search.ranked if search.is_placed(one) and one.steady)
+    return [Tried(one.plan, one.cost) for one in able if one.cost]
+
+
+def _chosen(search: Search, number: int) -> list[Candidate]:
+    """Enter the placements that are most worth a measurement."""
+    placed = [one for one in search.candidates if search.is_placed(one)]
+    waiting = [one for one in placed if one.measured is None and one.failed is None and not one.late]
+    with search.ledger.on(Item(EXPLORING, placer=True)):
+        rows = worth_measuring(
+            search.segmenter,
+            search.problem,
+            search.objective,
+            _tried(search),
+            [one.groups for one in waiting],
+            [one.plan for one in placed if one not in waiting],
+            count=_AT_ONCE,
+            seed=search.seed + number,
+        )
+        for i, row in enumerate(rows):
+            search.add(f"{EXPLORING} {number + i + 1}", EXPLORING, row.copy)
+    return [one for row in rows if (one := search.find(row)) is not None]

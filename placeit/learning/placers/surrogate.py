@@ -1,0 +1,37 @@
+"""A placer that chooses what is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.annealing import Annealing
+
+if TYPE_CHECKING:
+    from placeit.optimizer.search import Search
+
+__all__ = ["Surrogate"]
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """Measures what a calibrated simulator with a learned correction expects most of, a few runs each, before the decision.
+
+    That is in ``optimize``. Where nothing is measured, this is the placer ``annealing``.
+    """
+
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
+        """Answer as ``annealing`` with its default options."""
+        return Annealing().place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
+
+    def explore(self, search: Search) -> None:
+        """Measure; see :func:`placeit.learning.exploring.explore`."""
+        from placeit.learning.exploring import explore
+
+        explore(search)

@@ -1,0 +1,134 @@
+"""Who may ask a server, and where: TLS, tokens, ports that are taken."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from http.client import HTTPSConnection
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from conftest import SHAPE, call, values
+from test_clients import tensors
+from test_hostile import INFER, asking
+
+from placeit.core.errors import UsageError
+from placeit.serve.network import NetworkServer
+from placeit.serve.service import ServedModel
+
+GOOD = json.dumps(asking())
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate of this machine that nobody else has signed."""
+    chain, key = folder / "chain.pem", folder / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*command, *names, "-keyout", key, "-out", chain], check=True, capture_output=True)
+    return chain, key
+
+
+def test_tls_and_a_token_keep_others_out_of_both_protocols(network: Callable[..., NetworkServer], tmp_path: Path) -> None:
+    chain, key = certificate(tmp_path)
+    made = network(tls=(chain, key), token=b"secret")
+    assert made.url == f"https://127.0.0.1:{made.port}"
+    right, wrong = {"authorization": "Bearer secret"}, {"authorization": "Bearer other"}
+    connection = HTTPSConnection("localhost", made.port, timeout=60, context=ssl.create_default_context(cafile=str(chain)))
+    for headers, status in ((right, 200), (wrong, 401), ({}, 401), ({"authorization": "Basic secret"}, 401)):
+        connection.request("POST", INFER, GOOD, headers)
+        answer = connection.getresponse()
+        body = json.loads(answer.read())
+        assert answer.status == status
+        assert status == 200 or "send 'Authorization: Bearer TOKEN'" in body["error"]
+    for path, status in (("/v2/health/ready", 200), ("/v2/health/live", 200), ("/metrics", 401), ("/v2", 401)):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        answer.read()
+        assert (path, answer.status) == (path, status)
+    connection.close()
+    credentials = grpc.ssl_channel_credentials(chain.read_bytes())
+    with tritonclient.grpc.InferenceServerClient(f"localhost:{made.grpc_port}", creds=credentials, ssl=True) as client:
+        assert client.is_server_ready()
+        found = client.infer("types", tensors(client, values()), headers=right).as_numpy("out_bool")
+        assert found.shape == SHAPE[::-1]
+        for headers in (wrong, {}):
+            with pytest.raises(tritonclient.grpc.InferenceServerException, match="UNAUTHENTICATED"):
+                client.infer("types", tensors(client, values()), headers=headers)
+    with pytest.raises((ConnectionError, OSError)):
+        call(made, "/v2/health/live")  # without TLS
+
+
+def test_a_port_that_is_taken_or_not_there_is_said(network: Callable[..., NetworkServer]) -> None:
+    made = network()
+    for options, said in (
+        ({"port": made.port}, rf"HTTP cannot be served at 127\.0\.0\.1:{made.port}: Address already in use"),
+        ({"grpc_port": made.grpc_port}, rf"gRPC cannot be served at 127\.0\.0\.1:{made.grpc_port}: the port is taken"),
+        ({"port": 70_000}, "There is no port 70000"),
+        ({"host": "no.such.host.invalid"}, r"HTTP cannot be served at no\.such\.host\.invalid:0"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            network(**options)
+    assert call(made, INFER, GOOD)[0] == 200
+
+
+def test_files_of_tls_that_are_wrong_are_said(network: Callable[..., NetworkServer], tmp_path: Path) -> None:
+    chain, key = certificate(tmp_path)
+    (tmp_path / "other").mkdir()
+    other, empty, locked = certificate(tmp_path / "other")[1], tmp_path / "empty.pem", tmp_path / "locked.pem"
+    empty.touch()
+    subprocess.run(["openssl", "pkey", "-aes256", "-passout", "pass:x", "-in", key, "-out", locked], check=True)
+    for files, said in (
+        ((tmp_path / "missing.pem", key), r"missing\.pem cannot be read: No such file"),
+        ((chain, tmp_path), "cannot be read: Is a directory"),
+        ((chain, other), "are not a certificate chain and its private key"),
+        ((key, chain), "are not a certificate chain"),
+        ((empty, empty), "are not a certificate chain"),
+        ((chain, locked), "without a password"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            network(tls=files)
+
+
+def test_models_have_names_of_their_own_that_a_path_can_have(network: Callable[..., NetworkServer]) -> None:
+    made: Any = network()
+    (model,) = made.models
+    with pytest.raises(UsageError, match="Two models are to be served as 'types'"):
+        network(beside=ServedModel("types", model.server, (), ()))
+    for name in ("", "a/b", "ä", "a b", "a\n"):
+        with pytest.raises(UsageError, match="cannot be served as"):
+            ServedModel(name, model.server, (), ())
+    spec = replace(next(iter(model.inputs.values())), dtype="bfloat16")
+    with pytest.raises(UsageError, match="'in_bool' is bfloat16; clients can send and receive bool, "):
+        ServedModel("types", model.server, [spec], ())
+
+
+def test_a_server_may_listen_on_ipv6(network: Callable[..., NetworkServer]) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("needs IPv6")
+    made = network(host="::1")
+    assert made.url == f"http://[::1]:{made.port}"
+    with tritonclient.grpc.InferenceServerClient(made.grpc_address) as client:
+        assert client.is_server_live()
