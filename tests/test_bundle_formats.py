@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from bundled import placed
+from bundled import edited, placed, rewritten
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
@@ -21,7 +22,7 @@ from placeit.session import Session
 RNG = np.random.default_rng(0)
 ONE, OTHER = (f"CPU@{core}" for core in (allowed_cores()[0], allowed_cores()[-1]))
 
-pytestmark = pytest.mark.skipif(ONE == OTHER, reason="needs two CPU cores")
+pytestmark = pytest.mark.two_cores
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +104,27 @@ def test_what_needs_pytorch_is_refused_with_the_way_out(tmp_path: Path) -> None:
     ):
         session.build(placed(session), tmp_path / "app.placeit")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_segments_of_onnx_runtime_read_no_file_of_this_machine(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Session(model, f"ort:{ONE}", cache=None) as session:
+        session.build(placed(session), tmp_path / "app.placeit")
+    monkeypatch.chdir(tmp_path)
+    Path("secret").write_bytes(np.ones((128, 128), np.float32).tobytes())
+    sizes: dict[str, dict[str, object]] = {}
+
+    def reach_out(files: dict[str, bytes]) -> None:
+        name = next(name for name in files if name.endswith(".onnx"))
+        program = onnx.ModelProto.FromString(files[name])
+        weights = program.graph.initializer[0]
+        weights.ClearField("raw_data")
+        weights.data_location = TensorProto.EXTERNAL
+        weights.external_data.add(key="location", value="secret")
+        files[name] = program.SerializeToString()
+        sizes[name] = {"bytes": len(files[name]), "sha256": hashlib.sha256(files[name]).hexdigest()}
+
+    changed = rewritten(tmp_path / "app.placeit", tmp_path / "changed.placeit", reach_out)
+    with pytest.raises(DeviceError, match="does not exist"):
+        placeit.load(edited(changed, tmp_path / "hostile.placeit", lambda data: data["files"].update(sizes)))

@@ -31,7 +31,7 @@ from placeit.workbench.application import Application
 CORES = tuple(f"CPU@{core}" for core in allowed_cores()[:2])
 ONE, OTHER = CORES[0], CORES[-1]
 
-pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two CPU cores")
+pytestmark = pytest.mark.two_cores
 
 
 @pytest.fixture(scope="module")

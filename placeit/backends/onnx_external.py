@@ -82,12 +82,13 @@ def session_source(model: str | bytes | onnx.ModelProto, options: Any) -> str | 
         model: path of a file, a serialised model, or a model whose weights may be in files.
         options: of the session; they are told where weights are.
     """
-    if isinstance(model, str | bytes):
+    if isinstance(model, str):
         return model
-    folder = folder_of(model)
+    # weights of a serialised model are in it: it may come from anywhere, and must not have files of this machine read
+    folder = os.devnull if isinstance(model, bytes) else folder_of(model)
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-    return bytes(model.SerializeToString())
+    return model if isinstance(model, bytes) else bytes(model.SerializeToString())
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from placeit.workbench.options import Constraints, Traffic
 
 PAIR = [f"CPU@{core}" for core in allowed_cores()[:2]]
 BUDGET_S = 120.0  # far more than the search takes
-pytestmark = pytest.mark.skipif(len(PAIR) < 2, reason="needs two CPU cores")
+pytestmark = pytest.mark.two_cores
 
 
 def search(cache: Cache, *, start: Path | None = None, pins: Any = (), memory: Any = (), **options: Any) -> Optimized:
