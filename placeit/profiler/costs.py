@@ -445,8 +445,8 @@ def _parts(weight: NDArray[np.float64], of: NDArray[np.int32]) -> NDArray[np.flo
 
 
 def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
-    """Fit y = a + b x with a, b >= 0 by least squares; return a and b."""
-    a, b = nonnegative_fit(np.column_stack([np.ones_like(x), x]), y).tolist()
+    """Fit y = a + b x with a, b >= 0 by least squares; return a and b, which is 0 where all x are equal."""
+    a, b = nonnegative_fit(np.column_stack([np.ones_like(x), x if np.ptp(x) else np.zeros_like(x)]), y).tolist()
     return a, b
 
 

@@ -104,7 +104,7 @@ def test_a_model_is_not_taken_for_a_bundle_nor_a_bundle_for_a_model(
     cli: Any, bundle: Path, tiny: Path, placement: Path, tmp_path: Path
 ) -> None:
     for arguments, code, says in (
-        (("run", tiny), 2, "Missing option '--placement' / '-p'"),
+        (("run", tiny), 2, "Give --placement"),
         (("run", tiny, "-p", placement, "--rematch", "auto"), 2, "--rematch is about the devices that a bundle names"),
         (("optimize", bundle), 1, "`placeit run` takes it"),
         (("build", bundle, "-p", placement, "-o", tmp_path / "more.placeit"), 1, "`placeit run` takes it"),
