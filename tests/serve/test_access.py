@@ -16,7 +16,7 @@ import grpc
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import SHAPE, call, values
+from network_server import SHAPE, call, values
 from test_clients import tensors
 from test_hostile import INFER, asking
 

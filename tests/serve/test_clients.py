@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import SHAPE, TYPES, Arrays, call, values
+from network_server import SHAPE, TYPES, Arrays, call, values
 from prometheus_client.parser import text_string_to_metric_families
 
 from placeit.backends.base import TensorSpec

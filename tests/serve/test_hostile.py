@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
-from conftest import SHAPE, Arrays, call, values
+from network_server import SHAPE, Arrays, call, values
 
 from placeit.serve.network import NetworkServer
 from placeit.serve.tensors import DATATYPES

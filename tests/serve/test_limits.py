@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
-from conftest import call, held, values
+from network_server import call, held, values
 from test_hostile import INFER, asking, raw
 
 from placeit.runtime.serving import Server
