@@ -22,9 +22,9 @@ from placeit.core.placement import Placement
 from placeit.optimizer.diff import diff
 from placeit.optimizer.explain import Explained, explain
 from placeit.planning.segments import Costs
+from placeit.profiler import estimates
 from placeit.report.explained import explanation
 from placeit.session import Session
-from placeit.workbench import opened as opening
 
 NAMES = ("a", "b")
 SECONDS = {"stem": (2.0, 4.0), "left": (6.0, 3.0), "right": (5.0, 4.0), "join": (1.0, 2.0)}
@@ -61,7 +61,7 @@ def session(known: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[
     end = ops.result(ops.add(*ends, name="join"), "out")
     cluster = Cluster(tuple(Device(name, kind="described", flops_per_s=1e9, bytes_per_s=1e9) for name in NAMES))
     with Session(describe(ov.Model([end], [source], "known"), Path("known")), cluster, cache=None) as opened:
-        monkeypatch.setattr(opening, "estimated", lambda *_, **__: _costs(opened, **known))
+        monkeypatch.setattr(estimates, "estimated", lambda *_, **__: _costs(opened, **known))
         opened.profile()
         yield opened
 
