@@ -13,7 +13,6 @@ compute     705 kFLOP
 parameters  1.37 k in 5.47 kB
 
 kind         ops     compute
-────────────────────────────
 Convolution    3   700 kFLOP
 Relu           2  4.10 kFLOP
 Concat         1      0 FLOP

@@ -31,7 +31,7 @@ class Model:
 
     together = ()
     channels_last = frozenset()
-    uniform = False
+    uniform = placed = False
 
     def function(self, *_):
         """Segments compute nothing that could be equal."""
