@@ -63,6 +63,8 @@ class Serving:
 def serving(cost_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Serving]]:
     monkeypatch.setenv("PLACEIT_CACHE", str(cost_cache))
     with contextlib.ExitStack() as stack:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # who has started the tests may ignore it
+        stack.callback(signal.signal, signal.SIGINT, before)
 
         def make(*args: object) -> Serving:
             made = Serving(*args)

@@ -104,7 +104,7 @@ def test_what_the_time_went_into_is_in_both_reports(found: Optimized) -> None:
     printed = console.file.getvalue()
     (total,) = [line.split() for line in printed.splitlines() if line.startswith("all ")]
     assert f"{found.spent_s:.1f} s" in " ".join(total)
-    lines = [line.split()[0] for line in printed.partition("time went into")[2].splitlines()[2:] if line.strip()]
+    lines = [line.split()[0] for line in printed.partition("time went into")[2].splitlines()[1:] if line.strip()]
     assert lines[: len(found.spending)] == [one.what.split()[0] for one in found.spending]
 
 
