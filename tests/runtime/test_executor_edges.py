@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import openvino as ov
@@ -418,3 +419,9 @@ def test_a_buffer_that_does_not_fit_is_a_device_error(opened: Callable[..., tupl
     wrong: Buffer = device.allocate(BufferSpec((3, 5), "float32"))
     with pytest.raises(DeviceError, match="input 0"):
         instance.bind(0, wrong)
+
+
+def test_numbers_that_overflow_when_inputs_are_varied_are_no_warning() -> None:
+    inputs = {"x": np.array([60_000, 1], np.float16)}
+    varied = [value["x"] for value in other_inputs(SimpleNamespace(random_inputs=lambda _: inputs), inputs, given=True)]
+    assert any(np.isinf(value[0]) and value[1] == 10 for value in varied)
