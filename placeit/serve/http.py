@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from placeit.backends.base import TensorSpec
 from placeit.runtime.answers import Outputs
-from placeit.serve.refusal import RefusedError, Status, invalid, none_of, unauthenticated
+from placeit.serve.refusal import RefusedError, Status, check_token, invalid, none_of
 from placeit.serve.service import Call, ServedModel, Service
 from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_json, to_bytes, to_json
 
@@ -361,9 +360,11 @@ class _Guarded:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, token = given.partition(b" ")
-        if scope["path"] in _HEALTH or (scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)):
-            await self._app(scope, receive, send)
-        else:
-            answer = await _refuse(Request(scope), unauthenticated())
+        try:
+            if scope["path"] not in _HEALTH:
+                check_token(given, self._token)
+        except RefusedError as error:
+            answer = await _refuse(Request(scope), error)
             await answer(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import hmac
 from collections.abc import Container
 
 from placeit.core.errors import DeadlineError, PlaceitError, QueueFullError, UsageError
 
-__all__ = ["RefusedError", "Status", "invalid", "none_of", "refusal_of", "unauthenticated"]
+__all__ = ["RefusedError", "Status", "check_token", "invalid", "none_of", "refusal_of"]
 
 
 _LONGEST = 1000  # characters of a message, which headers of gRPC have to hold
@@ -75,9 +76,12 @@ def refusal_of(error: PlaceitError, *, closed: bool = False) -> RefusedError:
     return RefusedError(status, str(error))
 
 
-def unauthenticated() -> RefusedError:
-    """Return what a client is told that does not bring the server's token."""
-    return RefusedError(Status.UNAUTHENTICATED, "This server answers who brings its token: send 'Authorization: Bearer TOKEN'.")
+def check_token(authorization: bytes, token: bytes) -> None:
+    """Raise RefusedError if what a client sends as ``Authorization`` does not bring the server's token."""
+    scheme, _, given = authorization.partition(b" ")
+    if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token):
+        why = "This server answers who brings its token: send 'Authorization: Bearer TOKEN'."
+        raise RefusedError(Status.UNAUTHENTICATED, why)
 
 
 def invalid(message: str) -> RefusedError:

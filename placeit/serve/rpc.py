@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
@@ -15,7 +14,7 @@ import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from placeit.serve.refusal import RefusedError, Status, invalid, none_of, unauthenticated
+from placeit.serve.refusal import RefusedError, Status, check_token, invalid, none_of
 from placeit.serve.service import ServedModel, Service
 from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_contents, to_bytes
 
@@ -57,15 +56,14 @@ def make_server(service: Service, *, most_bytes: int, token: bytes | None) -> gr
     """
     messages = Messages()
     answers = _Answers(service, messages)
-    known = _Token(token)
 
     def guarded(name: str, kind: Any) -> Callable[[bytes, Any], Awaitable[bytes]]:
         answer = getattr(answers, name)
 
         async def method(sent: bytes, context: Any) -> bytes:
             try:
-                if name not in _HEALTH:
-                    known.check(context)
+                if token is not None and name not in _HEALTH:
+                    check_token(_authorization(context), token)
                 found: bytes = (await answer(kind.FromString(sent), context)).SerializeToString()
                 return found
             except RefusedError as error:
@@ -92,18 +90,10 @@ def make_server(service: Service, *, most_bytes: int, token: bytes | None) -> gr
     return server
 
 
-class _Token:
-    def __init__(self, token: bytes | None) -> None:
-        self._token = token
-
-    def check(self, context: Any) -> None:
-        """Raise RefusedError if a client does not bring the token."""
-        if self._token is None:
-            return
-        given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        scheme, _, token = (given if isinstance(given, bytes) else given.encode()).partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self._token):
-            raise unauthenticated()
+def _authorization(context: Any) -> bytes:
+    """Return what a client has sent as ``authorization``; empty if nothing."""
+    given = dict(context.invocation_metadata() or ()).get("authorization", b"")
+    return given if isinstance(given, bytes) else given.encode()
 
 
 class _Answers:

@@ -7,7 +7,7 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -198,11 +198,11 @@ class Service:
     """
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
-        self.models: Mapping[str, ServedModel] = {}
+        self.models: dict[str, ServedModel] = {}
         for model in models:
             if model.name in self.models:
                 raise UsageError(f"Two models are to be served as '{model.name}': give one another name, as in NAME=PATH.")
-            self.models = {**self.models, model.name: model}
+            self.models[model.name] = model
         if not self.models:
             raise UsageError("There is no model to serve.")
         self.draining = False
