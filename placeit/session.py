@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from placeit.backends.base import Arrays, Model
-from placeit.backends.bundle.manifest import Manifest
 from placeit.core.cluster import Cluster
 from placeit.core.placement import Placement
 from placeit.devices.clusterfile import discover
@@ -17,8 +16,10 @@ from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
 from placeit.workbench import Workbench
-from placeit.workbench.building import build
 from placeit.workbench.options import Constraints, Inputs
+
+if TYPE_CHECKING:
+    from placeit.backends.bundle.manifest import Manifest
 
 __all__ = ["Session", "optimize"]
 
@@ -92,6 +93,8 @@ class Session(Workbench):
             ModelError: a segment cannot be written.
             ExecutionError: the bundle does not compute what the model does, or a device failed.
         """
+        from placeit.workbench.building import build
+
         return build(self, placement, Path(path), name=name)
 
 

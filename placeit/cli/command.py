@@ -93,7 +93,7 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
             with _stdout_for_the_result(), _library_messages(terminal):
                 output = function(**arguments, **values)
             come_through()
-            _deliver(terminal, _identified(context, output))
+            _deliver(terminal, _identified(context, output) if terminal.json else output)
         raise typer.Exit(output.exit_code)
 
     parameters.append(_parameter("context", inspect.Parameter.empty, typer.Context))

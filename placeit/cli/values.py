@@ -9,10 +9,22 @@ import typer
 from placeit.core.errors import UsageError
 from placeit.core.units import parse_duration
 
-__all__ = ["OBJECTIVES", "complete_agents", "complete_devices", "complete_objectives", "complete_placers", "duration"]
+__all__ = [
+    "MINIMISED",
+    "OBJECTIVES",
+    "complete_agents",
+    "complete_devices",
+    "complete_objectives",
+    "complete_placers",
+    "duration",
+]
 
 OBJECTIVES = ("latency", "throughput", "total-cost", "energy")
 """Names of all objectives, which ``placeit.simulator.objectives`` would take NumPy to tell."""
+
+
+MINIMISED = f"What to minimise: {', '.join(OBJECTIVES[:-1])} or {OBJECTIVES[-1]}"
+"""Help of an option that takes all of them."""
 
 
 def duration(text: str | float) -> float:

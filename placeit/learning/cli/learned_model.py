@@ -22,7 +22,7 @@ from placeit.cli.options import (
     ShapesOption,
     TrustOption,
 )
-from placeit.cli.values import complete_objectives
+from placeit.cli.values import MINIMISED, complete_objectives
 from placeit.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class LearnedModelOptions:
         typer.Option(
             "--objective",
             metavar="NAME",
-            help="What to minimise: latency, throughput, total-cost or energy; default: latency.",
+            help=f"{MINIMISED}; default: latency.",
             show_default=False,
             autocompletion=complete_objectives,
         ),
