@@ -25,7 +25,7 @@ from placeit.backends.openvino.graph import fix_shapes, name_nodes, separate_tra
 from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Resolved, Sizes, resolve_shapes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
-from placeit.backends.openvino.sized import Typical
+from placeit.backends.openvino.sized import Points, Typical
 from placeit.core.errors import FileError, ModelError
 from placeit.core.files import check_regular
 from placeit.core.memory import give_back_freed_memory
@@ -107,7 +107,9 @@ def _read(path: Path, sizes: Sizes) -> OpenVinoModel:
     separate_transposed(model)
     name_nodes(model, keep)
     names = ([name for name in port.get_names() if name in wanted.typical] for port in model.inputs)
-    return describe_fused(model, path, Typical(tuple(wanted.typical[found[0]] if found else None for found in names)))
+    shapes = [wanted.typical[found[0]] if found else (None,) * len(wanted.times) for found in names]
+    points = [Typical(point) for point in zip(*shapes, strict=True)] or [Typical()]
+    return describe_fused(model, path, Points(tuple(points), wanted.times))
 
 
 def check_readable(path: Path) -> None:
