@@ -151,6 +151,13 @@ class Model(ABC):
         """Draw inputs that are valid for the model, by input name."""
 
     @property
+    def stateful(self) -> frozenset[str]:
+        """Names of the ops that read or write state, which lasts from one request of a sequence to the next."""
+        return frozenset(
+            name for name, kind in zip(self.graph.names, self.graph.kinds, strict=True) if kind in ("ReadValue", "Assign")
+        )
+
+    @property
     def settable(self) -> dict[str, TensorSpec]:
         """Return what values can be given for, by name: the inputs, or what a model without inputs computes with."""
         return {spec.name: spec for spec in self.inputs}

@@ -25,6 +25,7 @@ from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.feed import Bell, Feed
+from placeit.runtime.slots import Slot
 from placeit.runtime.spans import Labels, Moved, Ran, Span, Timed
 from placeit.runtime.stats import DeviceStats
 
@@ -189,6 +190,24 @@ class PlanExecutor(ABC):
     @abstractmethod
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
         """Copies of the outputs of a request that has ended, and what ran and moved when."""
+
+    def open_slot(self) -> Slot:
+        """Make a slot for the requests of one sequence, each of which goes on from the state that the one before has left.
+
+        Its number is that of their requests in :meth:`serve`. Other requests may run meanwhile.
+
+        Raises:
+            UsageError: devices of the plan do not keep state.
+            DeviceError: there is no room for buffers.
+            ExecutionError: the executor is closed.
+        """
+        raise UsageError(
+            "This placement runs on streams of an accelerator, which keep no state from one request to the next: place the "
+            "model on CPU core sets, or on other devices that OpenVINO drives."
+        )
+
+    def close_slot(self, slot: Slot) -> None:  # noqa: B027 (there may be none)
+        """Release a slot of :meth:`open_slot`, of which nothing runs. A second call has no effect."""
 
     def devices(self) -> list[DeviceStats]:
         """What is known of the devices of its cluster, whether it uses them or not."""
@@ -366,7 +385,7 @@ class PlanExecutor(ABC):
         with self._turn:
             self._check_known()
             self._settle()
-            item = feed.take()
+            item = feed.take(room=True)
             if item is None:
                 return
             serving = _Serving(self._prepare(0, feed.bell))
@@ -393,24 +412,24 @@ class PlanExecutor(ABC):
 
     def _serve(self, feed: Feed, serving: _Serving, item: Any) -> None:
         """Run requests until none is left, or the run is stopped, and nothing of it runs any more."""
-        run, free = serving.run, list(range(self.in_flight))[::-1]
+        run, free = serving.run, set(range(self.in_flight))
         self._run = run
         self._start(run)
         while not run.stopped:
             while item is not None and not run.stopped:
-                serving.item = serving.flying[request := free.pop()] = item
+                serving.item = serving.flying[request := free.pop() if item.slot is None else item.slot] = item
                 self._admit(run, request, checked_inputs(item.inputs, self.inputs))  # whose owner may have changed them
                 serving.item = None
-                item = feed.take() if free and not self._wanted(run) else None
+                item = None if self._wanted(run) else feed.take(room=bool(free))
             if not serving.flying:
                 break
             self._pass_time(run)
             if not run.stopped:
                 feed.bell.wait(min(_LOOK_S, feed.patience()))
-            free += self._hand_over(feed, serving)
+            free.update(number for number in self._hand_over(feed, serving) if number < self.in_flight)
             self._check_lanes()
-            if free and not run.stopped and not self._wanted(run):
-                item = feed.take()
+            if not run.stopped and not self._wanted(run):
+                item = feed.take(room=bool(free))
         self._admit_no_more(run)
         self._wait(run, math.inf)
         self._hand_over(feed, serving)
