@@ -10,6 +10,7 @@ import typer
 
 from placeit.cli.options import GroupOptions
 from placeit.cli.terminal import Output, Terminal
+from placeit.core.sizes import spelled_shape
 from placeit.report import text
 
 if TYPE_CHECKING:
@@ -111,8 +112,9 @@ def inspect(
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
+    sizes = {} if spec.limits is None else {"sizes": spelled_shape(spec.shape, spec.limits)}
+    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype} | sizes
 
 
 def _tensors(specs: Sequence[TensorSpec]) -> str:
-    return ", ".join(f"{spec.name} {spec.dtype} {text.shape(spec.shape)}" for spec in specs)
+    return ", ".join(f"{spec.name} {spec.dtype} {text.shape(spelled_shape(spec.shape, spec.limits))}" for spec in specs)

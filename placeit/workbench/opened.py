@@ -22,6 +22,7 @@ from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, InfeasibleError, UsageError
 from placeit.core.interrupts import come_through
 from placeit.core.placement import Conditions, Placement
+from placeit.core.sizes import spelled_shape
 from placeit.core.threads import apart, within
 from placeit.devices.caps import capped
 from placeit.devices.clusterfile import discover
@@ -202,7 +203,8 @@ class OpenSession:
     @property
     def _opens_onnx(self) -> bool:
         """True if there is an ONNX file that ONNX Runtime opens in the precision of the session."""
-        return self.precision == "f32" and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
+        fits = self.precision == "f32" and not self.model.has_open_sizes
+        return fits and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
 
     @property
     def executable(self) -> bool:
@@ -397,7 +399,9 @@ class OpenSession:
         """Under which placements of this session are found, which a placement file keeps."""
         away = any(device.address is not None and device.address.node for device in self.cluster.devices)
         return Conditions(
-            self.precision, compression() if away else "none", {spec.name: spec.shape for spec in self.model.inputs}
+            self.precision,
+            compression() if away else "none",
+            {spec.name: tuple(spelled_shape(spec.shape, spec.limits)) for spec in self.model.inputs},
         )
 
     def plan_of(self, placement: Placement, segmenter: Segmenter | None = None) -> Plan:

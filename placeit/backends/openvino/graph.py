@@ -1,4 +1,4 @@
-"""From an OpenVINO model with static inputs to a task graph."""
+"""From an OpenVINO model to a task graph."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from placeit.backends.openvino.digest import openvino_digest
 from placeit.backends.openvino.flops import bodies, bounded_shape, node_flops
+from placeit.backends.openvino.sized import Sized
 from placeit.core.errors import ModelError
 from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
@@ -162,7 +163,7 @@ def constant_nodes(model: Any, stand_ins: Collection[str] = ()) -> dict[str, fro
     return leaves
 
 
-def build_graph(model: Any, path: object, *, stand_ins: Collection[str] = ()) -> OpGraph:
+def build_graph(model: Any, path: object, sized: Sized, *, stand_ins: Collection[str] = ()) -> OpGraph:
     """Build the task graph of a model.
 
     Constants, and nodes computed from constants only (weights being decompressed or dequantised), are part of the op that
@@ -171,8 +172,9 @@ def build_graph(model: Any, path: object, *, stand_ins: Collection[str] = ()) ->
     or not; a tensor whose size depends on the data has its upper bound.
 
     Args:
-        model: an ``openvino.Model`` with static inputs and unique friendly names.
+        model: an ``openvino.Model`` with unique friendly names.
         path: the file it came from, for messages.
+        sized: its nodes with the shapes that the graph is to have.
         stand_ins: friendly names of nodes that stand for constants; their bytes are not counted.
 
     Raises:
@@ -204,11 +206,11 @@ def build_graph(model: Any, path: object, *, stand_ins: Collection[str] = ()) ->
                 moved.add(tensor)
                 edges.append((index[producer], v))
                 edge_tensor.append(tensor)
-        flops[v] = node_flops(node)
+        flops[v] = node_flops(sized.node(name))
         param_bytes[v] = sum(leaf_bytes.get(leaf, 0) for leaf in read) + inside_bytes(node)
         if kind in _NO_TENSOR:
             continue
-        for output in node.outputs():
+        for output in sized.node(name).outputs():
             shape = _sizes(output, name, kind, path)
             tensors[v, output.get_index()] = len(shapes)
             shapes.append(shape)
@@ -258,12 +260,13 @@ def _sizes(output: Any, name: str, kind: str, path: object) -> tuple[int, ...]:
     return shape
 
 
-def upper_bound_ops(model: Any, names: Collection[str]) -> tuple[str, ...]:
+def upper_bound_ops(model: Any, sized: Sized, names: Collection[str]) -> tuple[str, ...]:
     """Return those of the named ops whose output sizes depend on the data, with only an upper bound known."""
     return tuple(
         node.get_friendly_name()
         for node in model.get_ordered_ops()
-        if node.get_friendly_name() in names and any(output.get_partial_shape().is_dynamic for output in node.outputs())
+        if node.get_friendly_name() in names
+        and any(output.get_partial_shape().is_dynamic for output in sized.node(node.get_friendly_name()).outputs())
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Format
+from placeit.core.sizes import Limits
 
 __all__ = ["Buffer", "BufferSpec", "DoneCallback", "Instance", "Program", "RuntimeDevice", "Transport"]
 
@@ -28,14 +29,16 @@ class BufferSpec:
     """Shape and element type of a tensor, and whether its channels are last in memory.
 
     Attributes:
-        shape: logical shape.
+        shape: logical shape, the typical one where sizes are open.
         dtype: NumPy spelling.
         channels_last: a rank-4 tensor whose memory is ordered ``[N, H, W, C]`` though its logical shape is ``[N, C, H, W]``.
+        limits: least and largest sizes, if some are open; None if all are fixed.
     """
 
     shape: tuple[int, ...]
     dtype: str
     channels_last: bool = False
+    limits: Limits | None = None
 
     @property
     def memory_shape(self) -> tuple[int, ...]:
@@ -44,7 +47,7 @@ class BufferSpec:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size in bytes, of the typical shape."""
         itemsize = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize  # NumPy lacks it
         return math.prod(self.shape) * itemsize
 

@@ -34,7 +34,9 @@ def kernels(model: OpenVinoModel, graph: OpGraph, device: Device, precision: str
     compiled = compile_model(model.ov_model, device, precision, PERF_COUNT=True)
     request = compiled.create_infer_request()
     for i, value in enumerate(model.sample_inputs().values()):
-        request.get_input_tensor(i).data[...] = value
+        tensor = request.get_input_tensor(i)
+        tensor.shape = value.shape
+        tensor.data[...] = value
     with explaining(f"The model cannot be run on {device.name}"):
         _run_bound(device.cores, functools.partial(_repeat, request.infer, passes))
     found = []
