@@ -74,6 +74,7 @@ class Model(ABC):
         inputs: in the model's order.
         outputs: in the model's order.
         limits: least and largest sizes of the tensors of the graph that have open ones, by their numbers.
+        states: what the model keeps from one run to the next, at a typical size; each with the op that reads it.
         bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
         together: sets of ops that need one device, because they share state or a tensor whose size depends on the data, or
             because what runs has no tensor between them.
@@ -90,6 +91,7 @@ class Model(ABC):
     graph: OpGraph
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    states: tuple[TensorSpec, ...] = ()
     limits: Mapping[int, Limits] = field(default_factory=dict)
     bounded: tuple[str, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()

@@ -170,7 +170,7 @@ class ToRun:
     devices: tuple[str, ...] = ()
 
 
-_DECIDED = ("placement", "input_shape", "batch", "trust", "max_groups", "precision")
+_DECIDED = ("placement", "input_shape", "batch", "state", "trust", "max_groups", "precision")
 """Options of models that a bundle has decided on."""
 
 

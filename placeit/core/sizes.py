@@ -67,8 +67,11 @@ def fits(shape: Sequence[int], typical: Sequence[int], limits: Limits | None) ->
 
 
 def spelled_shape(typical: Sequence[int], limits: Limits | None) -> list[int | str]:
-    """Spell a shape as :class:`SizeRange` reads it: a number for each fixed size, a range with the typical size for others."""
+    """Spell a shape as :class:`SizeRange` reads it: a number for each fixed size, a range with the typical size for others.
+
+    A size of an output or a state may have no bound, as in ``0..@128``, which inputs may not.
+    """
     if limits is None:
         return [*typical]
     sizes = zip(typical, limits, strict=True)
-    return [size if low == high else str(SizeRange(low, high, size)) for size, (low, high) in sizes]
+    return [size if low == high else f"{low}..{high if high < LARGEST else ''}@{size}" for size, (low, high) in sizes]
