@@ -404,6 +404,7 @@ class OpenSession:
             self.precision,
             compression() if away else "none",
             {spec.name: tuple(spelled_shape(spec.shape, spec.limits)) for spec in self.model.inputs},
+            self.model.caches,
         )
 
     def plan_of(self, placement: Placement, segmenter: Segmenter | None = None) -> Plan:

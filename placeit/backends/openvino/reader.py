@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +107,32 @@ def read(path: Path, sizes: Sizes, state: StateOption = None) -> OpenVinoModel:
 
 def _read(path: Path, sizes: Sizes, state: StateOption) -> OpenVinoModel:
     read_file = _read_ir if path.suffix.lower() == ".xml" else _read_onnx
-    model, wanted, keep = read_file(path, sizes, state)
+    found = read_file(path, sizes, state)
+    model, typical = found.model, found.sizes.typical
+    keep_caches(model, found.caches, path, batch=sizes.batch)
     fix_shapes(model)
     separate_transposed(model)
-    name_nodes(model, keep)
-    names = ([name for name in port.get_names() if name in wanted.typical] for port in model.inputs)
-    return describe_fused(model, path, Typical(tuple(wanted.typical[found[0]] if found else None for found in names)))
+    name_nodes(model, found.keep)
+    names = ([name for name in port.get_names() if name in typical] for port in model.inputs)
+    described = describe_fused(model, path, Typical(tuple(typical[known[0]] if known else None for known in names)))
+    return replace(described, caches=found.caches)
+
+
+@dataclass(frozen=True)
+class _FromFile:
+    """What a file holds.
+
+    Attributes:
+        model: an ``openvino.Model``.
+        sizes: of its inputs that stay inputs.
+        caches: outputs that become the state of inputs, by input.
+        keep: whether a name of a node that looks made up is one of the file.
+    """
+
+    model: Any
+    sizes: Resolved
+    caches: dict[str, str]
+    keep: Callable[[str], bool]
 
 
 def check_readable(path: Path) -> None:
@@ -180,7 +200,7 @@ def _useful_line(message: str) -> str:
     return where + best.removeprefix("-- ").rstrip(".") + "."
 
 
-def _read_ir(path: Path, sizes: Sizes, state: StateOption) -> tuple[Any, Resolved, Callable[[str], bool]]:
+def _read_ir(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
     weights = path.with_suffix(".bin")
     _check_weights(path, weights)
     model = openvino_core().read_model(str(path), str(weights))
@@ -191,8 +211,7 @@ def _read_ir(path: Path, sizes: Sizes, state: StateOption) -> tuple[Any, Resolve
     wanted = resolve_shapes(path, partial, sizes)
     if any(wanted.partial[name] != shape for name, shape in partial.items()):
         model.reshape({inputs[name]: shape for name, shape in wanted.partial.items()})
-    keep_caches(model, caches, path, batch=sizes.batch)
-    return model, wanted, lambda _: True
+    return _FromFile(model, wanted, caches, lambda _: True)
 
 
 def _kinds(ports: Mapping[str, Any]) -> Kinds:
@@ -219,7 +238,7 @@ def _check_weights(path: Path, weights: Path) -> None:
         )
 
 
-def _read_onnx(path: Path, sizes: Sizes, state: StateOption) -> tuple[Any, Resolved, Callable[[str], bool]]:
+def _read_onnx(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
     if foreign := find_ops(path, FOREIGN_OPS):  # before it reads their tables
         raise ModelError(f"Cannot read a model from {path}: {UNKNOWN_OPS}{', '.join(foreign)}.")
     front_end = openvino.frontend.FrontEndManager().load_by_framework("onnx")
@@ -236,8 +255,7 @@ def _read_onnx(path: Path, sizes: Sizes, state: StateOption) -> tuple[Any, Resol
             raise ModelError(
                 f"{path}: the tensor '{name}' is read before any op produces it, and is not an input of the model."
             )
-    keep_caches(model, caches, path, batch=sizes.batch)
-    return model, wanted, node_names(path).__contains__
+    return _FromFile(model, wanted, caches, node_names(path).__contains__)
 
 
 def _converted(
