@@ -388,9 +388,7 @@ class Races:
             )
         finally:
             results = {name: result for name, result in race.results().items() if self.known[name].failed is None}
-            if len(self.session.model.times) > 1 and results:
-                each = [runners[name].took / result.samples[-1] for name, result in results.items() if result.samples[-1] > 0]
-                self._uncounted = max(1.0, *each)
+            self._uncounted = max((getattr(runners[name].deployed, "uncounted", 1.0) for name in results), default=1.0)
             if self.meters is not None and self.meters.fault is not None:
                 self.go_by_model()
             for name, measurement in results.items():

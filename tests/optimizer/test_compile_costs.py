@@ -47,7 +47,6 @@ class Compiler:
     def __init__(self) -> None:
         self.opened: list[Any] = []
         self.session = SimpleNamespace(
-            model=SimpleNamespace(times=(1,)),
             executable=True,
             tolerance=1e-3,
             grouping=SimpleNamespace(groups=SimpleNamespace(param_bytes=np.zeros(1))),
