@@ -166,6 +166,18 @@ class Model(ABC):
         """Return what values can be given for, by name: the inputs, or what a model without inputs computes with."""
         return {spec.name: spec for spec in self.inputs}
 
+    def inputs_at(self, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, NDArray[np.generic]]:  # noqa: ARG002
+        """Draw inputs of some sizes.
+
+        Args:
+            shapes: of the inputs with open sizes, by name.
+            seed: of what is random.
+
+        Raises:
+            UsageError: the sizes do not fit each other, or nothing is known of values that are valid.
+        """
+        raise UsageError(f"Inputs of other sizes cannot be drawn for {self.path}.")
+
     @property
     def has_open_sizes(self) -> bool:
         """True if it runs at any size in a range, and not at one alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import openvino as ov
@@ -22,6 +23,7 @@ from placeit.devices.openvino import openvino_core
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.spans import Timed, blended
 from placeit.session import Session
+from placeit.workbench.between import at_sizes
 from placeit.workbench.options import Inputs
 from placeit.workloads.decoder import TINY, write_decoder
 
@@ -332,3 +334,43 @@ def test_requests_of_one_text_are_timed_as_one_sequence(tmp_path: Path) -> None:
             alone = executor.run({name: value[:, -1:] for name, value in last.items()})["logits"]
             assert np.abs(alone - at_once[:, 9:]).max() > 0.1
             assert_close(executor.run(whole), {"logits": at_once})
+
+
+class Linear:
+    """An executor whose times are linear in the length of a text."""
+
+    def __init__(self, segments: int) -> None:
+        self.segments, self.lengths = segments, list[int]()
+
+    def set_requests(self, requests: Sequence[Sample]) -> None:
+        self.lengths.append(requests[0].inputs["ids"].shape[1])
+
+    def time(self, *, timeout: float | None = None) -> float:
+        return 0.5 + float(self.segment_seconds().sum())
+
+    def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
+        return np.array([1.0 + (s + 1) * self.lengths[-1] for s in range(self.segments)])
+
+
+def test_between_measured_sizes_the_simulator_is_exact_where_times_are_linear(tmp_path: Path) -> None:
+    with Session(attention(tmp_path), TWO[0], inputs=Inputs(shapes=SEVERAL), cache=None) as session:
+        plan = session.plan_of(divided(session, 3))
+        executor = Linear(len(plan.segments))
+        found = at_sizes(session.model, cast("PlanExecutor", executor), plan)
+    assert executor.lengths == [1, 8, 40, 64, 3, 18, 51]
+    assert [one.shapes["mask"] for one in found] == [(1, n) for n in (1, 3, 8, 18, 40, 51, 64)]
+    assert [one.simulated_s is None for one in found] == [True, False] * 3 + [True]
+    for one in found[1::2]:
+        assert one.simulated_s == pytest.approx(one.measured_s)
+
+
+def test_a_run_tells_what_other_sizes_take(tmp_path: Path) -> None:
+    with Session(attention(tmp_path), TWO[0], inputs=Inputs(shapes=OPEN), cache=None) as session:
+        report = session.run(divided(session, 2), runs=2)
+        assert [one.shapes["ids"] for one in report.sizes] == [(1, n) for n in (1, 4, 16, 32, 64)]
+        assert report.outputs["tokens"].shape == (1, 16, WIDTH)
+        given = session.run(divided(session, 2), runs=2, inputs=values(20))
+        assert not given.sizes
+        assert given.outputs["tokens"].shape == (1, 20, WIDTH)
+    with Session(attention(tmp_path), TWO[0], inputs=Inputs(shapes=dict.fromkeys(OPEN, (1, 9))), cache=None) as session:
+        assert not session.run(divided(session, 2), runs=2).sizes
