@@ -77,10 +77,12 @@ def test_the_caches_of_a_decoder_become_state(file, tmp_path):
     assert kinds.count("ScaledDotProductAttention") == TINY.layers
 
 
-def test_the_state_is_as_long_as_fixed_sizes_of_the_inputs_need(tmp_path):
+@pytest.mark.parametrize(("seen", "length"), [(12, 8), ("1..64@12", 8), (4, 0), ("1..64@4", 0)])
+def test_the_typical_state_is_as_long_as_the_inputs_need(tmp_path, seen, length):
     path = write_decoder(TINY, tmp_path / "decoder.xml")
-    model = load(path, input_shapes={"input_ids": [1, 4], "attention_mask": [1, 12], "position_ids": [1, 4]})
-    assert {spec.shape for spec in model.states} == {(1, 2, 8, 8)}
+    new = 4 if isinstance(seen, int) else "1..16@4"
+    model = load(path, input_shapes={"input_ids": [1, new], "attention_mask": [1, seen], "position_ids": [1, new]})
+    assert {spec.shape for spec in model.states} == {(1, 2, length, 8)}
 
 
 def compiled(model):

@@ -35,7 +35,8 @@ class Typical:
     def states(self, model: Any) -> list[int]:
         """Return lengths of the state that may fit the inputs of a model, likely ones first.
 
-        These are as many steps as one input has beyond another, the longest beyond the shortest for a start, or as one has.
+        These are as many steps as one input has beyond another, the longest beyond the shortest for a start, or as one has, or
+        none, as before the first tokens of a text.
         """
         if self.state is not None or not model.get_sinks():
             return [self.state or 1]
@@ -47,7 +48,7 @@ class Typical:
             return [1]
         sizes = sorted({size for shape in known for size in shape}, reverse=True)
         beyond = sorted({more - less for more, less in combinations(sizes, 2)}, reverse=True)
-        return [*dict.fromkeys((max(1, longest[-1] - longest[0]), longest[-1], *beyond, *sizes, 1))]
+        return [*dict.fromkeys((longest[-1] - longest[0] or longest[-1], longest[-1], *beyond, *sizes, 1, 0))]
 
 
 class Sized:
