@@ -10,7 +10,6 @@ import typer
 
 from placeit.cli.options import GroupOptions
 from placeit.cli.terminal import Output, Terminal
-from placeit.core.sizes import spelled_shape
 from placeit.report import text
 
 if TYPE_CHECKING:
@@ -116,12 +115,12 @@ def inspect(
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:
-    sizes = {} if spec.limits is None else {"sizes": spelled_shape(spec.shape, spec.limits)}
-    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype} | sizes
+    sizes = None if spec.limits is None else spec.sizes()
+    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype, "sizes": sizes}
 
 
 def _tensors(specs: Sequence[TensorSpec]) -> str:
-    return ", ".join(f"{spec.name} {spec.dtype} {text.shape(spelled_shape(spec.shape, spec.limits))}" for spec in specs)
+    return ", ".join(f"{spec.name} {spec.dtype} {text.shape(spec.sizes())}" for spec in specs)
 
 
 def _states(specs: Sequence[TensorSpec]) -> str:

@@ -25,7 +25,7 @@ from placeit.backends.openvino.graph import fix_shapes, name_nodes, separate_tra
 from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Resolved, Sizes, resolve_shapes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
-from placeit.backends.openvino.sized import Typical
+from placeit.backends.openvino.sized import Points, Typical
 from placeit.backends.openvino.state import Kinds, StateOption, cache_pairs, keep_caches
 from placeit.core.errors import FileError, ModelError
 from placeit.core.files import check_regular
@@ -114,8 +114,9 @@ def _read(path: Path, sizes: Sizes, state: StateOption) -> OpenVinoModel:
     separate_transposed(model)
     name_nodes(model, found.keep)
     names = ([name for name in port.get_names() if name in typical] for port in model.inputs)
-    described = describe_fused(model, path, Typical(tuple(typical[known[0]] if known else None for known in names)))
-    return replace(described, caches=found.caches)
+    shapes = [typical[known[0]] if known else (None,) * len(found.sizes.times) for known in names]
+    points = [Typical(point) for point in zip(*shapes, strict=True)] or [Typical()]
+    return replace(describe_fused(model, path, Points(tuple(points), found.sizes.times)), caches=found.caches)
 
 
 @dataclass(frozen=True)

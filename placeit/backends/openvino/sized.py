@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, zip_longest
-from typing import Any
+from typing import Any, Self
 
 from placeit.core.errors import ModelError
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["Sized", "Typical"]
+__all__ = ["Points", "Sized", "Typical"]
 
 openvino = import_openvino()
 
@@ -51,6 +51,24 @@ class Typical:
         return [*dict.fromkeys((longest[-1] - longest[0] or longest[-1], longest[-1], *beyond, *sizes, 1, 0))]
 
 
+@dataclass(frozen=True)
+class Points:
+    """Typical sizes for which one placement is sought.
+
+    Attributes:
+        typical: sizes. The shapes of the task graph are those of the first; operations and bytes are means.
+        times: how often each comes, in proportion.
+    """
+
+    typical: tuple[Typical, ...] = (Typical(),)
+    times: tuple[int, ...] = (1,)
+
+    @property
+    def shares(self) -> list[float]:
+        """How often each comes, as a share of all."""
+        return [often / sum(self.times) for often in self.times]
+
+
 class Sized:
     """The nodes of a model with the shapes that they have at typical sizes.
 
@@ -77,6 +95,11 @@ class Sized:
             else:
                 return
         raise ModelError(f"The typical sizes of the inputs do not fit each other: {str(failed).strip().splitlines()[-1]}")
+
+    @classmethod
+    def all(cls, model: Any, points: Points) -> list[Self]:
+        """Infer the shapes of a model at several points. Raises ModelError."""
+        return [cls(model, typical) for typical in points.typical]
 
     def node(self, name: str) -> Any:
         """Return the node of a friendly name."""
