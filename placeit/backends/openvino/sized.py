@@ -48,7 +48,8 @@ class Typical:
             return [1]
         sizes = sorted({size for shape in known for size in shape}, reverse=True)
         beyond = sorted({more - less for more, less in combinations(sizes, 2)}, reverse=True)
-        return [*dict.fromkeys((longest[-1] - longest[0] or longest[-1], longest[-1], *beyond, *sizes, 1, 0))]
+        likely = [longest[-1] - longest[0], longest[-1]] if longest[-1] > longest[0] else [longest[-1]]
+        return [*dict.fromkeys((*likely, *beyond, *sizes, 1, 0))]
 
 
 @dataclass(frozen=True)
