@@ -25,8 +25,8 @@ from placeit.backends.openvino.graph import fix_shapes, name_nodes, separate_tra
 from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Resolved, Sizes, resolve_shapes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
-from placeit.backends.openvino.sized import Points, Typical
-from placeit.backends.openvino.state import Kinds, StateOption, cache_pairs, keep_caches
+from placeit.backends.openvino.sized import Points, Sized, Typical
+from placeit.backends.openvino.state import Kinds, StateOption, begin_as_long_as, cache_pairs, keep_caches
 from placeit.core.errors import FileError, ModelError
 from placeit.core.files import check_regular
 from placeit.core.memory import give_back_freed_memory
@@ -116,6 +116,9 @@ def _read(path: Path, sizes: Sizes, state: StateOption) -> OpenVinoModel:
     names = ([name for name in port.get_names() if name in typical] for port in model.inputs)
     shapes = [typical[known[0]] if known else (None,) * len(found.sizes.times) for known in names]
     points = [Typical(point) for point in zip(*shapes, strict=True)] or [Typical()]
+    if model.get_sinks():
+        points = [Typical(point.inputs, Sized(model, point).state_length) for point in points]
+        begin_as_long_as(model, [point.state or 0 for point in points])
     return replace(describe_fused(model, path, Points(tuple(points), found.sizes.times)), caches=found.caches)
 
 

@@ -39,7 +39,7 @@ class Typical:
         none, as before the first tokens of a text.
         """
         if self.state is not None or not model.get_sinks():
-            return [self.state or 1]
+            return [1 if self.state is None else self.state]
         shapes = [node.get_partial_shape() for node in model.get_parameters()]
         fixed = [tuple(shape.to_shape()) if shape.is_static else () for shape in shapes]
         known = [shape or other for shape, other in zip_longest(self.inputs[: len(fixed)], fixed)]
@@ -79,9 +79,14 @@ class Sized:
         model: an ``openvino.Model`` with unique friendly names; it is not changed.
         typical: its sizes.
 
+    Attributes:
+        state_length: length of its state along open dimensions.
+
     Raises:
         ModelError: the model does not fit them.
     """
+
+    state_length = 0
 
     def __init__(self, model: Any, typical: Typical) -> None:
         if not typical.open and not model.get_sinks():
@@ -94,6 +99,7 @@ class Sized:
             except RuntimeError as error:
                 failed = failed or error
             else:
+                self.state_length = length
                 return
         raise ModelError(f"The typical sizes of the inputs do not fit each other: {str(failed).strip().splitlines()[-1]}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.cluster import Device
@@ -39,7 +40,7 @@ def kernels(model: OpenVinoModel, graph: OpGraph, device: Device, precision: str
             tensor.shape = value.shape
             tensor.data[...] = value
         with explaining(f"The model cannot be run on {device.name}"):
-            _run_bound(device.cores, functools.partial(_repeat, request.infer, max(1, round(sample.share * passes))))
+            _run_bound(device.cores, functools.partial(_repeat, request, max(1, round(sample.share * passes))))
     found = []
     for kernel in compiled.get_runtime_model().get_ordered_ops():
         info = kernel.get_rt_info()
@@ -50,9 +51,13 @@ def kernels(model: OpenVinoModel, graph: OpGraph, device: Device, precision: str
     return found
 
 
-def _repeat(run: functools.partial[None], passes: int) -> None:
+def _repeat(request: Any, passes: int) -> None:
+    """Run a request so many times, each from the model's initial state."""
+    states = request.query_state()
     for _ in range(passes):
-        run()
+        if states:
+            request.reset_state()
+        request.infer()
 
 
 def _run_bound(cores: tuple[int, ...], job: functools.partial[None]) -> None:
