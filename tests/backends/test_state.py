@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from text_steps import generate, with_caches
+from text_steps import feed, generate, with_caches
 
+from placeit import Session
 from placeit.backends import load
 from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.core.telemetry import import_openvino
 from placeit.devices.clusterfile import discover
+from placeit.workbench.options import Inputs
 from placeit.workloads.decoder import TINY, write_decoder
 
 openvino = import_openvino()
@@ -83,6 +87,24 @@ def test_the_typical_state_is_as_long_as_the_inputs_need(tmp_path, seen, length)
     new = 4 if isinstance(seen, int) else "1..16@4"
     model = load(path, input_shapes={"input_ids": [1, new], "attention_mask": [1, seen], "position_ids": [1, new]})
     assert {spec.shape for spec in model.states} == {(1, 2, length, 8)}
+
+
+def test_a_decoder_is_measured_in_the_middle_of_a_text(tmp_path):
+    path = write_decoder(TINY, tmp_path / "decoder.onnx")
+    with Session(path, "CPU@0", inputs=Inputs(shapes=OPEN), cache=None) as session:
+        placement = session.placement(np.zeros(len(session.grouping.groups), np.int32))
+        report = session.run(replace(placement, segments=np.zeros(len(session.model.graph), np.int32)), runs=2, warmup=1)
+        request = compiled(session.model.ov_model).create_infer_request()
+    assert report.failed is None
+    middle = request.infer(feed([1, 2, 3, 4], 8))["logits"].copy()
+    shapes = [tuple(state.state.shape) for state in request.query_state()]
+    assert shapes == [(1, 2, 12, 8)] * 4
+    explicit = {past: np.zeros((1, 2, 8, 8), np.float32) for past, _ in TINY.caches}
+    other = compiled(openvino.Core().read_model(path))({**feed([1, 2, 3, 4], 8), **explicit})["logits"]
+    np.testing.assert_allclose(middle, other, atol=1e-6)
+    request.reset_state()
+    with pytest.raises(RuntimeError, match="attention_mask do not match"):
+        request.infer(feed([1, 2, 3, 4], 9))
 
 
 def compiled(model):
