@@ -89,6 +89,18 @@ def test_the_typical_state_is_as_long_as_the_inputs_need(tmp_path, seen, length)
     assert {spec.shape for spec in model.states} == {(1, 2, length, 8)}
 
 
+@pytest.mark.parametrize(
+    ("new", "seen", "lengths", "begins"),
+    [("4/1", "4/5", [0, 4], False), ("1", "9", [8], True), ("4/1", "4/64", [0, 63], True), ("4", "4", [0], False)],
+)
+def test_a_state_begins_longer_only_where_no_request_before_makes_it_so(tmp_path, new, seen, lengths, begins):
+    path = write_decoder(TINY, tmp_path / "decoder.xml")
+    sizes = {"input_ids": [1, f"1..16@{new}"], "attention_mask": [1, f"1..64@{seen}"], "position_ids": [1, f"1..16@{new}"]}
+    model = load(path, input_shapes=sizes)
+    assert [shape[2] for shape in model.states[0].shapes or [model.states[0].shape]] == lengths
+    assert any("/begin" in name for name in model.graph.names) == begins
+
+
 def test_a_decoder_is_measured_in_the_middle_of_a_text(tmp_path):
     path = write_decoder(TINY, tmp_path / "decoder.onnx")
     with Session(path, "CPU@0", inputs=Inputs(shapes=OPEN), cache=None) as session:

@@ -117,9 +117,16 @@ def _read(path: Path, sizes: Sizes, state: StateOption) -> OpenVinoModel:
     shapes = [typical[known[0]] if known else (None,) * len(found.sizes.times) for known in names]
     points = [Typical(point) for point in zip(*shapes, strict=True)] or [Typical()]
     if model.get_sinks():
-        points = [Typical(point.inputs, Sized(model, point).state_length) for point in points]
-        begin_as_long_as(model, [point.state or 0 for point in points])
+        points = _in_a_text(model, points)
     return replace(describe_fused(model, path, Points(tuple(points), found.sizes.times)), caches=found.caches)
+
+
+def _in_a_text(model: Any, points: Sequence[Typical]) -> list[Typical]:
+    """Return typical sizes with the length of a model's state, which begins so where the request before has not left it."""
+    sized = Sized.all(model, Points(tuple(points)))
+    left = [0, *(one.state_after for one in sized)]
+    begin_as_long_as(model, [one.state_length for one, before in zip(sized, left, strict=False) if one.state_length != before])
+    return [Typical(point.inputs, one.state_length) for point, one in zip(points, sized, strict=True)]
 
 
 @dataclass(frozen=True)
