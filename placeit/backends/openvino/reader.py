@@ -222,7 +222,7 @@ def _read_ir(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
     wanted = resolve_shapes(path, partial, sizes)
     if any(wanted.partial[name] != shape for name, shape in partial.items()):
         model.reshape({inputs[name]: shape for name, shape in wanted.partial.items()})
-    return _FromFile(model, wanted, caches, lambda _: True)
+    return _FromFile(model, wanted, caches, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
 
 
 def _kinds(ports: Mapping[str, Any]) -> Kinds:

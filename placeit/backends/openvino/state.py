@@ -107,7 +107,8 @@ def keep_caches(model: Any, pairs: Mapping[str, str], path: Path, *, batch: int 
             )
         cache.convert(model)
     model.validate_nodes_and_infer_types()
-    if all(node.get_type_name() != "ScaledDotProductAttention" for node in model.get_ops()):
+    kinds = {node.get_type_name() for node in model.get_ops()}
+    if "Softmax" in kinds and "ScaledDotProductAttention" not in kinds:
         fuse_in_place(model)  # of products and a softmax it makes attention
     fuse_with_attention(model)
 
@@ -243,11 +244,12 @@ def begin_as_long_as(model: Any, lengths: Collection[int]) -> None:
         shape = ops.shape_of(mask, "i64")
         new, all_ = (ops.gather(shape, ops.constant([end], whole), ops.constant(0, whole)) for end in (-2, -1))
         before = ops.subtract(all_, new)
-        known = ops.reduce_logical_or(ops.equal(before, ops.constant(typical, whole)), ops.constant(0, whole), True)
+        equal = ops.equal(before, ops.constant(typical, whole))
+        known = ops.reduce_logical_or(equal, ops.constant(0, whole), True)
         length = ops.select(known, before, ops.constant([0], whole))
         parts = [length if i == axis else ops.constant([size], whole) for i, size in enumerate(sizes)]
         zero = openvino.op.Constant(read.get_output_element_type(0), openvino.Shape([]), [0])
-        made = [shape, new, all_, before, known, length, ops.concat(parts, 0)]
+        made = [shape, new, all_, before, equal, known, length, ops.concat(parts, 0)]
         made.append(ops.broadcast(zero, made[-1]))
         for number, node in enumerate(made):
             node.set_friendly_name(f"{read.get_friendly_name()}/begin{number}")
@@ -263,11 +265,13 @@ def _growing_for_attention(read: Any) -> tuple[int, list[int], Any] | None:
         for reader in (port.get_node() for port in waiting.pop().output(0).get_target_inputs()):
             kind = reader.get_type_name()
             if kind == "ScaledDotProductAttention" and reader.get_input_size() > 3 and join is not None:
-                axis, shape = join.get_axis() % len(join.get_output_partial_shape(0)), join.get_output_partial_shape(0)
-                mask = reader.input_value(3)
-                if len(mask.get_partial_shape()) < 2 or any(shape[i].is_dynamic for i in range(len(shape)) if i != axis):
+                shape, mask = join.get_output_partial_shape(0), reader.input_value(3)
+                if shape.rank.is_dynamic or mask.get_partial_shape().rank.is_dynamic or len(mask.get_partial_shape()) < 2:
                     return None
-                return axis, [0 if i == axis else shape[i].get_length() for i in range(len(shape))], mask
+                axis = join.get_axis() % len(shape)
+                if any(size.is_dynamic for i, size in enumerate(shape) if i != axis):
+                    return None
+                return axis, [0 if i == axis else size.get_length() for i, size in enumerate(shape)], mask
             if kind in ARRANGING:
                 join = reader if kind == "Concat" else join
                 waiting.append(reader)
