@@ -118,6 +118,9 @@ class PlanExecutor(ABC):
         in_flight: how many requests may be in flight at once.
         inputs: of the model, by name.
 
+    Attributes:
+        uncounted: seconds of the last :meth:`time` over those that it counted for; 1 of one request.
+
     Raises:
         UsageError: no request at all.
     """
@@ -131,6 +134,7 @@ class PlanExecutor(ABC):
         self._run: ActiveRun | None = None  # the last one
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
+        self.uncounted = 1.0
         self._timed_on: Sequence[Sample] = ()  # what time() runs on, if that is more than one request
 
     # -- what lanes differ in; called in turn, and but for _start while nothing runs ------------------------------------
@@ -357,7 +361,9 @@ class PlanExecutor(ABC):
                     seconds = self._times(1, deadline)
                     found.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
             self._blend(found)
-        return sum(one.share * one.seconds for one in found)
+        counted = sum(one.share * one.seconds for one in found)
+        self.uncounted = sum(one.seconds for one in found) / counted
+        return counted
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
         """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.
