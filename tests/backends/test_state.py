@@ -148,6 +148,21 @@ def test_caches_are_known_by_the_names_that_exporters_give_them(joining, past, p
     assert [float(run({"x": ones})["y"]) for _ in range(3)] == [8, 16, 24]
 
 
+@pytest.mark.parametrize("order", [("y", "all", "present"), ("present", "all", "y")])
+def test_a_cache_may_be_another_output_as_well(onnx_file, order):
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["present"], axis=2),
+        helper.make_node("Identity", ["present"], ["all"]),
+        helper.make_node("ReduceSum", ["present"], ["y"], keepdims=0),
+    ]
+    shapes = [("x", F, [1, 2, 1, 4]), ("past", F, [1, 2, None, 4])]
+    path = onnx_file(nodes, shapes, [(name, F, [] if name == "y" else [1, 2, None, 4]) for name in order])
+    model = load(path)
+    assert (names(model.inputs), sorted(names(model.outputs)), names(model.states)) == (["x"], ["all", "y"], ["past"])
+    run, ones = runs(model.ov_model), np.ones((1, 2, 1, 4), np.float32)
+    assert [run({"x": ones})["all"].shape for _ in range(3)] == [(1, 2, length, 4) for length in (1, 2, 3)]
+
+
 @pytest.mark.parametrize("change", [{"kinds": (F, I64)}, {"given": (1, 2, 5, 4), "shape": (1, 2, 4, 4)}])
 def test_what_only_sounds_like_a_cache_stays_an_input(joining, change):
     model = load(joining("past", "present", **change), input_shapes={"past": [1, 2, 4, 4]})

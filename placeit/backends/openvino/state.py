@@ -95,6 +95,9 @@ def keep_caches(model: Any, pairs: Mapping[str, str], path: Path, *, batch: int 
         return
     inputs = {name: port.get_node() for port in model.inputs for name in port.get_names()}
     outputs = {name: port.get_node() for port in model.outputs for name in port.get_names()}
+    lost = [name for name in pairs if name not in inputs] + [name for name in pairs.values() if name not in outputs]
+    if lost:
+        raise UsageError(f"{path}: OpenVINO leaves '{lost[0]}' out when it reads the model: give --state without it, or none.")
     caches = [_Cache(taken, inputs[taken], given, outputs[given]) for taken, given in pairs.items()]
     for cache in caches:
         cache.check(path)
