@@ -261,7 +261,8 @@ def _described(
                     "another type inside the model."
                 )
     reads = {node.get_variable_id(): node for node in viewed.get_ops() if node.get_type_name() == "ReadValue"}
-    states = tuple(_state(reads[node.get_variable_id()], sized[0]) for node in viewed.get_sinks())
+    written = [(name, reads[name]) for name in (node.get_variable_id() for node in viewed.get_sinks()) if name in reads]
+    states = tuple(_tensor(name, read, read.get_output_partial_shape(0), sized) for name, read in written)
     bounded = upper_bound_ops(viewed, sized[0], graph.index)
     limits = _open_tensors(model, view, bounded, graph) if points.typical[0].open or model.get_sinks() else {}
     return OpenVinoModel(
@@ -283,18 +284,17 @@ def _described(
 
 
 def _spec(port: Any, viewed: Any, sized: Sequence[Sized]) -> TensorSpec:
-    op = viewed.get_node().get_friendly_name()
+    return _tensor(tensor_name(port, port.get_node()), viewed.get_node(), port.get_partial_shape(), sized)
+
+
+def _tensor(name: str, node: Any, open_shape: Any, sized: Sequence[Sized]) -> TensorSpec:
+    """Describe the first output of a node of the graph, whose shape may be open, at the typical sizes."""
+    op = node.get_friendly_name()
     partial = [point.shape(op, 0) for point in sized]
     shapes = [shape for shape in map(bounded_shape, partial) if shape is not None]  # all: the graph was built
-    limits = _limits(port.get_partial_shape()) if partial[0].is_static else None
-    name, dtype = tensor_name(port, port.get_node()), dtype_name(port.get_element_type())
+    limits = _limits(open_shape) if partial[0].is_static else None
+    dtype = dtype_name(node.get_output_element_type(0))
     return TensorSpec(name, op, shapes[0], dtype, limits, tuple(shapes) if limits is not None and len(shapes) > 1 else ())
-
-
-def _state(node: Any, sized: Sized) -> TensorSpec:
-    op = node.get_friendly_name()
-    shape, kind = sized.shape(op, 0).to_shape(), dtype_name(node.get_output_element_type(0))
-    return TensorSpec(node.get_variable_id(), op, tuple(shape), kind, _limits(node.get_output_partial_shape(0)))
 
 
 def _limits(partial: Any) -> Limits | None:

@@ -25,8 +25,8 @@ from placeit.backends.openvino.graph import fix_shapes, name_nodes, separate_tra
 from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Resolved, Sizes, resolve_shapes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
-from placeit.backends.openvino.sized import Points, Typical
-from placeit.backends.openvino.state import Kinds, StateOption, cache_pairs, keep_caches
+from placeit.backends.openvino.sized import Points, Sized, Typical
+from placeit.backends.openvino.state import Kinds, StateOption, begin_as_long_as, cache_pairs, keep_caches
 from placeit.core.errors import FileError, ModelError
 from placeit.core.files import check_regular
 from placeit.core.memory import give_back_freed_memory
@@ -116,8 +116,17 @@ def _read(path: Path, sizes: Sizes, state: StateOption) -> OpenVinoModel:
     names = ([name for name in port.get_names() if name in typical] for port in model.inputs)
     shapes = [typical[known[0]] if known else (None,) * len(found.sizes.times) for known in names]
     points = [Typical(point) for point in zip(*shapes, strict=True)] or [Typical()]
-    described = describe_fused(model, path, Points(tuple(points), found.sizes.times))
-    return replace(described, caches=found.caches)
+    if model.get_sinks():
+        points = _in_a_text(model, points)
+    return replace(describe_fused(model, path, Points(tuple(points), found.sizes.times)), caches=found.caches)
+
+
+def _in_a_text(model: Any, points: Sequence[Typical]) -> list[Typical]:
+    """Return typical sizes with the length of a model's state, which begins so where the request before has not left it."""
+    sized = Sized.all(model, Points(tuple(points)))
+    left = [0, *(one.state_after for one in sized)]
+    begin_as_long_as(model, [one.state_length for one, before in zip(sized, left, strict=False) if one.state_length != before])
+    return [Typical(point.inputs, one.state_length) for point, one in zip(points, sized, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -213,7 +222,7 @@ def _read_ir(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
     wanted = resolve_shapes(path, partial, sizes)
     if any(wanted.partial[name] != shape for name, shape in partial.items()):
         model.reshape({inputs[name]: shape for name, shape in wanted.partial.items()})
-    return _FromFile(model, wanted, caches, lambda _: True)
+    return _FromFile(model, wanted, caches, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
 
 
 def _kinds(ports: Mapping[str, Any]) -> Kinds:

@@ -35,10 +35,11 @@ class Typical:
     def states(self, model: Any) -> list[int]:
         """Return lengths of the state that may fit the inputs of a model, likely ones first.
 
-        These are as many steps as one input has beyond another, the longest beyond the shortest for a start, or as one has.
+        These are as many steps as one input has beyond another, the longest beyond the shortest for a start, or as one has, or
+        none, as before the first tokens of a text.
         """
         if self.state is not None or not model.get_sinks():
-            return [self.state or 1]
+            return [1 if self.state is None else self.state]
         shapes = [node.get_partial_shape() for node in model.get_parameters()]
         fixed = [tuple(shape.to_shape()) if shape.is_static else () for shape in shapes]
         known = [shape or other for shape, other in zip_longest(self.inputs[: len(fixed)], fixed)]
@@ -78,9 +79,15 @@ class Sized:
         model: an ``openvino.Model`` with unique friendly names; it is not changed.
         typical: its sizes.
 
+    Attributes:
+        state_length: length of its state along open dimensions, before it runs.
+        state_after: and after it has run.
+
     Raises:
         ModelError: the model does not fit them.
     """
+
+    state_length = state_after = 0
 
     def __init__(self, model: Any, typical: Typical) -> None:
         if not typical.open and not model.get_sinks():
@@ -93,6 +100,7 @@ class Sized:
             except RuntimeError as error:
                 failed = failed or error
             else:
+                self.state_length, self.state_after = length, _length_after(model, self._nodes, length)
                 return
         raise ModelError(f"The typical sizes of the inputs do not fit each other: {str(failed).strip().splitlines()[-1]}")
 
@@ -134,6 +142,17 @@ def _nodes_of(model: Any, inputs: Sequence[tuple[int, ...] | None], length: int)
     copy.add_parameters([stand_in for _, stand_in in stand_ins])
     copy.validate_nodes_and_infer_types()
     return nodes | dict(stand_ins), copy
+
+
+def _length_after(model: Any, nodes: Mapping[str, Any], length: int) -> int:
+    """Return the length of the states that are written along an open dimension; without any, that of those that are read."""
+    for write in model.get_sinks():
+        shape = write.get_input_partial_shape(0)
+        for axis, size in enumerate(shape if shape.rank.is_static else ()):
+            written = nodes[write.get_friendly_name()].get_input_partial_shape(0)[axis]
+            if size.is_dynamic and written.is_static:
+                return int(written.get_length())
+    return length
 
 
 def _fixed(read: Any, written: Any, length: int) -> Any:
