@@ -140,7 +140,7 @@ def _one_after_another(model: Any, points: Sequence[Typical]) -> list[Typical]:
             raise UsageError(
                 f"The typical sizes of the inputs are those of a request after {length} steps of a text, and those of the "
                 f"requests before leave {left}: give typical sizes for what comes before as well, which need not count. A "
-                "token after 128 others is --input-shape input_ids:1,1..512@128x0/1 --input-shape attention_mask:1,1..512@128/129."
+                "token after 128 others is --input-shape input_ids:1,1..512@128x0/1 --input-shape mask:1,1..512@128/129."
             ) from error
     return found
 
