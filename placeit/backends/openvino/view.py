@@ -90,8 +90,9 @@ def fused_copy(model: Any) -> FusedCopy:
     fuse = importlib.import_module("openvino._offline_transformations").apply_moc_transformations
     copy = model.clone()
     marks, weights = _mark(copy), _hide_weights(copy)
+    # without "smart reshape", by which the shape of reshaped weights is computed from that of the other factor
     for _ in range(2):  # some fusions, such as that of attention, fit only what others have made
-        fuse(copy, cf=False, smart_reshape=True)
+        fuse(copy, cf=False)
     _add_constants_first(copy, {node.get_friendly_name() for node in weights})
     return FusedCopy(copy, weights, marks)
 
