@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import UsageError
 from placeit.core.graph import OpGraph
+from placeit.core.sizes import Limits, fits, spelled_shape
 
 if TYPE_CHECKING:
     import onnx
@@ -24,6 +25,7 @@ __all__ = [
     "Format",
     "Model",
     "OnnxKinds",
+    "Sample",
     "TensorSpec",
     "TorchKernels",
     "check_inputs",
@@ -47,14 +49,35 @@ class TensorSpec:
     Attributes:
         name: what callers know it by: the tensor's name in the model file.
         op: the ``Parameter`` or ``Result`` op behind it.
-        shape: sizes; for an output that depends on the data, upper bounds.
+        shape: sizes, the typical ones where they are open; for an output that depends on the data, upper bounds.
         dtype: element type, NumPy spelling.
+        limits: least and largest sizes, if some are open; None if all are fixed.
+        shapes: every typical shape, of which ``shape`` is the first; none if there is no other.
     """
 
     name: str
     op: str
     shape: tuple[int, ...]
     dtype: str
+    limits: Limits | None = None
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def sizes(self, times: Sequence[int] = ()) -> list[int | str]:
+        """Spell its shape: a number for each fixed size, a range with typical sizes and how often they come for others."""
+        return spelled_shape(self.shapes or [self.shape], self.limits, times)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A request that a model is measured on.
+
+    Attributes:
+        inputs: arrays by name.
+        share: of such requests among all, 1 if there are no others.
+    """
+
+    inputs: Arrays
+    share: float = 1.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -70,6 +93,8 @@ class Model(ABC):
         graph: the task graph.
         inputs: in the model's order.
         outputs: in the model's order.
+        limits: least and largest sizes of the tensors of the graph that have open ones, by their numbers.
+        times: how often requests of each typical size come, in proportion.
         bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
         together: sets of ops that need one device, because they share state or a tensor whose size depends on the data, or
             because what runs has no tensor between them.
@@ -86,6 +111,8 @@ class Model(ABC):
     graph: OpGraph
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    limits: Mapping[int, Limits] = field(default_factory=dict)
+    times: tuple[int, ...] = (1,)
     bounded: tuple[str, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     pairs: tuple[tuple[str, ...], ...] = ()
@@ -124,9 +151,21 @@ class Model(ABC):
         """Draw inputs that are valid for the model, by input name."""
 
     @property
+    def stateful(self) -> frozenset[str]:
+        """Names of the ops that read or write state, which lasts from one request of a sequence to the next."""
+        return frozenset(
+            name for name, kind in zip(self.graph.names, self.graph.kinds, strict=True) if kind in ("ReadValue", "Assign")
+        )
+
+    @property
     def settable(self) -> dict[str, TensorSpec]:
         """Return what values can be given for, by name: the inputs, or what a model without inputs computes with."""
         return {spec.name: spec for spec in self.inputs}
+
+    @property
+    def has_open_sizes(self) -> bool:
+        """True if it runs at any size in a range, and not at one alone."""
+        return any(spec.limits is not None for spec in self.inputs)
 
     def with_inputs(self, inputs: Arrays) -> Self:
         """Return the model with given inputs, which measurements and checks then use instead of random ones.
@@ -143,6 +182,10 @@ class Model(ABC):
     def sample_inputs(self, seed: int = 0) -> Arrays:
         """Return the inputs that were given, or else random ones, by input name."""
         return self.random_inputs(seed) if self.given is None else self.given
+
+    def sample_requests(self, seed: int = 0) -> Sequence[Sample]:
+        """Return what the model is measured on: inputs of each typical size, or the ones that were given."""
+        return [Sample(self.sample_inputs(seed))]
 
     @property
     def given_digest(self) -> str | None:
@@ -266,6 +309,9 @@ class _Shaped(Protocol):
     @property
     def dtype(self) -> str: ...
 
+    @property
+    def limits(self) -> Limits | None: ...
+
 
 def checked_inputs(inputs: Arrays, wanted: Mapping[str, _Shaped]) -> dict[str, NDArray[np.generic]]:
     """Return a model's inputs in the model's order and types, copied if the types differ.
@@ -306,9 +352,14 @@ def check_inputs(found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | None
         if name not in found:
             raise UsageError(f"The input '{name}' is missing; the model's inputs are {names}.")
         shape, dtype = found[name]
-        if dtype is None or shape != spec.shape or not np.can_cast(dtype, spec.dtype, "same_kind"):
+        if dtype is None or not fits(shape, spec.shape, spec.limits) or not np.can_cast(dtype, spec.dtype, "same_kind"):
             what = f"{shape[0]} bytes" if dtype is None else f"{dtype} {list(shape)}"
-            raise UsageError(f"The input '{name}' is {what}; the model expects {spec.dtype} {list(spec.shape)}.")
+            raise UsageError(f"The input '{name}' is {what}; the model expects {spec.dtype} {expected(spec)}.")
+
+
+def expected(spec: _Shaped) -> str:
+    """Say which shape an input has to have."""
+    return f"[{', '.join(map(str, spelled_shape([spec.shape], spec.limits)))}]"
 
 
 def numpy_can_hold(dtype: str) -> bool:

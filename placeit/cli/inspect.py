@@ -111,8 +111,9 @@ def inspect(
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
+    sizes = None if spec.limits is None else spec.sizes()
+    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype, "sizes": sizes}
 
 
 def _tensors(specs: Sequence[TensorSpec]) -> str:
-    return ", ".join(f"{spec.name} {spec.dtype} {text.shape(spec.shape)}" for spec in specs)
+    return ", ".join(f"{spec.name} {spec.dtype} {text.shape(spec.sizes())}" for spec in specs)

@@ -18,6 +18,7 @@ from placeit.cli.nodes import PATIENCE_S, Compress, CompressOption, PatienceOpti
 from placeit.cli.paths import read_shapes, read_tensors
 from placeit.cli.values import MINIMISED, complete_devices, complete_objectives, duration
 from placeit.core.errors import UsageError
+from placeit.core.sizes import SizeRange
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +72,11 @@ DevicesOption = Annotated[
 ]
 ShapesOption = Annotated[
     list[str] | None,
-    typer.Option("--input-shape", metavar="NAME:SIZES", help="Shape of an input, as in x:1,3,224,224; repeatable."),
+    typer.Option(
+        "--input-shape",
+        metavar="NAME:SIZES",
+        help="Shape of an input, as in x:1,3,224,224, or ids:1,32..512@128 for any size in a range; repeatable.",
+    ),
 ]
 BatchOption = Annotated[
     int | None,
@@ -252,15 +257,23 @@ def cost_cache(no_cache: bool) -> Cache | None:
     return None if no_cache else Cache()
 
 
-def parse_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
-    """Read ``NAME:1,3,224,224`` for each text; a name may hold colons itself. Raises UsageError."""
-    shapes: dict[str, tuple[int, ...]] = {}
+def parse_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int | SizeRange, ...]]:
+    """Read ``NAME:1,3,224,224`` for each text, or ranges as in ``NAME:1,32..512@128``; a name may hold colons itself.
+
+    Raises:
+        UsageError: a text is nothing of the kind, or a name occurs twice.
+    """
+    shapes: dict[str, tuple[int | SizeRange, ...]] = {}
     for text in texts or ():
         name, _, sizes = text.rpartition(":")
         words = [word.strip() for word in sizes.split(",")]
-        if not name or not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
-            raise UsageError(f"Cannot read --input-shape '{text}'; write NAME:SIZES, such as images:1,3,224,224.")
+        fixed = [word.isascii() and word.isdecimal() and int(word) > 0 for word in words]
+        if not name or not all(known or ".." in word for word, known in zip(words, fixed, strict=True)):
+            raise UsageError(
+                f"Cannot read --input-shape '{text}'; write NAME:SIZES, such as images:1,3,224,224, or with a range of sizes, "
+                "ids:1,32..512@128."
+            )
         if name in shapes:
             raise UsageError(f"--input-shape gives the input '{name}' twice.")
-        shapes[name] = tuple(int(word) for word in words)
+        shapes[name] = tuple(int(word) if known else SizeRange.parse(word) for word, known in zip(words, fixed, strict=True))
     return shapes

@@ -119,7 +119,7 @@ def _as_found(options: SessionOptions, files: Sequence[Path], placements: Sequen
     if first.compression in set(Compress) and not _differs(files[0], "compress", first.compression, options.compress):
         options = replace(options, compress=Compress(first.compression))
     if options.input_shape is None and options.batch is None and options.model.suffix.lower() in (".onnx", ".xml"):
-        shapes = [f"{name}:{','.join(map(str, shape))}" for name, shape in first.shapes.items() if shape and min(shape) > 0]
+        shapes = [f"{name}:{','.join(map(str, shape))}" for name, shape in first.shapes.items() if shape and 0 not in shape]
         return replace(options, input_shape=shapes or None)
     return options
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import PlacementError
+from placeit.core.errors import PlacementError, UsageError
 from placeit.core.files import read_json, write_text
+from placeit.core.sizes import SizeRange
 
 __all__ = ["Conditions", "Placement"]
 
@@ -24,12 +26,12 @@ class Conditions:
     Attributes:
         precision: of the devices.
         compression: what float32 tensors were sent as between nodes; ``none`` for themselves.
-        shapes: of the model's inputs, by name.
+        shapes: of the model's inputs, by name; ranges as :class:`placeit.core.sizes.SizeRange` spells them.
     """
 
     precision: str = "f32"
     compression: str = "none"
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return them as a placement file has them."""
@@ -183,11 +185,18 @@ def _conditions(path: str | Path, data: Mapping[str, Any]) -> Conditions | None:
     precision, sent, shapes = data["precision"], data.get("compression", "none"), data.get("input_shapes", {})
     known = isinstance(precision, str) and isinstance(sent, str) and isinstance(shapes, dict)
     sizes = list(shapes.values()) if known else [None]
-    if not all(isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape) for shape in sizes):
+    if not all(isinstance(shape, list) and all(map(_is_size, shape)) for shape in sizes):
         raise PlacementError(
             f"{path}: 'precision' and 'compression' are names, and 'input_shapes' has a list of sizes for each input."
         )
     return Conditions(precision, sent, {name: tuple(shape) for name, shape in shapes.items()})
+
+
+def _is_size(size: object) -> bool:
+    if isinstance(size, str):
+        with contextlib.suppress(UsageError):
+            return bool(SizeRange.parse(size))
+    return type(size) is int and size >= 0
 
 
 def _no_placement(path: str | Path) -> PlacementError:

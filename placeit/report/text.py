@@ -146,9 +146,9 @@ def show_failures(console: Console, failed: Mapping[str, str | None], *, title: 
         paragraph(console, f"{', '.join(some)}: {why}", indent=2)
 
 
-def shape(sizes: Sequence[int]) -> str:
-    """Write a tensor's sizes: ``1x3x224x224``, ``scalar``."""
-    return "x".join(map(str, sizes)) or "scalar"
+def shape(sizes: Sequence[int | str]) -> str:
+    """Write a tensor's sizes: ``1x3x224x224``, ``1x[1..512@128]``, ``scalar``."""
+    return "x".join(f"[{size}]" if isinstance(size, str) else str(size) for size in sizes) or "scalar"
 
 
 def ops_by_device(counts: Mapping[str, int]) -> str:

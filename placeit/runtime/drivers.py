@@ -11,6 +11,7 @@ from placeit.backends.base import Format, Model
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
 from placeit.devices.onnxruntime import onnxruntime
+from placeit.runtime.devices.kinds import device_kind
 
 __all__ = ["choose_driver", "drive"]
 
@@ -63,7 +64,8 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
     """Return a cluster with the driver of each device chosen for a model; see :func:`choose_driver`.
 
     Raises:
-        DeviceError: as there; or two core sets are the same one, with one runtime.
+        DeviceError: as there; or two core sets are the same one, with one runtime; or a device runs fixed sizes only, and
+            those of the model are open.
     """
     devices = tuple(choose_driver(device, model.formats, model.path, getattr(model, "why", "")) for device in cluster.devices)
     for device, other in itertools.combinations((device for device in devices if device.core_set), 2):
@@ -72,6 +74,12 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
             raise DeviceError(
                 f"For {model.path} the devices '{device.name}' and '{other.name}' are one: the same cores, the same runtime. "
                 "Leave one of them out."
+            )
+    for device in devices if model.has_open_sizes else ():
+        if not (device.described or device_kind(device).open_sizes):
+            raise DeviceError(
+                f"{device.name} runs a model at one size, and inputs of {model.path} have ranges of sizes: give one size for "
+                "each, or choose other devices."
             )
     if len(devices) == 1 and devices[0].kind == "ort" and devices[0].core_set and not devices[0].emulated:
         devices = (replace(devices[0], plain=True),)

@@ -46,8 +46,10 @@ class SegmentBook:
         self.channels_last = model.channels_last
         self._input_of = {spec.op: spec.name for spec in model.inputs}
         self._output_of = {spec.op: spec.name for spec in model.outputs}
-        self.inputs = {spec.name: BufferSpec(spec.shape, spec.dtype) for spec in model.inputs}
-        self.outputs = {spec.name: BufferSpec(spec.shape, spec.dtype) for spec in model.outputs}
+        self.inputs, self.outputs = (
+            {spec.name: BufferSpec(spec.shape, spec.dtype, limits=spec.limits) for spec in specs}
+            for specs in (model.inputs, model.outputs)
+        )
 
     def source(self, segment: Segment, device: str) -> SegmentSource:
         """Return a segment in the form that devices compile; ``device`` is the device's name, for errors."""
@@ -78,7 +80,7 @@ class SegmentBook:
     def spec(self, tensor: int) -> BufferSpec:
         """Shape, type and memory order of a tensor of the group graph when it crosses a segment's border."""
         graph, t = self.grouping.graph, int(self.grouping.op_tensor[tensor])
-        return BufferSpec(graph.tensor_shapes[t], graph.tensor_dtypes[t], t in self.channels_last)
+        return BufferSpec(graph.tensor_shapes[t], graph.tensor_dtypes[t], t in self.channels_last, self.model.limits.get(t))
 
     def hand_through(self, segment: Segment, entering: Mapping[int, B], inputs: Mapping[str, B]) -> list[B]:
         """Return the outputs of a segment that runs nothing: tensors for other segments, then outputs of the model.

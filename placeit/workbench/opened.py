@@ -202,7 +202,8 @@ class OpenSession:
     @property
     def _opens_onnx(self) -> bool:
         """True if there is an ONNX file that ONNX Runtime opens in the precision of the session."""
-        return self.precision == "f32" and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
+        fits = self.precision == "f32" and not self.model.has_open_sizes
+        return fits and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
 
     @property
     def executable(self) -> bool:
@@ -397,7 +398,9 @@ class OpenSession:
         """Under which placements of this session are found, which a placement file keeps."""
         away = any(device.address is not None and device.address.node for device in self.cluster.devices)
         return Conditions(
-            self.precision, compression() if away else "none", {spec.name: spec.shape for spec in self.model.inputs}
+            self.precision,
+            compression() if away else "none",
+            {spec.name: tuple(spec.sizes(self.model.times)) for spec in self.model.inputs},
         )
 
     def plan_of(self, placement: Placement, segmenter: Segmenter | None = None) -> Plan:
@@ -436,9 +439,10 @@ class OpenSession:
                 if plan.problem.device_names == (device.name,):
                     return self.alone(device).executor(plan, in_flight=in_flight)
         executor = self.runtime.executor(plan, in_flight=in_flight)
-        inputs = self.model.sample_inputs()
-        for request in range(in_flight):
-            executor.set_inputs(inputs, request=request)
+        requests = self.model.sample_requests()
+        for request in range(1, in_flight):
+            executor.set_inputs(requests[request % len(requests)].inputs, request=request)
+        executor.set_requests(requests)
         return executor
 
     def best_in_flight(self, plan: Plan, otherwise: int) -> int:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import UsageError
+from placeit.core.sizes import SizeRange
 from placeit.runtime.check import check_tolerance
 from placeit.runtime.serving import QUEUE
 from placeit.simulator.load import arrival_times, check_rate
@@ -25,12 +26,12 @@ class Inputs:
     Attributes:
         arrays: by name, what the model is measured and checked on, if its time or validity depends on values; None for random
             inputs. Costs are kept for each of them apart.
-        shapes: sizes by input name.
+        shapes: sizes by input name; a range (``"32..512@128"``) stays open: the model runs at any size in it.
         batch: first size of every input that leaves it open. Sizes that neither gives are those of ``arrays``.
     """
 
     arrays: Arrays | None = None
-    shapes: Mapping[str, Sequence[int]] | None = None
+    shapes: Mapping[str, Sequence[int | str | SizeRange]] | None = None
     batch: int | None = None
 
     @classmethod

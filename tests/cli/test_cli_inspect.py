@@ -56,8 +56,8 @@ def test_json_has_every_figure(cli: Any, tiny: Path) -> None:
         "ops_with_constants": 11,
         "edges_with_constants": 11,
     }
-    assert result["inputs"] == [{"name": "x", "shape": [1, 3, 16, 16], "dtype": "float32"}]
-    assert result["outputs"] == [{"name": "y", "shape": [1, 16, 16, 16], "dtype": "float32"}]
+    assert result["inputs"] == [{"name": "x", "shape": [1, 3, 16, 16], "dtype": "float32", "sizes": None}]
+    assert result["outputs"] == [{"name": "y", "shape": [1, 16, 16, 16], "dtype": "float32", "sizes": None}]
     assert result["kinds"] == {"Convolution": 3, "Relu": 2, "Concat": 1, "Parameter": 1, "Result": 1}
     assert result["parameters"] == 3 * 8 * 9 + 2 * 8 * 8 * 9
     assert result["parameter_bytes"] == 4 * result["parameters"]

@@ -13,6 +13,7 @@ from placeit.backends.openvino.reader import UNKNOWN_OPS, check_readable, read
 from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, ModelError
 from placeit.core.extras import install
+from placeit.core.sizes import SizeRange
 from placeit.devices.onnxruntime import has_onnxruntime
 
 __all__ = ["OpenVinoOnnxModel", "load"]
@@ -36,7 +37,7 @@ class OpenVinoOnnxModel(FromOnnxFile):
 def load(
     path: str | Path,
     *,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str | SizeRange]] | None = None,
     batch: int | None = None,
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Model:
@@ -44,7 +45,7 @@ def load(
 
     Args:
         path: the file.
-        input_shapes: sizes by input name, for inputs that the file leaves open, or to change.
+        input_shapes: sizes, or ranges of sizes, by input name, for inputs that the file leaves open, or to change.
         batch: the first size of every input where the file leaves it open.
         sample_shapes: shapes of the inputs that the model is to run on, by name: the sizes where all else leaves them open.
 

@@ -176,9 +176,14 @@ def read_onnx(path: Path, sizes: Sizes, why: str = "") -> OnnxFileModel:
     try:
         wanted = resolve_shapes(path, partial, sizes)
     except OpenSizesError as error:
-        known = error.partial
+        known = error.known
         raise with_suggestion(error, lambda more: _check_sizes(path, proto, {**known, **more}), str) from None
-    return _Reading(path, proto, wanted).model(why)
+    if wanted.typical:
+        name = next(iter(wanted.typical))
+        raise ModelError(
+            f"{path}: the sizes of input '{name}' cannot stay open, as OpenVINO cannot read the model: give one size for each."
+        )
+    return _Reading(path, proto, wanted.partial).model(why)
 
 
 def _check_sizes(path: Path, proto: onnx.ModelProto, wanted: Mapping[str, Any]) -> None:

@@ -1,16 +1,18 @@
-"""From an OpenVINO model with static inputs to a task graph."""
+"""From an OpenVINO model to a task graph."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+from placeit.backends.digest import digest
 from placeit.backends.openvino.digest import openvino_digest
 from placeit.backends.openvino.flops import bodies, bounded_shape, node_flops
+from placeit.backends.openvino.sized import Sized
 from placeit.core.errors import ModelError
 from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
@@ -162,7 +164,9 @@ def constant_nodes(model: Any, stand_ins: Collection[str] = ()) -> dict[str, fro
     return leaves
 
 
-def build_graph(model: Any, path: object, *, stand_ins: Collection[str] = ()) -> OpGraph:
+def build_graph(
+    model: Any, path: object, sized: Sequence[Sized], *, shares: Sequence[float] = (1.0,), stand_ins: Collection[str] = ()
+) -> OpGraph:
     """Build the task graph of a model.
 
     Constants, and nodes computed from constants only (weights being decompressed or dequantised), are part of the op that
@@ -171,8 +175,11 @@ def build_graph(model: Any, path: object, *, stand_ins: Collection[str] = ()) ->
     or not; a tensor whose size depends on the data has its upper bound.
 
     Args:
-        model: an ``openvino.Model`` with static inputs and unique friendly names.
+        model: an ``openvino.Model`` with unique friendly names.
         path: the file it came from, for messages.
+        sized: its nodes with the shapes that the graph is to have, for each typical size. The graph has those of the first, and
+            operations and bytes are means.
+        shares: how often each comes, as a share of all.
         stand_ins: friendly names of nodes that stand for constants; their bytes are not counted.
 
     Raises:
@@ -204,16 +211,18 @@ def build_graph(model: Any, path: object, *, stand_ins: Collection[str] = ()) ->
                 moved.add(tensor)
                 edges.append((index[producer], v))
                 edge_tensor.append(tensor)
-        flops[v] = node_flops(node)
+        at = [point.node(name) for point in sized]
+        flops[v] = sum(share * node_flops(seen) for share, seen in zip(shares, at, strict=True))
         param_bytes[v] = sum(leaf_bytes.get(leaf, 0) for leaf in read) + inside_bytes(node)
         if kind in _NO_TENSOR:
             continue
-        for output in node.outputs():
-            shape = _sizes(output, name, kind, path)
-            tensors[v, output.get_index()] = len(shapes)
-            shapes.append(shape)
+        for port, output in enumerate(node.outputs()):
+            each = [_sizes(seen.output(port), name, kind, path) for seen in at]
+            tensors[v, port] = len(shapes)
+            shapes.append(each[0])
             dtypes.append(dtype_name(output.get_element_type()))
-            sizes.append(math.ceil(math.prod(shape) * output.get_element_type().bitwidth / 8))
+            bits = output.get_element_type().bitwidth
+            sizes.append(sum(share * math.ceil(math.prod(shape) * bits / 8) for share, shape in zip(shares, each, strict=True)))
     return OpGraph(
         names=tuple(index),
         kinds=tuple(node.get_type_name() for node in ops),
@@ -226,7 +235,7 @@ def build_graph(model: Any, path: object, *, stand_ins: Collection[str] = ()) ->
         tensor_dtypes=tuple(dtypes),
         edges=np.array(edges, np.int32).reshape(-1, 2),
         edge_tensor=np.array(edge_tensor, np.int32),
-        content=openvino_digest(model),
+        content=openvino_digest(model) + ("" if len(sized) == 1 else digest([*shares])),
     ).verify()
 
 
@@ -258,12 +267,13 @@ def _sizes(output: Any, name: str, kind: str, path: object) -> tuple[int, ...]:
     return shape
 
 
-def upper_bound_ops(model: Any, names: Collection[str]) -> tuple[str, ...]:
+def upper_bound_ops(model: Any, sized: Sized, names: Collection[str]) -> tuple[str, ...]:
     """Return those of the named ops whose output sizes depend on the data, with only an upper bound known."""
     return tuple(
         node.get_friendly_name()
         for node in model.get_ordered_ops()
-        if node.get_friendly_name() in names and any(output.get_partial_shape().is_dynamic for output in node.outputs())
+        if node.get_friendly_name() in names
+        and any(output.get_partial_shape().is_dynamic for output in sized.node(node.get_friendly_name()).outputs())
     )
 
 

@@ -9,13 +9,13 @@ from typing import Any, Self
 
 from placeit.core import clock
 from placeit.core.errors import ModelError, UsageError
+from placeit.core.sizes import LARGEST, SizeRange, fits
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["NO_RULE", "OpenSizesError", "Sizes", "resolve_shapes", "with_suggestion"]
+__all__ = ["NO_RULE", "OpenSizesError", "Resolved", "Sizes", "resolve_shapes", "with_suggestion"]
 
 openvino = import_openvino()
 
-_LARGEST = 2**31 - 1
 _SIZES = ((224, 128), (640, 512), (256, 64), (512, 256), (96, 32), (64, 16), (32, 8), (1, 1))
 """Values tried for dynamic sizes: edges of images, most of which can be halved five times; all other sizes."""
 _CHANNELS = (1, 3, 4)  # of what is taken for an image
@@ -28,12 +28,13 @@ class OpenSizesError(ModelError):
     """A model has inputs with dynamic sizes.
 
     Attributes:
-        partial: ``PartialShape`` of every input, by name, as far as it is known.
+        partial: ``PartialShape`` of those inputs, by name, as far as it is known.
+        known: of every input.
     """
 
-    def __init__(self, message: str, partial: Mapping[str, Any]) -> None:
+    def __init__(self, message: str, partial: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         super().__init__(message)
-        self.partial = partial
+        self.partial, self.known = partial, known
 
 
 @dataclass(frozen=True)
@@ -41,32 +42,53 @@ class Sizes:
     """Sizes of a model's inputs, as far as a user gives them.
 
     Attributes:
-        shapes: shapes that were asked for, by input name.
+        shapes: shapes that were asked for, by input name; a range where a size is to stay open.
         batch: the first size of every input that leaves it open; None if the user does not say.
         samples: shapes of the inputs that the model is to run on, by name; they count where all else leaves sizes open.
     """
 
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int | SizeRange, ...]] = field(default_factory=dict)
     batch: int | None = None
     samples: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls,
-        input_shapes: Mapping[str, Sequence[int]] | None,
+        input_shapes: Mapping[str, Sequence[int | str | SizeRange]] | None,
         batch: int | None,
         sample_shapes: Mapping[str, Sequence[int]] | None,
     ) -> Self:
-        """Take the options of a function that reads a model."""
-        shapes, samples = (
-            {name: tuple(int(size) for size in shape) for name, shape in (given or {}).items()}
-            for given in (input_shapes, sample_shapes)
-        )
+        """Take the options of a function that reads a model. Raises UsageError for a text that is no range."""
+        shapes = {name: tuple(map(_size, shape)) for name, shape in (input_shapes or {}).items()}
+        samples = {name: tuple(map(int, shape)) for name, shape in (sample_shapes or {}).items()}
         return cls(shapes, batch, samples)
 
 
-def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
-    """Return a static ``PartialShape`` for every input.
+def _size(given: int | str | SizeRange) -> int | SizeRange:
+    if isinstance(given, SizeRange):
+        return given
+    if isinstance(given, str):
+        return int(given) if given.isascii() and given.isdecimal() else SizeRange.parse(given)
+    return int(given)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Shapes of a model's inputs.
+
+    Attributes:
+        partial: a ``PartialShape`` for each input, by name, with bounds where a size stays open.
+        typical: the shapes for which placements are sought, for each input with open sizes, as many for each.
+        times: how often each of them comes, in proportion.
+    """
+
+    partial: dict[str, Any]
+    typical: dict[str, tuple[tuple[int, ...], ...]]
+    times: tuple[int, ...] = (1,)
+
+
+def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> Resolved:
+    """Return the shape of every input: static, but where a range of sizes was asked for.
 
     Args:
         path: the file, for messages.
@@ -79,26 +101,26 @@ def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> dict
         UsageError: an input that the model is to run on does not fit it.
     """
     shapes, batch, samples = sizes.shapes, sizes.batch, sizes.samples
-    if batch is not None and not 1 <= batch <= _LARGEST:
+    if batch is not None and not 1 <= batch <= LARGEST:
         raise ModelError(f"{path}: a batch of {batch} makes no sense; it is the number of samples in one inference.")
     for name in shapes:
         if name not in partial:
             raise ModelError(f"{path} has no input '{name}', for which a shape is given; its inputs are {', '.join(partial)}.")
     resolved: dict[str, Any] = {}
+    typical: dict[str, tuple[tuple[int, ...], ...]] = {}
+    times: tuple[int, ...] = (1,)
     takes_batch = False
     for name, shape in partial.items():
         if name in shapes:
-            if any(not 1 <= size <= _LARGEST for size in shapes[name]):
-                raise ModelError(
-                    f"{path}: the shape given for input '{name}', {list(shapes[name])}, contains a size that is not from 1 to "
-                    f"{_LARGEST}."
-                )
+            spelled = f"{path}: the shape given for input '{name}', [{', '.join(map(str, shapes[name]))}]"
+            if any(not 1 <= size <= LARGEST for size in shapes[name] if isinstance(size, int)):
+                raise ModelError(f"{spelled}, contains a size that is not from 1 to {LARGEST}.")
             if not shape.compatible(openvino.PartialShape([-1] * len(shapes[name]))):
-                raise ModelError(
-                    f"{path}: the shape given for input '{name}', {list(shapes[name])}, has {len(shapes[name])} dimensions "
-                    f"where the model has {shape}."
-                )
-            resolved[name] = openvino.PartialShape(list(shapes[name]))
+                raise ModelError(f"{spelled}, has {len(shapes[name])} dimensions where the model has {shape}.")
+            resolved[name] = openvino.PartialShape([_dimension(size) for size in shapes[name]])
+            if resolved[name].is_dynamic:
+                typical[name], often = _typical(name, shapes[name], samples.get(name))
+                times = _common_times(f"The typical sizes of the input '{name}' and those of others", times, often)
             continue
         if batch is not None and shape.rank.is_static and len(shape) > 0:
             takes_batch = takes_batch or shape[0].compatible(openvino.Dimension(batch))
@@ -109,13 +131,54 @@ def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> dict
                 raise UsageError(f"The input '{name}' has the shape {list(samples[name])}; the model expects {shape}.")
             shape = openvino.PartialShape(list(samples[name]))
         resolved[name] = shape
-    still = [f"input '{name}' has the open shape {shape}" for name, shape in resolved.items() if shape.is_dynamic]
+    still = {name: shape for name, shape in resolved.items() if shape.is_dynamic and name not in typical}
     if still:
-        raise OpenSizesError(f"{path}: {', '.join(still)}, and a placement is for one shape", resolved)
+        said = ", ".join(f"input '{name}' has the open shape {shape}" for name, shape in still.items())
+        raise OpenSizesError(f"{path}: {said}, and a placement is for one shape", still, resolved)
     if batch is not None and not takes_batch and not shapes:
         listing = ", ".join(f"'{name}' {shape}" for name, shape in partial.items())
         raise ModelError(f"{path}: no input takes a batch of {batch} (inputs: {listing}); give shapes with --input-shape.")
-    return resolved
+    several = {name: found * (len(times) // len(found)) for name, found in typical.items()}
+    return Resolved(resolved, several, times)
+
+
+def _dimension(size: int | SizeRange) -> Any:
+    return openvino.Dimension(size) if isinstance(size, int) else openvino.Dimension(size.least, size.most)
+
+
+def _typical(
+    name: str, shape: Sequence[int | SizeRange], sample: Sequence[int] | None
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Return the typical shapes, and how often each comes; where no size is said to be typical, that of the sample is.
+
+    Raises:
+        UsageError: the sample is out of range, or several dimensions have different numbers of typical sizes.
+    """
+    limits = tuple((size, size) if isinstance(size, int) else (size.least, size.most) for size in shape)
+    spelled = ", ".join(map(str, shape))
+    if sample is not None and not fits(sample, (), limits):
+        raise UsageError(f"The input '{name}' has the shape {list(sample)}, which is not within [{spelled}].")
+    columns: list[tuple[int, ...]] = []
+    times: tuple[int, ...] = (1,)
+    for i, size in enumerate(shape):
+        if isinstance(size, int) or not size.typical:
+            known = size if isinstance(size, int) else size.most if sample is None else sample[i]
+            columns.append((known,))
+        else:
+            columns.append(size.typical)
+            times = _common_times(f"The sizes [{spelled}] of the input '{name}'", times, size.times)
+    return tuple(zip(*(sizes * (len(times) // len(sizes)) for sizes in columns), strict=True)), times
+
+
+def _common_times(what: str, one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how often typical sizes come, as two inputs or dimensions say. Raises UsageError if these differ."""
+    if len(one) == 1:
+        return other
+    if len(other) == 1 or other == one:
+        return one
+    if len(one) != len(other) or len({*other}) > 1 < len({*one}):
+        raise UsageError(f"{what} do not go together: give the same number of typical sizes everywhere, each as often.")
+    return one if len({*one}) > 1 else other
 
 
 def with_suggestion(
@@ -137,7 +200,7 @@ def with_suggestion(
     tried: list[dict[str, tuple[int, ...]]] = []
     why = ""
     for image, other in _SIZES:
-        shapes = {name: _filled(shape, image, other) for name, shape in error.partial.items() if shape.is_dynamic}
+        shapes = {name: _filled(shape, image, other) for name, shape in error.partial.items()}
         if shapes in tried:
             continue
         if tried and clock.now() - begin > _TRYING_S:
@@ -155,7 +218,7 @@ def with_suggestion(
         )
         batch = " (or --batch 1)" if batch_only else ""
         said = f"{error}: give all sizes. With these it can be read: {_options(shapes)}{batch}."
-        return OpenSizesError(said, error.partial)
+        return OpenSizesError(said, error.partial, error.known)
     return ModelError(
         f"{error}: give all sizes with --input-shape NAME:SIZES. It could be read with none of those that were tried: "
         f"{' or '.join(map(_options, tried))}. With the first of them: {why}"
@@ -179,7 +242,7 @@ def _filled(shape: Any, image: int, other: int) -> tuple[int, ...]:
         if last or sizes[1] is None or sizes[1] in _CHANNELS:
             guesses = [1, image, image, 3] if last else [1, 3, image, image]
     return tuple(
-        min(max(guess, bounds.get_min_length()), bounds.get_max_length() if bounds.get_max_length() > 0 else _LARGEST)
+        min(max(guess, bounds.get_min_length()), bounds.get_max_length() if bounds.get_max_length() > 0 else LARGEST)
         if size is None
         else size
         for size, guess, bounds in zip(sizes, guesses, shape, strict=True)

@@ -20,6 +20,7 @@ from placeit.backends.openvino.flops import bounded_shape
 from placeit.backends.openvino.graph import build_graph, constants, dtype_name, inseparable_ops, name_nodes, upper_bound_ops
 from placeit.backends.openvino.quantized import quantized_pairs, rounding_steps
 from placeit.backends.openvino.segment import channels_last_tensors, extract
+from placeit.backends.openvino.sized import Points, Sized
 from placeit.backends.openvino.values import allowed_values
 from placeit.backends.openvino.view import View, exact_view, fused_copy, inseparable, match, param_bytes
 from placeit.backends.values import draw
@@ -27,6 +28,7 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ModelError
 from placeit.core.graph import OpGraph
+from placeit.core.sizes import LARGEST, Limits
 from placeit.core.telemetry import import_openvino
 
 __all__ = ["OpenVinoModel", "TensorSpec", "describe", "describe_fused", "relu_chain", "tensor_name"]
@@ -43,13 +45,15 @@ class OpenVinoModel(base.Model):
     """A model file that OpenVINO reads, with its task graph.
 
     Attributes:
-        ov_model: the ``openvino.Model`` as OpenVINO itself reads it, with static inputs and unique friendly names. It runs
-            whole, and segments are cut out of it.
+        ov_model: the ``openvino.Model`` as OpenVINO itself reads it, with unique friendly names, and inputs that are static or
+            have bounds. It runs whole, and segments are cut out of it.
         view: the nodes of ``ov_model`` that the ops and tensors of ``graph`` stand for.
+        points: the sizes of the graph where those of ``ov_model`` are open.
     """
 
     ov_model: Any
     view: View
+    points: Points = Points()
 
     @cached_property
     def channels_last(self) -> frozenset[int]:
@@ -84,18 +88,28 @@ class OpenVinoModel(base.Model):
         over what it allows. Other floating-point inputs are standard normal; other integers are ones, which is right for an
         attention mask; other booleans are true.
         """
-        rng = np.random.default_rng(seed)
-        parameters = dict(zip(self.inputs, self.ov_model.get_parameters(), strict=True))
+        return self._drawn(Sized(self.ov_model, self.points.typical[0]), np.random.default_rng(seed))
+
+    def sample_requests(self, seed: int = 0) -> Sequence[base.Sample]:
+        """Return what the model is measured on: random inputs of each typical size, or the ones that were given."""
+        if self.given is not None:
+            return super().sample_requests(seed)
+        sized = Sized.all(self.ov_model, self.points)
+        drawn = (self._drawn(point, np.random.default_rng(seed)) for point in sized)
+        return [base.Sample(inputs, share) for inputs, share in zip(drawn, self.points.shares, strict=True)]
+
+    def _drawn(self, sized: Sized, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+        nodes = [sized.node(node.get_friendly_name()) for node in self.ov_model.get_parameters()]
         drawn: dict[str, NDArray[Any]] = {}
-        for spec in self.inputs:
-            dtype = np.dtype(spec.dtype)
-            allowed = allowed_values(parameters[spec])
+        for spec, node in zip(self.inputs, nodes, strict=True):
+            dtype, shape = np.dtype(spec.dtype), tuple(node.get_output_shape(0))
+            allowed = allowed_values(node)
             if allowed is not None:
-                drawn[spec.name] = draw(rng, allowed, spec.shape, spec.dtype)
+                drawn[spec.name] = draw(rng, allowed, shape, spec.dtype)
             elif dtype.kind == "f":
-                drawn[spec.name] = rng.standard_normal(spec.shape).astype(dtype)
+                drawn[spec.name] = rng.standard_normal(shape).astype(dtype)
             else:
-                drawn[spec.name] = np.ones(spec.shape, dtype)
+                drawn[spec.name] = np.ones(shape, dtype)
         return drawn
 
     @property
@@ -164,42 +178,45 @@ def relu_chain(elements: int, hops: int) -> OpenVinoModel:
 _NUMPY_DTYPE = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
 
 
-def describe(model: Any, path: Path) -> OpenVinoModel:
-    """Wrap an ``openvino.Model`` whose inputs are static and whose friendly names are unique; its nodes become ops.
+def describe(model: Any, path: Path, points: Points = Points()) -> OpenVinoModel:
+    """Wrap an ``openvino.Model`` whose friendly names are unique; its nodes become ops.
 
     Raises:
-        ModelError: a tensor's type or size cannot be handled.
+        ModelError: a tensor's type or size cannot be handled, or typical sizes do not fit the model.
     """
-    graph = build_graph(model, path)
-    return _described(model, model, path, graph, exact_view(graph))
+    sized = Sized.all(model, points)
+    graph = build_graph(model, path, sized, shares=points.shares)
+    return _described(model, model, path, graph, exact_view(graph), sized, points)
 
 
-def describe_fused(model: Any, path: Path) -> OpenVinoModel:
+def describe_fused(model: Any, path: Path, points: Points = Points()) -> OpenVinoModel:
     """Wrap an ``openvino.Model`` as :func:`describe` does, with ops that stand for all nodes that OpenVINO fuses.
 
     Args:
         model: as it was read. One with state, and one that OpenVINO's converter has written with all fusions done, has an op
             for each node.
         path: the file it came from.
+        points: sizes of what it leaves open.
 
     Raises:
-        ModelError: a tensor's type or size cannot be handled.
+        ModelError: a tensor's type or size cannot be handled, or typical sizes do not fit the model.
     """
     if model.get_sinks() or model.has_rt_info("conversion_parameters"):
-        return describe(model, path)
+        return describe(model, path, points)
     try:
         copy = fused_copy(model)
     except RuntimeError as error:
         if "std::bad_alloc" in str(error):  # OpenVINO could not compute the model's constants when it compiles it, either
             raise
-        return describe(model, path)  # one of the fusions does not like it; OpenVINO can run models without them
+        return describe(model, path, points)  # one of the fusions does not like it; OpenVINO can run models without them
     name_nodes(copy.model, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
     stand_ins = {node.get_friendly_name() for node in copy.weights}
-    graph = build_graph(copy.model, path, stand_ins=stand_ins)
-    view = match(model, copy, graph)
+    whole, fused = Sized(model, points.typical[0]), Sized.all(copy.model, points)
+    graph = build_graph(copy.model, path, fused, shares=points.shares, stand_ins=stand_ins)
+    view = match(model, whole, copy, fused[0], graph)
     read = param_bytes(model, view)
     graph = replace(graph, param_bytes=np.array([read.get(name, 0.0) for name in graph.names]))
-    return _described(model, copy.model, path, graph, view, inseparable(model, graph, view), stand_ins)
+    return _described(model, copy.model, path, graph, view, fused, points, inseparable(model, graph, view), stand_ins)
 
 
 def _described(
@@ -208,11 +225,13 @@ def _described(
     path: Path,
     graph: OpGraph,
     view: View,
+    sized: Sequence[Sized],
+    points: Points,
     together: tuple[tuple[str, ...], ...] = (),
     stand_ins: Collection[str] = (),
 ) -> OpenVinoModel:
-    inputs = tuple(map(_spec, model.inputs, viewed.inputs))
-    outputs = tuple(map(_spec, model.outputs, viewed.outputs))
+    inputs = tuple(_spec(mine, theirs, sized) for mine, theirs in zip(model.inputs, viewed.inputs, strict=False))
+    outputs = tuple(_spec(mine, theirs, sized) for mine, theirs in zip(model.outputs, viewed.outputs, strict=True))
     for what, specs in (("input", inputs), ("output", outputs)):
         for spec in specs:
             if not _NUMPY_DTYPE.fullmatch(spec.dtype):
@@ -220,7 +239,8 @@ def _described(
                     f"{path}: {what} '{spec.name}' has type {spec.dtype}, which NumPy arrays cannot hold: convert it to "
                     "another type inside the model."
                 )
-    bounded = upper_bound_ops(viewed, graph.index)
+    bounded = upper_bound_ops(viewed, sized[0], graph.index)
+    limits = _open_tensors(model, view, bounded, graph) if points.typical[0].open or model.get_sinks() else {}
     return OpenVinoModel(
         path=path,
         graph=graph,
@@ -228,6 +248,9 @@ def _described(
         view=view,
         inputs=inputs,
         outputs=outputs,
+        limits=limits,
+        points=points,
+        times=points.times,
         bounded=bounded,
         together=(*inseparable_ops(viewed, graph, bounded), *together),
         pairs=quantized_pairs(viewed, graph),
@@ -235,11 +258,33 @@ def _described(
     )
 
 
-def _spec(port: Any, viewed: Any) -> TensorSpec:
-    shape = bounded_shape(port.get_partial_shape())
-    assert shape is not None  # the graph was built, so every tensor has a bound  # noqa: S101
+def _spec(port: Any, viewed: Any, sized: Sequence[Sized]) -> TensorSpec:
     op = viewed.get_node().get_friendly_name()
-    return TensorSpec(tensor_name(port, port.get_node()), op, shape, dtype_name(port.get_element_type()))
+    partial = [point.shape(op, 0) for point in sized]
+    shapes = [shape for shape in map(bounded_shape, partial) if shape is not None]  # all: the graph was built
+    limits = _limits(port.get_partial_shape()) if partial[0].is_static else None
+    name, dtype = tensor_name(port, port.get_node()), dtype_name(port.get_element_type())
+    return TensorSpec(name, op, shapes[0], dtype, limits, tuple(shapes) if limits is not None and len(shapes) > 1 else ())
+
+
+def _limits(partial: Any) -> Limits | None:
+    """Return the least and largest sizes of an open shape; None for a static one."""
+    if partial.is_static:
+        return None
+    return tuple((size.get_min_length(), size.get_max_length() if size.get_max_length() >= 0 else LARGEST) for size in partial)
+
+
+def _open_tensors(model: Any, view: View, bounded: Collection[str], graph: OpGraph) -> dict[int, Limits]:
+    """Return the limits of the tensors of a graph that have another size in each run, but for those that depend on the data."""
+    nodes = {node.get_friendly_name(): node for node in model.get_ops()}
+    found: dict[int, Limits] = {}
+    for tensor, holders in enumerate(view.holders):
+        if holders and graph.names[int(graph.tensor_op[tensor])] not in bounded:
+            name, port = holders[0]
+            limits = _limits(nodes[name].get_output_partial_shape(port))
+            if limits is not None:
+                found[tensor] = limits
+    return found
 
 
 def tensor_name(port: Any, node: Any) -> str:

@@ -22,12 +22,14 @@ from placeit.backends.onnx_file import (
     unusual_parts,
 )
 from placeit.backends.openvino.graph import fix_shapes, name_nodes, separate_transposed
-from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Sizes, resolve_shapes, with_suggestion
+from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Resolved, Sizes, resolve_shapes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
+from placeit.backends.openvino.sized import Points, Typical
 from placeit.core.errors import FileError, ModelError
 from placeit.core.files import check_regular
 from placeit.core.memory import give_back_freed_memory
+from placeit.core.sizes import SizeRange
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
 
@@ -57,7 +59,7 @@ UNKNOWN_OPS = "OpenVINO does not know the ops "
 def load(
     path: str | Path,
     *,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str | SizeRange]] | None = None,
     batch: int | None = None,
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> OpenVinoModel:
@@ -67,7 +69,8 @@ def load(
 
     Args:
         path: the file.
-        input_shapes: sizes by input name, for inputs that the file leaves open, or to change.
+        input_shapes: sizes by input name, for inputs that the file leaves open, or to change. A range (``"32..512@128"``, or
+            :class:`placeit.core.sizes.SizeRange`) stays open: the model runs with any size in it, and is placed for one.
         batch: the first size of every input where the file leaves it open.
         sample_shapes: shapes of the inputs that the model is to run on, by name: the sizes where all else leaves them open.
 
@@ -99,11 +102,14 @@ def read(path: Path, sizes: Sizes) -> OpenVinoModel:
 
 def _read(path: Path, sizes: Sizes) -> OpenVinoModel:
     read_file = _read_ir if path.suffix.lower() == ".xml" else _read_onnx
-    model, keep = read_file(path, sizes)
+    model, wanted, keep = read_file(path, sizes)
     fix_shapes(model)
     separate_transposed(model)
     name_nodes(model, keep)
-    return describe_fused(model, path)
+    names = ([name for name in port.get_names() if name in wanted.typical] for port in model.inputs)
+    shapes = [wanted.typical[found[0]] if found else (None,) * len(wanted.times) for found in names]
+    points = [Typical(point) for point in zip(*shapes, strict=True)] or [Typical()]
+    return describe_fused(model, path, Points(tuple(points), wanted.times))
 
 
 def check_readable(path: Path) -> None:
@@ -171,16 +177,16 @@ def _useful_line(message: str) -> str:
     return where + best.removeprefix("-- ").rstrip(".") + "."
 
 
-def _read_ir(path: Path, sizes: Sizes) -> tuple[Any, Callable[[str], bool]]:
+def _read_ir(path: Path, sizes: Sizes) -> tuple[Any, Resolved, Callable[[str], bool]]:
     weights = path.with_suffix(".bin")
     _check_weights(path, weights)
     model = openvino_core().read_model(str(path), str(weights))
     inputs = {tensor_name(port, port.get_node()): port for port in model.inputs}
     partial = {name: port.get_partial_shape() for name, port in inputs.items()}
     wanted = resolve_shapes(path, partial, sizes)
-    if any(wanted[name] != shape for name, shape in partial.items()):
-        model.reshape({port: wanted[name] for name, port in inputs.items()})
-    return model, lambda _: True
+    if any(wanted.partial[name] != shape for name, shape in partial.items()):
+        model.reshape({port: wanted.partial[name] for name, port in inputs.items()})
+    return model, wanted, lambda _: True
 
 
 def _check_weights(path: Path, weights: Path) -> None:
@@ -192,7 +198,7 @@ def _check_weights(path: Path, weights: Path) -> None:
         )
 
 
-def _read_onnx(path: Path, sizes: Sizes) -> tuple[Any, Callable[[str], bool]]:
+def _read_onnx(path: Path, sizes: Sizes) -> tuple[Any, Resolved, Callable[[str], bool]]:
     if foreign := find_ops(path, FOREIGN_OPS):  # before it reads their tables
         raise ModelError(f"Cannot read a model from {path}: {UNKNOWN_OPS}{', '.join(foreign)}.")
     front_end = openvino.frontend.FrontEndManager().load_by_framework("onnx")
@@ -201,25 +207,25 @@ def _read_onnx(path: Path, sizes: Sizes) -> tuple[Any, Callable[[str], bool]]:
     check_nodes(path)
     with front_end_source(read_plain(path)) if unusual_parts(path) else contextlib.nullcontext(str(path)) as file:
         model, wanted = _converted(front_end, front_end.load(file), path, sizes)
-    _join_twins(model, wanted)
-    _rename_inputs(model, wanted)
+    _join_twins(model, wanted.partial)
+    _rename_inputs(model, wanted.partial)
     for port in model.inputs:
-        if not port.get_names() & wanted.keys():
+        if not port.get_names() & wanted.partial.keys():
             name = tensor_name(port, port.get_node())
             raise ModelError(
                 f"{path}: the tensor '{name}' is read before any op produces it, and is not an input of the model."
             )
-    return model, node_names(path).__contains__
+    return model, wanted, node_names(path).__contains__
 
 
-def _converted(front_end: Any, source: Any, path: Path, sizes: Sizes) -> tuple[Any, dict[str, Any]]:
-    """Convert what a front end has loaded; return the model, and the shapes of its inputs by name."""
+def _converted(front_end: Any, source: Any, path: Path, sizes: Sizes) -> tuple[Any, Resolved]:
+    """Convert what a front end has loaded; return the model, and the shapes of its inputs."""
     places = {place.get_names()[0]: place for place in source.get_inputs()}
     partial = {name: source.get_partial_shape(place) for name, place in places.items()}
     wanted = resolve_shapes(path, partial, sizes)
     for name, place in places.items():
-        if wanted[name] != partial[name]:  # some models can be read only if the sizes are known
-            source.set_partial_shape(place, wanted[name])
+        if wanted.partial[name] != partial[name]:  # some models can be read only if the sizes are known
+            source.set_partial_shape(place, wanted.partial[name])
     return front_end.convert(source), wanted
 
 

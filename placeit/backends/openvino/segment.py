@@ -118,12 +118,13 @@ def extract(
     parameters: list[Any] = []
     last: dict[int, Any] = {}
     for tensor in inputs:
-        shape, dtype = graph.tensor_shapes[tensor], output_of(tensor).get_element_type()
+        shape, dtype = output_of(tensor).get_partial_shape(), output_of(tensor).get_element_type()
         if tensor in channels_last:
-            parameter = ov.opset13.parameter([shape[i] for i in _TO_LAST], dtype, name=f"enters {tensor}")
+            shape = ov.PartialShape([shape[i] for i in _TO_LAST])
+            parameter = ov.opset13.parameter(shape, dtype, name=f"enters {tensor}")
             last[tensor] = parameter.output(0)
         else:
-            parameter = ov.opset13.parameter(list(shape), dtype, name=f"enters {tensor}")
+            parameter = ov.opset13.parameter(shape, dtype, name=f"enters {tensor}")
             for reader in readers(tensor):
                 reader.replace_source_output(parameter.output(0))
         parameters.append(parameter)

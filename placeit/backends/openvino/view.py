@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from placeit.backends.openvino.graph import constant_nodes, inside_bytes
+from placeit.backends.openvino.sized import Sized
 from placeit.core.graph import Csr, OpGraph
 from placeit.core.telemetry import import_openvino
 
@@ -151,27 +152,29 @@ def _add_constants_first(model: Any, stand_ins: Collection[str]) -> None:
             outer[0].replace_source_output(total.output(0))
 
 
-def match(model: Any, copy: FusedCopy, graph: OpGraph) -> View:
+def match(model: Any, whole: Sized, copy: FusedCopy, fused: Sized, graph: OpGraph) -> View:
     """Find the nodes of a model that the ops of its fused copy stand for.
 
     Args:
         model: the ``openvino.Model``.
+        whole: its nodes at typical sizes.
         copy: the fused copy; its friendly names are unique.
+        fused: the nodes of that at typical sizes.
         graph: the task graph of the copy.
     """
     nodes = model.get_ordered_ops()
     place = {node.get_friendly_name(): i for i, node in enumerate(nodes)}
-    fused = {node.get_friendly_name(): node for node in copy.model.get_ops()}
+    names = {node.get_friendly_name(): node for node in copy.model.get_ops()}
     holders: list[tuple[Holder, ...]] = []
     op_of: dict[str, str] = {}
     taken: set[Holder] = set()
     for op, port in zip(graph.tensor_op.tolist(), graph.tensor_port.tolist(), strict=True):
-        output = fused[graph.names[op]].output(port)
-        shape, kind = output.get_partial_shape(), output.get_element_type()
+        output = names[graph.names[op]].output(port)
+        shape, kind = fused.shape(graph.names[op], port), output.get_element_type()
         found: list[Holder] = []
         for holder in (copy.marks[name] for name in output.get_names() if name in copy.marks):
             theirs = nodes[place[holder[0]]].output(holder[1])
-            same = shape.is_static and theirs.get_partial_shape() == shape and theirs.get_element_type() == kind
+            same = shape.is_static and whole.shape(*holder) == shape and theirs.get_element_type() == kind
             if same and holder not in taken:
                 found.append(holder)
         taken.update(found)

@@ -8,16 +8,17 @@ what a device is, so a new kind of device is one file in this folder.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Format
+from placeit.core.sizes import Limits
 
-__all__ = ["Buffer", "BufferSpec", "DoneCallback", "Instance", "Program", "RuntimeDevice", "Transport"]
+__all__ = ["Buffer", "BufferSpec", "DoneCallback", "Instance", "KeepsState", "Program", "RuntimeDevice", "Transport"]
 
 DoneCallback = Callable[[float, float, BaseException | None], None]
 """``done(start, finish, error)``, in seconds of ``time.perf_counter``, called once from any thread."""
@@ -28,14 +29,16 @@ class BufferSpec:
     """Shape and element type of a tensor, and whether its channels are last in memory.
 
     Attributes:
-        shape: logical shape.
+        shape: logical shape, the typical one where sizes are open.
         dtype: NumPy spelling.
         channels_last: a rank-4 tensor whose memory is ordered ``[N, H, W, C]`` though its logical shape is ``[N, C, H, W]``.
+        limits: least and largest sizes, if some are open; None if all are fixed.
     """
 
     shape: tuple[int, ...]
     dtype: str
     channels_last: bool = False
+    limits: Limits | None = None
 
     @property
     def memory_shape(self) -> tuple[int, ...]:
@@ -44,7 +47,7 @@ class BufferSpec:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size in bytes, of the typical shape."""
         itemsize = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize  # NumPy lacks it
         return math.prod(self.shape) * itemsize
 
@@ -109,6 +112,8 @@ class Instance(Protocol):
 
     If its outputs can be written elsewhere, a method ``write_to`` with the arguments of ``bind`` has it write output ``index``
     to ``buffer``, of its device's space, in every later run. ``output`` then returns that buffer.
+
+    Every run starts from the segment's initial state, if it has any. One that can keep state is a :class:`KeepsState`.
     """
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -123,6 +128,31 @@ class Instance(Protocol):
 
     def output(self, index: int) -> Buffer:
         """Return the buffer of output ``index``: the same for the life of the instance, except after ``write_to``."""
+        ...
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """An instance whose runs can go on from the state in which the last one has left it. Nothing of it runs meanwhile."""
+
+    def keep_state(self) -> None:
+        """Have every later run go on from the state as it is, initial at first. Called before the instance runs."""
+        ...
+
+    def reset_state(self) -> None:
+        """Return to the initial state."""
+        ...
+
+    def states(self) -> Mapping[str, Any]:
+        """Copies of the values of its variables, by name, for other instances of segments of the same model."""
+        ...
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Take over the values of its own variables from those of all segments of a model. Raises DeviceError."""
+        ...
+
+    def state_bytes(self) -> int:
+        """Size of its state. It may take as long as copying the state."""
         ...
 
 

@@ -18,6 +18,8 @@ __all__ = ["HostBuffer"]
 class HostBuffer:
     """A tensor in host memory, shared with OpenVINO without a copy.
 
+    One with open sizes belongs to OpenVINO: who writes it gives it a shape, and more memory if needed.
+
     Args:
         spec: its shape and type.
         tensor: the ``openvino.Tensor`` that holds it, or what the C library knows it as; None to allocate one.
@@ -34,6 +36,10 @@ class HostBuffer:
         self.native = tensor if isinstance(tensor, NativeTensor) else None
         if self.native is not None:
             tensor = _shared(self.native.view())
+        if tensor is None and spec.limits is not None:
+            openvino = import_openvino()
+            tensor = openvino.Tensor(openvino.Type(np.dtype(spec.dtype)), openvino.Shape(spec.memory_shape))
+            tensor.data[...] = 0
         self.tensor = _shared(np.zeros(spec.memory_shape, spec.dtype)) if tensor is None else tensor
 
     @property
@@ -48,6 +54,9 @@ class HostBuffer:
 
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy there."""
+        if self.spec.limits is not None:
+            order = (0, 2, 3, 1) if self.spec.channels_last else range(value.ndim)
+            self.tensor.shape = [value.shape[i] for i in order]
         self.array()[...] = value
 
     def blank(self, sentinel: int) -> None:

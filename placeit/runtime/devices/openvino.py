@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
@@ -33,7 +32,7 @@ from placeit.runtime.devices.openvino_c import (
     NativeModel,
     NativeOpenVino,
     NativeRequest,
-    NativeTensor,
+    Spec,
     native_openvino,
 )
 from placeit.runtime.devices.worker import OnWorker
@@ -50,10 +49,12 @@ class OpenVinoProgram:
     """A segment compiled by OpenVINO: through its C library if that can be, and else through its Python binding.
 
     Attributes:
+        is_open: whether a size in it is open: then no output has memory of the request's own before a run.
         from_disk: whether it was compiled before, and kept on disk.
     """
 
-    def __init__(self, segment: SegmentSource, compiled: Any) -> None:
+    def __init__(self, segment: SegmentSource, compiled: Any, *, is_open: bool) -> None:
+        self.is_open = is_open
         self.inputs = segment.inputs
         self.outputs = segment.outputs
         self.compiled = compiled
@@ -74,7 +75,12 @@ class NativeInstance:
         self.program = program
         self.request: NativeRequest = program.compiled.request()
         self.run = self._infer = self.request.infer
-        self._outputs = [HostBuffer(spec, self.request.output(i)) for i, spec in enumerate(program.outputs)]
+        self._outputs: list[HostBuffer] = []
+        for i, spec in enumerate(program.outputs):
+            own = spec.limits is None and not program.is_open
+            self._outputs.append(HostBuffer(spec, self.request.output(i) if own else None))
+            if not own:
+                self.write_to(i, self._outputs[i])
 
     @property
     def native(self) -> tuple[int, int] | None:
@@ -83,12 +89,12 @@ class NativeInstance:
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on."""
-        self.request.set_input(index, _memory(narrowed(HostBuffer, buffer)))
+        self.request.set_input(index, _memory(narrowed(HostBuffer, buffer), self.program.compiled.inputs[index]))
 
     def write_to(self, index: int, buffer: Buffer) -> None:
         """Write output ``index`` to ``buffer`` from now on."""
         made = narrowed(HostBuffer, buffer)
-        self.request.set_output(index, _memory(made))
+        self.request.set_output(index, _memory(made, self.program.compiled.outputs[index]))
         self._outputs[index] = made
 
     def output(self, index: int) -> HostBuffer:
@@ -96,25 +102,36 @@ class NativeInstance:
         return self._outputs[index]
 
 
-def _memory(buffer: HostBuffer) -> NDArray[Any] | NativeTensor:
-    """Return what the C library takes a buffer by: the tensor that it knows it as, or the address of the memory."""
-    data: NDArray[Any] | NativeTensor = buffer.tensor.data if buffer.native is None else buffer.native
-    return data
+def _memory(buffer: HostBuffer, port: Spec) -> Any:
+    """Return what the C library takes a buffer by: for open sizes Python's tensor, else its own, or the memory."""
+    if port[0] is None:
+        return buffer.tensor
+    return buffer.tensor.data if buffer.native is None else buffer.native
 
 
 class OpenVinoInstance:
     """An infer request of the Python binding. Tensors are set once: running it copies nothing here and looks nothing up.
 
     A GPU's plugin knows the tensors that it has allocated itself, for the same GPU: those are not copied.
+
+    Args:
+        program: what it runs.
+        infer: runs an infer request.
     """
 
-    def __init__(self, program: OpenVinoProgram) -> None:
+    def __init__(self, program: OpenVinoProgram, infer: Callable[[Any], object] | None = None) -> None:
         self.program = program
         self.request = program.compiled.create_infer_request()
-        self.run: Callable[[], object] = functools.partial(self.request.infer, share_outputs=True)
-        if self.request.query_state():
-            self.run = functools.partial(_run_from_initial_state, self.request)
-        self._outputs = [HostBuffer(spec, self.request.get_output_tensor(i)) for i, spec in enumerate(program.outputs)]
+        self._infer: Callable[[], object] = functools.partial(infer or _infer, self.request)
+        self._variables = self.request.query_state()
+        # which request ran before in these buffers is chance, and nothing that a result may depend on
+        self.run: Callable[[], object] = self._run_from_initial_state if self._variables else self._infer
+        self._outputs: list[HostBuffer] = []
+        for i, spec in enumerate(program.outputs):
+            own = spec.limits is None and not program.is_open
+            self._outputs.append(HostBuffer(spec, self.request.get_output_tensor(i) if own else None))
+            if not own:
+                self.write_to(i, self._outputs[i])
         self._bound: dict[int, HostBuffer] = {}
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -134,11 +151,41 @@ class OpenVinoInstance:
         """Return the buffer that output ``index`` is written to."""
         return self._outputs[index]
 
+    def _run_from_initial_state(self) -> None:
+        self.reset_state()
+        self._infer()
 
-def _run_from_initial_state(request: Any) -> None:
-    # which request ran before in these buffers is chance, and nothing that a result may depend on
-    request.reset_state()
+    def keep_state(self) -> None:
+        """Have every later run go on from the state as it is."""
+        self.run = self._infer
+
+    def reset_state(self) -> None:
+        """Return to the initial state."""
+        self.request.reset_state()
+
+    def states(self) -> dict[str, Any]:
+        """Copies of the variables' values, as ``openvino.Tensor`` by name."""
+        return {variable.name: _copied(variable.state) for variable in self._variables}
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Take over its variables' values. Raises DeviceError."""
+        with explaining("A segment cannot take over the state of another one"):
+            for variable in self._variables:
+                variable.state = states[variable.name]
+
+    def state_bytes(self) -> int:
+        """Size of its variables' values; of an attention's cache, OpenVINO copies the value for that."""
+        return sum(int(variable.state.byte_size) for variable in self._variables)
+
+
+def _infer(request: Any) -> None:
     request.infer(share_outputs=True)
+
+
+def _copied(tensor: Any) -> Any:
+    copy = import_openvino().Tensor(tensor.element_type, tensor.shape)
+    tensor.copy_to(copy)
+    return copy
 
 
 class OpenVinoDevice(OnWorker):
@@ -196,9 +243,10 @@ class OpenVinoDevice(OnWorker):
             model = segment.in_format("openvino")
             if self._native is not None:
                 with contextlib.suppress(DeviceError):  # a model with state; or Python says what is wrong, too
-                    return OpenVinoProgram(segment, self._native.compile(model, *self._compiled_as, segment.identity))
+                    compiled = self._native.compile(model, *self._compiled_as, segment.identity)
+                    return OpenVinoProgram(segment, compiled, is_open=model.is_dynamic())
             compiled = compile_model(model, self._device, self._precision, identity=segment.identity, **self._properties)
-            return OpenVinoProgram(segment, compiled)
+            return OpenVinoProgram(segment, compiled, is_open=model.is_dynamic())
 
     def keeps(self, segment: SegmentSource) -> bool:
         """Return whether the program of a segment is on disk, most likely."""
@@ -216,7 +264,7 @@ class OpenVinoDevice(OnWorker):
 
     def allocate(self, spec: BufferSpec) -> HostBuffer:
         """Allocate host memory: for a GPU, by its plugin, which has USM host memory unless the GPU lacks that."""
-        if self._context is None or not spec.nbytes:
+        if self._context is None or not spec.nbytes or spec.limits is not None:
             return HostBuffer(spec)
         openvino, dtype = import_openvino(), np.dtype(spec.dtype)
         with explaining(f"OpenVINO cannot allocate {spec.nbytes} bytes of host memory for {self.name}"):
@@ -258,4 +306,10 @@ def _version() -> str:
     return f"OpenVINO {import_openvino().get_version()}"
 
 
-KIND = DeviceKind(lambda device, precision: OpenVinoDevice(device, precision=precision), _supported, _kernels, version=_version)
+KIND = DeviceKind(
+    lambda device, precision: OpenVinoDevice(device, precision=precision),
+    _supported,
+    _kernels,
+    version=_version,
+    open_sizes=True,
+)

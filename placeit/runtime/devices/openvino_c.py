@@ -38,8 +38,9 @@ __all__ = [
     "why_not",
 ]
 
-Spec = tuple[tuple[int, ...], np.dtype[Any]]
-"""Shape and NumPy type of an input or output."""
+Spec = tuple[tuple[int, ...] | None, np.dtype[Any]]
+"""Shape and NumPy type of an input or output; no shape if a size of the model is open, be it inside, where no memory of its own
+has a size before a run."""
 
 _DTYPES = {"boolean": "bool", "bf16": "uint16", "f16": "float16", "f32": "float32", "f64": "float64"} | {
     f"{letter}{bits}": f"{kind}{bits}" for letter, kind in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)
@@ -93,9 +94,15 @@ class NativeOpenVino:
     with the Python binding. Files in memory cost more: with 200 MB of constants 0.3 to 0.7 s for each compilation, and 200 MB
     for as long as the compiled model lives, because the CPU plugin keeps what it reads constants from (2026.4).
 
+    In the same way tensors of Python's are handed over where sizes are open: what one request writes and another one reads
+    has to be the same tensor for both, as its shape is part of it.
+
     Args:
         path: of the library.
         version: what OpenVINO of Python says its version is.
+
+    Attributes:
+        takes_tensors: whether tensors of Python's can be handed over, without which no model with open sizes can be compiled.
 
     Raises:
         OSError, AttributeError, RuntimeError: it cannot be used.
@@ -108,9 +115,10 @@ class NativeOpenVino:
         self._core = self._library.make("ov_core_create")
         self._contexts: dict[str, NativeContext] = {}
         self._check_handles()
+        self.takes_tensors = self._knows_tensors()
 
     def compile(self, model: Any, target: str, properties: Mapping[str, Any], identity: str = "") -> NativeModel:
-        """Compile an ``openvino.Model`` of fixed shapes, or take it from the cache of compiled models if that is asked for.
+        """Compile an ``openvino.Model``, or take it from the cache of compiled models if that is asked for.
 
         Args:
             model: the model. It must not be changed any more.
@@ -119,8 +127,8 @@ class NativeOpenVino:
             identity: what the cache finds it by.
 
         Raises:
-            DeviceError: OpenVINO cannot, shapes are not fixed, NumPy cannot hold what goes in or out, or the model keeps state
-                between runs, which the C library has no means to reset.
+            DeviceError: OpenVINO cannot, sizes are open and tensors cannot be handed over, NumPy cannot hold what goes in or
+                out, or the model keeps state between runs, which the C library has no means to reset.
         """
         with explaining(f"OpenVINO cannot compile a model for {target}"):
             if model.get_variables():
@@ -131,7 +139,9 @@ class NativeOpenVino:
     def compile_model(self, model: Any, target: str, properties: Mapping[str, Any]) -> NativeModel:
         """Compile as the Python binding's core does, with no cache. Raises RuntimeError or ValueError."""
         spelled = [c_char_p(_spelled(text)) for name_and_value in properties.items() for text in name_and_value]
-        specs = [[_spec(port) for port in ports] for ports in (model.inputs, model.outputs)]
+        if model.is_dynamic() and not self.takes_tensors:
+            raise ValueError("a shape is not fixed")
+        specs = [[_spec(port, model.is_dynamic()) for port in ports] for ports in (model.inputs, model.outputs)]
         compiled = c_void_p()
         arguments = self._core, _handle_of(model), target.encode(), len(spelled), byref(compiled), *spelled
         self._library.call("ov_core_compile_model", *arguments)
@@ -159,6 +169,16 @@ class NativeOpenVino:
                 raise RuntimeError("its models are not those of the Python binding")
         finally:
             self._library.free("ov_model_free", handle)
+
+    def _knows_tensors(self) -> bool:
+        """Return whether a handle of a tensor is a shared pointer to what Python's tensors hold."""
+        tensor = import_openvino().Tensor(np.zeros((2, 3), np.float32), shared_memory=True)
+        size = c_size_t()
+        if not hasattr(type(tensor), "_pybind11_conduit_v1_"):  # another binding, whose objects may look otherwise
+            return False
+        self._library.call("ov_tensor_get_byte_size", _handle_of_tensor(tensor), byref(size))
+        same = self._library.make("ov_tensor_data", _handle_of_tensor(tensor)) == tensor.data.ctypes.data
+        return bool(same and size.value == tensor.get_byte_size())
 
 
 class NativeContext:
@@ -192,6 +212,7 @@ class NativeTensor:
     def view(self) -> NDArray[Any]:
         """View the memory, which the view keeps. Raises RuntimeError, or ValueError if it has another size than it should."""
         (shape, dtype), size = self._spec, c_size_t()
+        assert shape is not None  # noqa: S101 (such tensors are Python's own)
         self._library.call("ov_tensor_get_byte_size", self.address, byref(size))
         if size.value != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"it takes {size.value} bytes where {dtype}{list(shape)} was expected")
@@ -242,37 +263,43 @@ class NativeRequest:
     def __init__(self, library: OpenVinoLibrary, model: NativeModel, address: int) -> None:
         self.entry = library.address("ov_infer_request_infer"), address
         self._library, self._model, self._address = library, model, address
-        self._bound: dict[tuple[str, int], NDArray[Any] | NativeTensor] = {}
+        self._bound: dict[tuple[str, int], object] = {}
         weakref.finalize(self, _free_request, library, address, model, self._bound).atexit = False
 
-    def set_input(self, index: int, memory: NDArray[Any] | NativeTensor) -> None:
+    def set_input(self, index: int, memory: Any) -> None:
         """Read input ``index`` from some memory from now on: what is there when a run starts.
 
         Args:
             index: of the input.
-            memory: an array of the input's shape and type, C-contiguous, or a tensor of the library's. The request keeps it.
+            memory: an array of the input's shape and type, C-contiguous, or a tensor of the library's; if sizes are open, an
+                ``openvino.Tensor``. The request keeps it.
 
         Raises:
             DeviceError: it does not fit, there is no such input, or the request is running.
         """
         self._set("input", index, memory)
 
-    def set_output(self, index: int, memory: NDArray[Any] | NativeTensor) -> None:
+    def set_output(self, index: int, memory: Any) -> None:
         """Write output ``index`` to some memory from now on.
 
         Args:
             index: of the output.
-            memory: an array of the output's shape and type, C-contiguous and writable, or a tensor of the library's. The
-                request keeps it.
+            memory: an array of the output's shape and type, C-contiguous and writable, or a tensor of the library's; if sizes
+                are open, an ``openvino.Tensor``, which a run gives its shape, and more memory if needed. The request keeps it.
 
         Raises:
             DeviceError: it does not fit, there is no such output, or the request is running.
         """
         self._set("output", index, memory)
 
-    def _set(self, side: str, index: int, memory: NDArray[Any] | NativeTensor) -> None:
+    def _set(self, side: str, index: int, memory: Any) -> None:
         with explaining(f"A buffer does not fit {side} {index} of a segment"):
             shape, dtype = _at(self._model.inputs if side == "input" else self._model.outputs, index)
+            if shape is None:
+                handle = _handle_of_tensor(memory)
+                self._library.call(f"ov_infer_request_set_{side}_tensor_by_index", self._address, index, handle)
+                self._bound[side, index] = memory
+                return
             array = memory.view() if isinstance(memory, NativeTensor) else memory
             if array.shape != shape or array.dtype != dtype:
                 raise ValueError(f"it is {array.dtype}{list(array.shape)} where {dtype}{list(shape)} is expected")
@@ -338,19 +365,24 @@ def _handle_of(model: Any) -> ctypes.Array[c_void_p]:
     return (c_void_p * 2)(model._get_raw_address(), None)
 
 
+def _handle_of_tensor(tensor: Any) -> ctypes.Array[c_void_p]:
+    """Make the C library's handle of an ``openvino.Tensor``, as for a model: the object that pybind11 keeps after its head."""
+    if not isinstance(tensor, import_openvino().Tensor):
+        raise TypeError(f"a tensor of open sizes is an openvino.Tensor, and not {type(tensor).__name__}")
+    return (c_void_p * 2)(c_void_p.from_address(id(tensor) + object.__basicsize__).value, None)
+
+
 def _first_word(address: int | None) -> int | None:
     """Return the first word of a C++ object, which says what class it is of."""
     return c_void_p.from_address(address).value if address else None
 
 
-def _spec(port: Any) -> Spec:
+def _spec(port: Any, is_open: bool) -> Spec:
     """Return shape and type of an input or output. Raises ValueError."""
     kind = port.get_element_type().get_type_name()
-    if port.get_partial_shape().is_dynamic:
-        raise ValueError("a shape is not fixed")
     if kind not in _DTYPES:
         raise ValueError(f"NumPy cannot hold elements of type {kind}")
-    return tuple(port.get_shape()), np.dtype(_DTYPES[kind])
+    return None if is_open else tuple(port.get_shape()), np.dtype(_DTYPES[kind])
 
 
 def _at(specs: Sequence[Spec], index: int) -> Spec:

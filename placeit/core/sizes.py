@@ -1,0 +1,98 @@
+"""Ranges of sizes: how long a dimension of a model's inputs may be at run time, and for which size placements are sought."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self, TypeAlias
+
+from placeit.core.errors import UsageError
+
+__all__ = ["LARGEST", "Limits", "SizeRange", "fits", "spelled_shape"]
+
+LARGEST = 2**31 - 1
+
+Limits: TypeAlias = tuple[tuple[int, int], ...]
+"""Least and largest size of each dimension of a tensor."""
+
+_RANGE = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?:@(?P<typical>\d+(x\d+)?(/\d+(x\d+)?)*))?")
+
+
+@dataclass(frozen=True)
+class SizeRange:
+    """The sizes that one dimension may have.
+
+    Attributes:
+        least: size.
+        most: size.
+        typical: sizes for which placements are sought; none for that of the model's sample inputs, or else the largest.
+        times: how often each of these comes, in proportion.
+
+    Raises:
+        UsageError: they are not in order, or not positive.
+    """
+
+    least: int
+    most: int
+    typical: tuple[int, ...] = ()
+    times: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "times", self.times or (1,) * len(self.typical))
+        ordered = 1 <= self.least <= self.most <= LARGEST and all(self.least <= size <= self.most for size in self.typical)
+        if not ordered or len(self.times) != len(self.typical) or any(often < 1 for often in self.times):
+            raise UsageError(
+                f"The sizes {self} make no sense; write LEAST..MOST, or LEAST..MOST@TYPICAL with a typical size between them."
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``32..512``, ``32..512@128``, or several typical sizes, ``32..512@128x3/512``: 128 three times as often as 512.
+
+        Raises:
+            UsageError: it is nothing of the kind.
+        """
+        found = _RANGE.fullmatch(text.strip())
+        if found is None:
+            raise UsageError(
+                f"Cannot read the sizes '{text}'; write LEAST..MOST or LEAST..MOST@TYPICAL, such as 32..512@128, or several "
+                "typical sizes as in 32..512@128x3/512, of which the first comes three times as often."
+            )
+        parts = [part.partition("x") for part in (found["typical"] or "").split("/") if part]
+        sizes, times = tuple(int(size) for size, _, _ in parts), tuple(int(often or 1) for _, _, often in parts)
+        return cls(int(found["least"]), int(found["most"]), sizes, times)
+
+    def __str__(self) -> str:
+        return _spelled(self.least, self.most, self.typical, self.times)
+
+
+def _spelled(least: int, most: int, typical: Sequence[int], times: Sequence[int]) -> str:
+    times = times or [1] * len(typical)
+    sizes = [f"{size}x{often}" if often != 1 else f"{size}" for size, often in zip(typical, times, strict=False)]
+    return f"{least}..{most if most < LARGEST else ''}{'@' if sizes else ''}{'/'.join(sizes)}"
+
+
+def fits(shape: Sequence[int], typical: Sequence[int], limits: Limits | None) -> bool:
+    """Return whether a tensor of this shape may be where one of a typical shape, within some limits, is expected."""
+    if limits is None:
+        return tuple(shape) == tuple(typical)
+    return len(shape) == len(limits) and all(low <= size <= high for size, (low, high) in zip(shape, limits, strict=True))
+
+
+def spelled_shape(shapes: Sequence[Sequence[int]], limits: Limits | None, times: Sequence[int] = ()) -> list[int | str]:
+    """Spell a shape as :class:`SizeRange` reads it: a number for each fixed size, a range with typical sizes for others.
+
+    A size of an output or of a state may have no bound, as in ``0..@128``, which inputs may not.
+
+    Args:
+        shapes: the typical ones.
+        limits: least and largest sizes; None if all are fixed.
+        times: how often each typical shape comes, in proportion; none for equally often.
+    """
+    if limits is None:
+        return [*shapes[0]]
+    return [
+        sizes[0] if low == high else _spelled(low, high, sizes, times)
+        for sizes, (low, high) in zip(zip(*shapes, strict=True), limits, strict=True)
+    ]
