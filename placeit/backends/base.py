@@ -95,6 +95,8 @@ class Model(ABC):
         outputs: in the model's order.
         limits: least and largest sizes of the tensors of the graph that have open ones, by their numbers.
         times: how often requests of each typical size come, in proportion.
+        states: what the model keeps from one run to the next, at a typical size; each with the op that reads it.
+        caches: outputs of the file that became state, by the inputs that did.
         bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
         together: sets of ops that need one device, because they share state or a tensor whose size depends on the data, or
             because what runs has no tensor between them.
@@ -111,6 +113,8 @@ class Model(ABC):
     graph: OpGraph
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    states: tuple[TensorSpec, ...] = ()
+    caches: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[int, Limits] = field(default_factory=dict)
     times: tuple[int, ...] = (1,)
     bounded: tuple[str, ...] = ()

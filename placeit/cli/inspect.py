@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "inspect"]
 
+_FEW = 2  # states that are all shown
+
 EXAMPLES = """\b
 Examples:
   placeit inspect model.onnx
@@ -68,6 +70,7 @@ def inspect(
         "model": str(options.model),
         "inputs": [_tensor(spec) for spec in model.inputs],
         "outputs": [_tensor(spec) for spec in model.outputs],
+        "states": [_tensor(spec) for spec in model.states],
         "graph": {
             "ops": len(graph),
             "edges": len(graph.edges),
@@ -90,6 +93,7 @@ def inspect(
                 "model": str(options.model),
                 "inputs": _tensors(model.inputs),
                 "outputs": _tensors(model.outputs),
+                **({"state": _states(model.states)} if model.states else {}),
                 "ops": f"{len(graph)} (with constants: {counts['layers']})",
                 "edges": f"{len(graph.edges)} (with constants: {counts['layer_edges']})",
                 "groups": f"{len(grouped)}, joined by {len(grouped.edges)} edges",
@@ -117,3 +121,10 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 def _tensors(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(f"{spec.name} {spec.dtype} {text.shape(spec.sizes())}" for spec in specs)
+
+
+def _states(specs: Sequence[TensorSpec]) -> str:
+    """Name what a model keeps from run to run; of many, the first and the last."""
+    if len(specs) <= _FEW:
+        return _tensors(specs)
+    return f"{len(specs)} tensors, {_tensors(specs[:1])} to {_tensors(specs[-1:])}"

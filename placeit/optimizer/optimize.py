@@ -99,9 +99,9 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
         )
         if may_stop and (profiled := session.costs.profiled) is not None and profiled.cached:  # and so nobody was asked
             certain(session.costs.core)
-        with_memory = not wanted.steady and deadline - clock.now() > _MEMORY_S
-        rates = Rates.of_model(session.model, session.cache)
-        memory = shared_reads(session.grouping, session.costs, rates) if with_memory else None
+        memory = None
+        if not wanted.steady and deadline - clock.now() > _MEMORY_S:
+            memory = shared_reads(session.grouping, session.costs, Rates.of_model(session.model, session.cache))
     given = fitted(session, starts, wanted)
     until = deadline if goal.energy is None else deadline - budget * _FRONT_SHARE
     search = Search(session, wanted, until, goal.seed, progress, ledger)

@@ -91,7 +91,9 @@ class OpenSession:
             loaded = model
         else:
             samples = {name: value.shape for name, value in (given.arrays or {}).items() if isinstance(value, np.ndarray)}
-            loaded = backends.load(model, input_shapes=given.shapes, batch=given.batch, sample_shapes=samples)
+            loaded = backends.load(
+                model, input_shapes=given.shapes, batch=given.batch, sample_shapes=samples, state=given.state
+            )
         if given.arrays is not None:
             loaded = loaded.with_inputs(given.arrays)
         self.cluster = drive(cluster, loaded)
@@ -202,7 +204,7 @@ class OpenSession:
     @property
     def _opens_onnx(self) -> bool:
         """True if there is an ONNX file that ONNX Runtime opens in the precision of the session."""
-        fits = self.precision == "f32" and not self.model.has_open_sizes
+        fits = self.precision == "f32" and not self.model.has_open_sizes and not self.model.states
         return fits and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
 
     @property
@@ -401,6 +403,7 @@ class OpenSession:
             self.precision,
             compression() if away else "none",
             {spec.name: tuple(spec.sizes(self.model.times)) for spec in self.model.inputs},
+            self.model.caches,
         )
 
     def plan_of(self, placement: Placement, segmenter: Segmenter | None = None) -> Plan:

@@ -27,6 +27,7 @@ __all__ = [
     "inside_bytes",
     "name_nodes",
     "separate_transposed",
+    "single_reader_ops",
     "upper_bound_ops",
 ]
 
@@ -35,6 +36,9 @@ openvino = import_openvino()
 _NEVER_CONSTANT = frozenset(
     ("Parameter", "Result", "ReadValue", "Assign", "RandomUniform", "Multinomial", "If", "Loop", "TensorIterator")
 )
+_HEAVY = frozenset(("Convolution", "GroupConvolution", "MatMul", "Parameter", "ReadValue", "ScaledDotProductAttention"))
+_LIGHT = 1 << 16  # bytes of weights of an op that only scales or shifts
+_ARRANGING = frozenset(("Broadcast", "Concat", "Convert", "Gather", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 _NO_TENSOR = frozenset(("Result", "Assign"))
 _DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "boolean": "bool"}
 _GENERATED_NAME = re.compile(r"[A-Z][A-Za-z0-9]*_\d+")
@@ -280,8 +284,9 @@ def upper_bound_ops(model: Any, sized: Sized, names: Collection[str]) -> tuple[s
 def inseparable_ops(model: Any, graph: OpGraph, bounded: Collection[str]) -> tuple[tuple[str, ...], ...]:
     """Return sets of ops that must be on one device and in one segment.
 
-    Those are ops that share a variable (``ReadValue`` and ``Assign``), and each op whose output sizes depend on the data with
-    what reads it: buffers between programs are of one size for good.
+    Those are ops that share a variable (``ReadValue`` and ``Assign``), with the attention that reads it, which OpenVINO fuses
+    with them, and each op whose output sizes depend on the data with what reads it: buffers between programs are of one size
+    for good.
 
     Args:
         model: an ``openvino.Model``.
@@ -296,9 +301,47 @@ def inseparable_ops(model: Any, graph: OpGraph, bounded: Collection[str]) -> tup
     return (*_state_sharers(model), *map(tuple, readers.values()))
 
 
+def single_reader_ops(graph: OpGraph) -> tuple[tuple[str, ...], ...]:
+    """Return each op with the ops without weights and products whose results nothing else reads, in sets of two and more.
+
+    These are the parts of a normalization or of a rotary embedding, which OpenVINO fuses when it compiles a model.
+    """
+    cone = list(range(len(graph)))
+    for v in range(len(graph) - 1, -1, -1):
+        edges = graph.successors.edge[graph.successors.ptr[v] : graph.successors.ptr[v + 1]]
+        readers = {cone[int(graph.edges[e, 1])] for e in edges}
+        light = graph.param_bytes[v] <= _LIGHT and graph.kinds[v] not in _HEAVY
+        if light and len(readers) == 1:
+            cone[v] = readers.pop()
+    members: dict[int, list[str]] = {}
+    for v, root in enumerate(cone):
+        members.setdefault(root, []).append(graph.names[v])
+    return tuple(tuple(names) for names in members.values() if len(names) > 1)
+
+
 def _state_sharers(model: Any) -> tuple[tuple[str, ...], ...]:
     by_variable: dict[str, list[str]] = {}
     for node in model.get_ordered_ops():
         if node.get_type_name() in ("ReadValue", "Assign"):
-            by_variable.setdefault(node.get_variable_id(), []).append(node.get_friendly_name())
-    return tuple(tuple(names) for names in by_variable.values())
+            sharing = by_variable.setdefault(node.get_variable_id(), [])
+            sharing.append(node.get_friendly_name())
+            sharing += _attention(node)
+    return tuple(tuple(dict.fromkeys(names)) for names in by_variable.values())
+
+
+def _attention(read: Any) -> list[str]:
+    """Return the attention that reads a state, and what asks for the state's shape; what is on the way only arranges it."""
+    found: list[str] = []
+    waiting, seen = [read], set[str]()
+    while waiting:
+        for output in waiting.pop().outputs():
+            for reader in (port.get_node() for port in output.get_target_inputs()):
+                kind, name = reader.get_type_name(), reader.get_friendly_name()
+                if name in seen:
+                    continue
+                seen.add(name)
+                if kind in ("ScaledDotProductAttention", "ShapeOf"):
+                    found.append(name)
+                elif kind in _ARRANGING:
+                    waiting.append(reader)
+    return found

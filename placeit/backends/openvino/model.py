@@ -17,7 +17,15 @@ from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.openvino.alike import function_digest, weight_readers
 from placeit.backends.openvino.flops import bounded_shape
-from placeit.backends.openvino.graph import build_graph, constants, dtype_name, inseparable_ops, name_nodes, upper_bound_ops
+from placeit.backends.openvino.graph import (
+    build_graph,
+    constants,
+    dtype_name,
+    inseparable_ops,
+    name_nodes,
+    single_reader_ops,
+    upper_bound_ops,
+)
 from placeit.backends.openvino.quantized import quantized_pairs, rounding_steps
 from placeit.backends.openvino.segment import channels_last_tensors, extract
 from placeit.backends.openvino.sized import Points, Sized
@@ -137,6 +145,11 @@ class OpenVinoModel(base.Model):
 
     def prepared(self, cluster: Cluster, graph: str = "") -> base.Model:  # noqa: ARG002
         """Itself. Raises DeviceError if ONNX Runtime, which reads other files, drives one of the devices."""
+        if self.states and any(device.kind == "ort" for device in cluster.devices):
+            raise DeviceError(
+                f"ONNX Runtime keeps no state from run to run, and {self.path} has some ('{self.states[0].name}'): choose "
+                "devices that OpenVINO drives, or leave caches inputs with --state none."
+            )
         if any(device.kind == "ort" for device in cluster.devices):
             raise DeviceError(
                 f"ONNX Runtime runs ONNX models, and {self.path} is not an ONNX model: choose devices that OpenVINO drives, or "
@@ -239,6 +252,8 @@ def _described(
                     f"{path}: {what} '{spec.name}' has type {spec.dtype}, which NumPy arrays cannot hold: convert it to "
                     "another type inside the model."
                 )
+    reads = {node.get_variable_id(): node for node in viewed.get_ops() if node.get_type_name() == "ReadValue"}
+    states = tuple(_state(reads[node.get_variable_id()], sized[0]) for node in viewed.get_sinks())
     bounded = upper_bound_ops(viewed, sized[0], graph.index)
     limits = _open_tensors(model, view, bounded, graph) if points.typical[0].open or model.get_sinks() else {}
     return OpenVinoModel(
@@ -248,12 +263,13 @@ def _described(
         view=view,
         inputs=inputs,
         outputs=outputs,
+        states=states,
         limits=limits,
         points=points,
         times=points.times,
         bounded=bounded,
         together=(*inseparable_ops(viewed, graph, bounded), *together),
-        pairs=quantized_pairs(viewed, graph),
+        pairs=(*quantized_pairs(viewed, graph), *(single_reader_ops(graph) if states else ())),
         rounding=rounding_steps(viewed, graph, stand_ins),
     )
 
@@ -265,6 +281,12 @@ def _spec(port: Any, viewed: Any, sized: Sequence[Sized]) -> TensorSpec:
     limits = _limits(port.get_partial_shape()) if partial[0].is_static else None
     name, dtype = tensor_name(port, port.get_node()), dtype_name(port.get_element_type())
     return TensorSpec(name, op, shapes[0], dtype, limits, tuple(shapes) if limits is not None and len(shapes) > 1 else ())
+
+
+def _state(node: Any, sized: Sized) -> TensorSpec:
+    op = node.get_friendly_name()
+    shape, kind = sized.shape(op, 0).to_shape(), dtype_name(node.get_output_element_type(0))
+    return TensorSpec(node.get_variable_id(), op, tuple(shape), kind, _limits(node.get_output_partial_shape(0)))
 
 
 def _limits(partial: Any) -> Limits | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, zip_longest
 from typing import Any, Self
 
 from placeit.core.errors import ModelError
@@ -31,12 +32,23 @@ class Typical:
         """True if an input has open sizes."""
         return any(shape is not None for shape in self.inputs)
 
-    def states(self) -> list[int]:
-        """Lengths of the state that may fit the inputs: as many steps as the longest input has beyond the shortest, or has."""
-        if self.state is not None:
-            return [self.state]
-        sizes = sorted(max(shape) for shape in self.inputs if shape)
-        return [*dict.fromkeys((max(1, sizes[-1] - sizes[0]), sizes[-1]))] if sizes else [1]
+    def states(self, model: Any) -> list[int]:
+        """Return lengths of the state that may fit the inputs of a model, likely ones first.
+
+        These are as many steps as one input has beyond another, the longest beyond the shortest for a start, or as one has.
+        """
+        if self.state is not None or not model.get_sinks():
+            return [self.state or 1]
+        shapes = [node.get_partial_shape() for node in model.get_parameters()]
+        fixed = [tuple(shape.to_shape()) if shape.is_static else () for shape in shapes]
+        known = [shape or other for shape, other in zip_longest(self.inputs[: len(fixed)], fixed)]
+        longest = sorted(max(shape) for shape in known if shape)
+        if not longest:
+            return [1]
+        sizes = sorted({size for shape in known for size in shape}, reverse=True)
+        beyond = sorted({more - less for more, less in combinations(sizes, 2)}, reverse=True)
+        likely = [longest[-1] - longest[0], longest[-1]] if longest[-1] > longest[0] else [longest[-1]]
+        return [*dict.fromkeys((*likely, *beyond, *sizes, 1, 0))]
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,7 @@ class Sized:
             self._nodes: Mapping[str, Any] = {node.get_friendly_name(): node for node in model.get_ops()}
             return
         failed: RuntimeError | None = None
-        for length in typical.states():
+        for length in typical.states(model):
             try:
                 self._nodes, self._model = _nodes_of(model, typical.inputs, length)
             except RuntimeError as error:
