@@ -20,6 +20,7 @@ from placeit.backends.onnx_external import OnnxFile
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, UsageError, first_line
+from placeit.core.sizes import fits
 from placeit.core.telemetry import import_openvino
 from placeit.devices.onnxruntime import explaining as explaining_ort
 from placeit.devices.openvino import compile_model, explaining, openvino_core
@@ -47,6 +48,7 @@ class BundleModel(Model):
             graph=manifest.graph,
             inputs=manifest.inputs,
             outputs=manifest.outputs,
+            limits=manifest.limits,
             placed=True,
             manifest=manifest,
             files=files,
@@ -87,7 +89,7 @@ class BundleModel(Model):
                 value = np.lib.format.read_array(io.BytesIO(self.files.read(file).tobytes()), allow_pickle=False)
             except (ValueError, SyntaxError, MemoryError, TypeError, EOFError) as error:
                 raise self.files.wrong(f"its file {file} holds no array: {first_line(error)}") from error
-            if value.dtype != spec.dtype or (sized and value.shape != spec.shape):
+            if value.dtype != spec.dtype or (sized and not fits(value.shape, spec.shape, spec.limits)):
                 raise self.files.wrong(f"its file {file} is {value.dtype}{list(value.shape)}, and '{spec.name}' is not")
             return np.ascontiguousarray(value).reshape(value.shape)
 
