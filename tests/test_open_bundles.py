@@ -44,6 +44,9 @@ def test_a_bundle_runs_every_size_in_range_and_no_other(built: tuple[Path, Path]
             assert_close(application.session.reference(inputs), expected)
         with pytest.raises(UsageError, match=r"The input 'ids' is int64 \[1, 65\]; .* expects int64 \[1, 1..64@16\]"):
             application.run(values(65))
+        with pytest.raises(UsageError, match=r"do not fit each other: 'ids' \[1, 9\], 'mask' \[1, 8\]"):
+            application.run({"ids": values(9)["ids"], "mask": values(8)["mask"]})
+        assert_close(application.run(inputs), expected)
 
 
 def test_the_command_runs_a_bundle_at_the_size_of_the_inputs(built: tuple[Path, Path], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 import pytest
+from numpy.typing import NDArray
 from open_models import LENGTHS, OPEN, TWO, Arrays, Shapes, assert_close, at_one_size, attention, divided, values
 
 import placeit.runtime.devices.openvino as driver
@@ -16,6 +17,9 @@ from placeit.backends import load
 from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.core.placement import Placement
 from placeit.core.sizes import SizeRange
+from placeit.devices.openvino import openvino_core
+from placeit.runtime.check import OutputDifference, other_inputs
+from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
 from placeit.workbench.options import Inputs
@@ -157,3 +161,78 @@ def test_without_tensors_of_the_binding_the_c_library_refuses_open_sizes(monkeyp
     monkeypatch.setattr(native, "takes_tensors", False)
     with pytest.raises(DeviceError, match="a shape is not fixed"):
         native.compile(model, "CPU", {})
+
+
+@pytest.mark.parametrize("output", ["tokens", "pooled"])
+def test_a_device_that_ignores_the_shape_of_a_request_is_found(
+    tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep_shape(buffer: HostBuffer, value: NDArray[np.generic]) -> None:
+        buffer.array()[...] = np.resize(value, buffer.array().shape)
+
+    model = openvino_core().read_model(attention(tmp_path))
+    path = tmp_path / "one.xml"
+    kept = [result for result in model.get_results() if output in result.input_value(0).get_names()]
+    ov.save_model(ov.Model(kept, model.get_parameters()), path, compress_to_fp16=False)
+    for broken in (False, True):
+        if broken:
+            monkeypatch.setattr(HostBuffer, "fill", keep_shape)
+        with Session(path, TWO[0], inputs=Inputs(shapes=OPEN), cache=None) as session:
+            with session.executor(session.plan_of(divided(session, 2))) as executor:
+                inputs = session.model.sample_inputs()
+                assert OutputDifference.between(executor.run(inputs), session.reference(inputs)).max_rel < 1e-4
+                found = session.check_outputs(executor)
+            assert (found.wrong(session.tolerance) is not None) == broken
+            assert found.not_checked is None
+            first, second = session.output_check().runs
+            assert first[0]["ids"].shape[1] > second[0]["ids"].shape[1] == 16
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given", "others"),
+    [
+        ("1..64@16", None, {*range(17, 33), 1}),  # random ones up to twice as many, and the least
+        ("1..64@16", 40, {*range(41, 65), 1}),
+        ("3..16@16", None, {*range(3, 16)}),
+        ("16..17@16", None, {16, 17}),
+        ("1..2147483647@2", None, {3, 4, 1}),
+    ],
+)
+def test_outputs_are_checked_at_other_sizes_in_range(tmp_path: Path, sizes: str, given: int | None, others: set[int]) -> None:
+    model = load(attention(tmp_path), input_shapes=dict.fromkeys(OPEN, (1, sizes)))
+    inputs = model.sample_inputs() if given is None else values(given)
+    found = [*other_inputs(model, inputs, given=given is not None)]
+    assert found[0]["ids"].shape[1] not in (1, inputs["ids"].shape[1])
+    for one in found:
+        assert one["ids"].shape == one["mask"].shape
+        assert one["ids"].shape[1] in others | {inputs["ids"].shape[1], model.inputs[0].shape[1]}
+        assert one["ids"].dtype == np.int64
+        if given:
+            assert {*one["ids"].flat} <= {*inputs["ids"].flat} | {*range(50)}
+
+
+def test_sizes_in_range_that_contradict_each_other_are_told(tmp_path: Path) -> None:
+    model = load(attention(tmp_path), input_shapes=OPEN)
+    for length in (1, 16, 64):
+        model.check_sizes({"ids": (1, length), "mask": (1, length)})
+    model.check_sizes({"ids": (1, 9), "mask": (1, 1)})  # one mask for all tokens
+    with pytest.raises(UsageError, match=TORN):
+        model.check_sizes({"ids": (1, 9), "mask": (1, 8)})
+
+
+TORN = r"do not fit each other: 'ids' \[1, 9\], 'mask' \[1, 8\]"
+
+
+def test_sizes_that_contradict_each_other_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    """OpenVINO's CPU plugin itself goes on to fail at sizes that it has run before, once a shape could not be inferred."""
+    path = attention(tmp_path)
+    torn = {"ids": values(9)["ids"], "mask": values(8)["mask"]}
+    with Session(path, TWO[0], inputs=Inputs(shapes=OPEN), cache=None) as session:
+        with session.serve(divided(session, 2), in_flight=1) as server:
+            for length in (16, 5, 5):
+                inputs = values(length)
+                assert_close(server.submit(inputs).result(60), at_one_size(path, inputs))
+                with pytest.raises(UsageError, match=TORN):
+                    server.submit(torn)
+        with session.executor(session.plan_of(divided(session, 1))) as executor, pytest.raises(UsageError, match=TORN):
+            executor.run(torn)

@@ -89,6 +89,9 @@ def test_a_size_out_of_range_is_refused(client: Any, model: Path, shape: tuple[i
     with pytest.raises(InferenceServerException, match=said) as told:
         client[0].infer("encoder", tensors(client, wrong))
     assert told.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
+    with pytest.raises(InferenceServerException, match=r"do not fit each other: 'ids' \[1, 9\], 'mask' \[1, 8\]") as told:
+        client[0].infer("encoder", tensors(client, {"ids": values(9)["ids"], "mask": values(8)["mask"]}))
+    assert told.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
     inputs = values(5)
     found = client[0].infer("encoder", tensors(client, inputs))
     np.testing.assert_allclose(found.as_numpy("pooled"), at_one_size(model, inputs)["pooled"], rtol=1e-4, atol=1e-4)
