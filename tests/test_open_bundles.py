@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bundled import edited
-from open_models import LENGTHS, OPEN, TWO, assert_close, at_one_size, attention, divided, values
+from open_models import LENGTHS, OPEN, TWO, assert_close, at_one_size, attention, divided, onnx_attention, values
 from typer.testing import CliRunner
 
 import placeit
@@ -47,6 +47,16 @@ def test_a_bundle_runs_every_size_in_range_and_no_other(built: tuple[Path, Path]
         with pytest.raises(UsageError, match=r"do not fit each other: 'ids' \[1, 9\], 'mask' \[1, 8\]"):
             application.run({"ids": values(9)["ids"], "mask": values(8)["mask"]})
         assert_close(application.run(inputs), expected)
+
+
+def test_segments_of_both_runtimes_run_every_size(tmp_path: Path) -> None:
+    model, bundle = onnx_attention(tmp_path), tmp_path / "both.placeit"
+    with Session(model, [f"ort:{TWO[0]}", TWO[1]], inputs=Inputs(shapes=OPEN), cache=None) as session:
+        session.build(divided(session, 4), bundle)
+    with Application.load(bundle) as application:
+        for length in LENGTHS:
+            inputs = values(length)
+            assert_close(application.run(inputs), at_one_size(model, inputs))
 
 
 def test_the_command_runs_a_bundle_at_the_size_of_the_inputs(built: tuple[Path, Path], tmp_path: Path) -> None:

@@ -203,8 +203,7 @@ class OpenSession:
     @property
     def _opens_onnx(self) -> bool:
         """True if there is an ONNX file that ONNX Runtime opens in the precision of the session."""
-        fits = self.precision == "f32" and not self.model.has_open_sizes
-        return fits and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
+        return self.precision == "f32" and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
 
     @property
     def executable(self) -> bool:

@@ -7,10 +7,24 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import openvino as ov
 import pytest
 from numpy.typing import NDArray
-from open_models import LENGTHS, OPEN, TWO, Arrays, Shapes, assert_close, at_one_size, attention, divided, values
+from open_models import (
+    LENGTHS,
+    OPEN,
+    TWO,
+    Arrays,
+    Shapes,
+    assert_close,
+    at_one_size,
+    attention,
+    divided,
+    onnx_attention,
+    values,
+)
 
 import placeit.runtime.devices.openvino as driver
 from placeit.backends import load
@@ -236,3 +250,50 @@ def test_sizes_that_contradict_each_other_are_refused_and_nothing_is_lost(tmp_pa
                     server.submit(torn)
         with session.executor(session.plan_of(divided(session, 1))) as executor, pytest.raises(UsageError, match=TORN):
             executor.run(torn)
+
+
+@pytest.mark.parametrize("devices", [["ort:{}"], ["ort:{}", "{}"]], ids=["alone", "beside OpenVINO"])
+def test_onnx_runtime_runs_every_size_in_range(tmp_path: Path, devices: list[str]) -> None:
+    path = onnx_attention(tmp_path)
+    places = [name.format(place) for name, place in zip(devices, TWO, strict=False)]
+    with Session(path, places, inputs=Inputs(shapes=OPEN), cache=None) as session:
+        plan = session.plan_of(divided(session, 5))
+        assert len(plan.segments) == 5
+        with session.executor(plan, in_flight=2) as executor:
+            for length in (*LENGTHS, *LENGTHS):  # outputs of known sizes are written in place
+                inputs = values(length)
+                assert_close(executor.run(inputs), at_one_size(path, inputs))
+            assert session.check_outputs(executor).max_rel < 1e-4
+
+
+def test_values_of_a_tensor_may_be_sizes_for_onnx_runtime(tmp_path: Path) -> None:
+    """Where a segment begins with the shape of a tensor, and makes another of that shape."""
+    path = tmp_path / "spread.onnx"
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    spread (float[n] x) => (float[m] y)
+    { size = Shape (x)
+      twice = Add (size, size)
+      zeros = ConstantOfShape (twice)
+      y = Cos (zeros) }"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    with ExitStack() as stack:
+        session = stack.enter_context(Session(path, f"ort:{TWO[0]}", inputs=Inputs(shapes={"x": ["1..64@16"]}), cache=None))
+        plan = session.plan_of(divided(session, len(session.grouping.groups)))
+        executor = stack.enter_context(session.executor(plan))
+        for length in LENGTHS:
+            found = executor.run({"x": np.zeros(length, np.float32)})
+            np.testing.assert_array_equal(found["y"], np.ones(2 * length, np.float32))
+
+
+@pytest.mark.two_cores
+def test_what_users_would_run_is_raced_against_at_open_sizes_too(tmp_path: Path) -> None:
+    path = onnx_attention(tmp_path)
+    with Session(path, TWO, inputs=Inputs(shapes=OPEN), cache=None) as session:
+        rivals = {device.name: device for device in (*session.plain_devices, *session.whole_devices)}
+        assert rivals.keys() == {"CPU", "ort:CPU", "throughput:CPU"}
+        for device in rivals.values():
+            home = session.alone(device)
+            with home.executor(home.plan_of(divided(home, 1))) as executor:
+                for length in LENGTHS:
+                    inputs = values(length)
+                    assert_close(executor.run(inputs), at_one_size(path, inputs))
