@@ -63,7 +63,7 @@ class Line:
     resets: int = 0
     begun: int = 0
     fresh: bool = True
-    lost: SequenceError | None = None
+    lost: str | None = None
     closed: bool = False
     inputs: list[Arrays] = field(default_factory=list)
     ran: int = 0
@@ -73,6 +73,11 @@ class Line:
         """Raise SequenceError if it is closed."""
         if self.closed:
             raise SequenceError(f"Sequence {self.number} is closed: make a new one.")
+
+    def check_known(self) -> None:
+        """Raise SequenceError if its state is not known."""
+        if self.lost is not None:
+            raise SequenceError(self.lost)
 
     def may_begin(self, position: int) -> bool:
         """Return whether its request of a position among all of them, which waits, may begin."""
@@ -112,7 +117,7 @@ class Line:
         if self.recompute and not for_good:
             self.ran = 0
         elif self.lost is None and not (self.fresh and self.slot is None):
-            self.lost = SequenceError(
+            self.lost = (
                 f"The state of sequence {self.number} is not known any more: {why} Call reset() to have it begin anew. With "
                 "recompute=True, a sequence computes its state anew by itself."
             )

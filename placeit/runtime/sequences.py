@@ -227,8 +227,7 @@ class Sequences:
         """See :meth:`Sequence.fork`."""
         with self._idle(line, timeout):
             self._carry_out_resets(line, line.resets)
-            if line.lost is not None:
-                raise line.lost
+            line.check_known()
             return self.open(recompute=line.recompute, like=line)
 
     def reset(self, line: Line) -> None:
@@ -271,8 +270,7 @@ class Sequences:
         if line.slot is None:
             self._settle(line, replica)
         self._carry_out_resets(line, request.resets)
-        if line.lost is not None:
-            raise line.lost
+        line.check_known()
 
     def released(self, line: Line, request: Pending, failure: PlaceitError | None, *, well: bool) -> None:
         """A request of a sequence is not in flight any more; ``failure`` of one that had begun. With the lock."""
@@ -289,7 +287,7 @@ class Sequences:
             line.failed(why or ExecutionError("A request of it was interrupted by an error of the server's."))
         line.flying = request.started = False
         line.note()
-        return line.lost
+        return None if line.lost is None else SequenceError(line.lost)
 
     def lose(self, replica: Replica, why: PlaceitError) -> None:
         """All slots of a replica are lost; with the lock."""

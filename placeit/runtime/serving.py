@@ -415,7 +415,10 @@ class Server(Watched):
             try:
                 if request.line is not None:
                     self.sequences.make_ready(request.line, request, replica)
-            except Exception as error:  # noqa: BLE001 (of this sequence alone)
+            except SequenceError as error:
+                replica.failed(request, error, begun=False)
+            except Exception as error:  # noqa: BLE001 (of this sequence alone, unless nothing can run here any more)
+                replica.executor.check()
                 replica.failed(request, failure_of("This request cannot begin", error), begun=False)
             else:
                 request.started = True

@@ -171,3 +171,88 @@ def test_a_session_has_sequences_on_a_server_of_their_own(cache: Cache) -> None:
         with pytest.raises(ExecutionError, match="closed"):
             fork.run(inputs(3))
         assert {thread.name for thread in threading.enumerate()} == names
+
+
+class Steps:
+    """Counts the runs of segments on Python lanes, and has one of them do something of its own."""
+
+    def __init__(self, made: Bench, trouble: Callable[[], object], *, at: int) -> None:
+        self.runs, self._at, self._trouble = 0, at, trouble
+        for device in made.devices:
+            device.trouble = self._count
+
+    def _count(self) -> None:
+        self.runs += 1
+        if self.runs == self._at:
+            self._trouble()
+
+
+def fail() -> None:
+    raise RuntimeError("put in")
+
+
+@pytest.mark.parametrize("at", [1, 5, 11])
+def test_a_request_that_fails_takes_its_own_sequence_along_and_nothing_else(bench: Callable[[str], Bench], at: int) -> None:
+    """What runs beside it neither fails nor runs twice, which states would show."""
+    made, models = bench("python"), [Totals(LAYERS) for _ in range(3)]
+    segments = len(made.plan.programs)
+    with Server([made.executor()], queue=100) as server:
+        sequences = [server.sequence() for _ in models]
+        steps = Steps(made, fail, at=at)
+        answers = [[sequence.submit(inputs(step)) for step in range(8)] for sequence in sequences]
+        hit = [k for k, of_sequence in enumerate(answers) if any(answer.exception(60) for answer in of_sequence)]
+        assert len(hit) == 1
+        for k, of_sequence in enumerate(answers):
+            well = [answer for answer in of_sequence if answer.exception() is None]
+            for step, answer in enumerate(well):
+                close_to(answer.result(), models[k].run(inputs(step)["x"]))
+            assert len(well) == 8 or k in hit
+        errors = [error for answer in answers[hit[0]] if (error := answer.exception()) is not None]
+        assert "put in" in str(errors[0])
+        assert all(isinstance(error, SequenceError) and "not known any more" in str(error) for error in errors[1:])
+        ended = sum(answer.exception() is None for of_sequence in answers for answer in of_sequence)
+        assert ended * segments < steps.runs <= (ended + 1) * segments
+        broken = sequences[hit[0]]
+        for ask in (lambda: broken.run(inputs(1)), broken.fork):
+            with pytest.raises(SequenceError, match=r"is not known any more: .*put in.* Call reset\(\)"):
+                ask()
+        broken.reset()
+        close_to(broken.run(inputs(4)), Totals(LAYERS).run(inputs(4)["x"]))
+        assert server.repeated == 0
+
+
+def test_a_sequence_that_keeps_its_inputs_computes_a_lost_state_anew(bench: Callable[[str], Bench]) -> None:
+    made, model = bench("python"), Totals(LAYERS)
+    with Server([made.executor()]) as server, server.sequence(recompute=True) as sequence:
+        for step in range(5):
+            close_to(sequence.run(inputs(step)), model.run(inputs(step)["x"]))
+        Steps(made, fail, at=3)
+        with pytest.raises(ExecutionError, match="put in"):
+            sequence.run(inputs(5))
+        succeeded = server.stats().outcomes["succeeded"]
+        close_to(sequence.run(inputs(6)), model.run(inputs(6)["x"]))  # as if that one had not been asked for
+        assert server.stats().outcomes["succeeded"] == succeeded + 1
+        Steps(made, fail, at=2)
+        with pytest.raises(ExecutionError, match="put in"):
+            sequence.run(inputs(7))
+        close_to(sequence.fork().run(inputs(8)), model.fork().run(inputs(8)["x"]))
+        Steps(made, fail, at=2)
+        with pytest.raises(SequenceError, match="not known any more"):  # as computing it anew fails
+            sequence.run(inputs(9))
+        sequence.reset()
+        model.reset()
+        close_to(sequence.run(inputs(9)), model.run(inputs(9)["x"]))
+
+
+def test_inputs_that_do_not_fit_fail_their_request_and_change_no_state(bench: Callable[[str], Bench]) -> None:
+    made, model, gate = bench("python"), Totals(LAYERS), threading.Event()
+    with Server([made.executor()]) as server, server.sequence() as sequence:
+        Steps(made, lambda: gate.wait(60), at=1)
+        first, changed = sequence.submit(inputs(0)), inputs(1)
+        second, third = sequence.submit(changed), sequence.submit(inputs(2))
+        changed["x"].shape = (SIZE, 1)  # while it waits
+        gate.set()
+        close_to(first.result(60), model.run(inputs(0)["x"]))
+        with pytest.raises(ExecutionError, match="shape"):
+            second.result(60)
+        close_to(third.result(60), model.run(inputs(2)["x"]))
