@@ -208,6 +208,14 @@ class PlanExecutor(ABC):
             "model on CPU core sets, or on other devices that OpenVINO drives."
         )
 
+    @property
+    def room_for_state(self) -> dict[str, float]:
+        """Bytes that its devices may hold besides the plan's weights, by device name; ``inf`` if that is not known."""
+        problem, used = self.plan.problem, [0.0] * self.plan.problem.devices
+        for segment, weights in zip(self.plan.segments, problem.param_bytes.tolist(), strict=False):
+            used[segment.device] += weights
+        return dict(zip(problem.device_names, (problem.memory - used).tolist(), strict=True))
+
     def close_slot(self, slot: Slot) -> None:  # noqa: B027 (there may be none)
         """Release a slot of :meth:`open_slot`, of which nothing runs. A second call has no effect."""
 
