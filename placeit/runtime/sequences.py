@@ -304,18 +304,18 @@ class Sequences:
 
     def released(self, line: Line, request: Pending, failure: PlaceitError | None, *, well: bool) -> None:
         """A request of a sequence is not in flight any more; ``failure`` of one that had begun. With the lock."""
-        line.flying = False
         if well:
             line.ended(request.inputs, replay=request.replay)
         elif failure is not None:
             line.failed(failure, for_good=request.replay)
+        line.flying, request.settled = False, True
         line.note()
 
     def interrupted(self, line: Line, request: Pending, why: PlaceitError | None) -> SequenceError | None:
         """A request in flight has to begin again; return why it cannot, None if it can. With the lock."""
         if request.started:
             line.failed(why or ExecutionError("A request of it was interrupted by an error of the server's."))
-        line.flying = request.started = False
+        line.flying, request.started, request.settled = False, False, True
         line.note()
         return None if line.lost is None else SequenceError(line.lost)
 

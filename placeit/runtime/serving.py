@@ -470,7 +470,7 @@ class Server(Watched):
         request.explored = replica.exploring
         replica.flying.append(request)
         if request.line is not None:
-            request.line.flying = True
+            request.line.flying, request.settled = True, False
         self._begun = request.number
         self._since = 0 if replica.exploring else self._since + 1
 
@@ -567,7 +567,7 @@ class Server(Watched):
         with self._lock:
             left = [request for request in replica.flying if not request.future.done()]
             for request in replica.flying:
-                if request.line is not None:
+                if request.line is not None and not request.settled:
                     request.failure = self.sequences.interrupted(request.line, request, why)
             broken = [request for request in left if request.failure is not None and not (self._over or request.replay)]
             again = [request for request in left if request.failure is None and not (self._over or request.replay)]
