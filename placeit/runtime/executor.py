@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -24,7 +25,7 @@ from placeit.runtime.plan_executor import PlanExecutor, empty_samples, failure_o
 from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.slots import Slot
-from placeit.runtime.spans import Labels, Moved, Ran
+from placeit.runtime.spans import Labels, Moved, Ran, Timed, blended
 from placeit.runtime.stats import DeviceStats
 from placeit.simulator.scheduler import Instruction, Scheduler, Start, Transfer
 
@@ -319,6 +320,24 @@ class Executor(PlanExecutor):
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
         return seconds_of(self._samples, last=last)
+
+    @contextlib.contextmanager
+    def _sequence(self) -> Iterator[None]:
+        slot = self._slots[0]
+        slot.reset_state()
+        slot.keep_state(keep=True)
+        try:
+            yield
+        finally:
+            slot.keep_state(keep=False)
+
+    def _blend(self, runs: Sequence[Timed]) -> None:
+        slot = self._slots[0]
+        slot.ran[:], slot.moved[:] = blended(runs)
+        for s, start, finish in slot.ran:
+            for _ in runs:
+                self._samples[s].pop()
+            self._samples[s].append(finish - start)
 
     def _blank(self, sentinel: int) -> str | None:
         found = [what for slot in self._ordinary if (what := slot.blank(sentinel)) is not None]

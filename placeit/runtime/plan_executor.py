@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -9,7 +10,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType, TracebackType
@@ -18,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import checked_inputs
+from placeit.backends.base import Sample, checked_inputs
 from placeit.core.errors import ExecutionError, NoRoomError, PlaceitError, UsageError, forget_frames
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
@@ -26,7 +27,7 @@ from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.feed import Bell, Feed
 from placeit.runtime.slots import Slot
-from placeit.runtime.spans import Labels, Moved, Ran, Span
+from placeit.runtime.spans import Labels, Moved, Ran, Span, Timed
 from placeit.runtime.stats import DeviceStats
 
 __all__ = [
@@ -117,6 +118,9 @@ class PlanExecutor(ABC):
         in_flight: how many requests may be in flight at once.
         inputs: of the model, by name.
 
+    Attributes:
+        uncounted: seconds of the last :meth:`time` over those that it counted for; 1 of one request.
+
     Raises:
         UsageError: no request at all.
     """
@@ -130,6 +134,8 @@ class PlanExecutor(ABC):
         self._run: ActiveRun | None = None  # the last one
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
+        self.uncounted = 1.0
+        self._timed_on: Sequence[Sample] = ()  # what time() runs on, if that is more than one request
 
     # -- what lanes differ in; called in turn, and but for _start while nothing runs ------------------------------------
 
@@ -260,6 +266,15 @@ class PlanExecutor(ABC):
     def _release(self) -> None:
         """Release buffers and programs; once more, if that was interrupted."""
 
+    @contextlib.contextmanager
+    def _sequence(self) -> Iterator[None]:
+        """Have each request of a block go on from the state in which the one before has left the model."""
+        yield
+
+    def _blend(self, runs: Sequence[Timed]) -> None:  # noqa: ARG002
+        """Have the mean of the last runs count as one run."""
+        raise UsageError("This executor is timed on one request.")
+
     def _pass_time(self, run: ActiveRun) -> None:  # noqa: B027 (for lanes of a virtual clock)
         """Have a run end, if nothing does so by itself."""
 
@@ -314,6 +329,16 @@ class PlanExecutor(ABC):
             self._settle()
             self._write(checked_inputs(inputs, self.inputs), request)
 
+    def set_requests(self, requests: Sequence[Sample]) -> None:
+        """Have :meth:`time` run on each of some requests; of one, put the inputs in place.
+
+        Raises:
+            UsageError, ExecutionError: as :meth:`set_inputs` does.
+        """
+        checked = [Sample(checked_inputs(request.inputs, self.inputs), request.share) for request in requests]
+        self.set_inputs(checked[0].inputs)
+        self._timed_on = checked if len(checked) > 1 else ()
+
     def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
         """Return copies of the outputs of the last run, by name. Raises ExecutionError if the executor is closed."""
         self._check_open()
@@ -331,8 +356,25 @@ class PlanExecutor(ABC):
             return self._read(0)
 
     def time(self, *, timeout: float | None = None) -> float:
-        """Run once on the inputs in place and return the seconds it took; see :meth:`times`. Raises ExecutionError."""
-        return self.times(1, timeout=timeout)
+        """Run once on the inputs in place and return the seconds it took; see :meth:`times`. Raises ExecutionError.
+
+        On several requests (:meth:`set_requests`) it runs each of them, as one sequence if the model keeps state, and returns
+        the mean by their shares. Spans and times of segments then are such means, too.
+        """
+        if not self._timed_on:
+            return self.times(1, timeout=timeout)
+        deadline, found = self._deadline(timeout), list[Timed]()
+        with self._turn:
+            self._settle(deadline)
+            with self._sequence():
+                for request in self._timed_on:
+                    self._write(request.inputs, 0)
+                    seconds = self._times(1, deadline)
+                    found.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
+            self._blend(found)
+        counted = sum(one.share * one.seconds for one in found)
+        self.uncounted = sum(one.seconds for one in found) / counted
+        return counted
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
         """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import combinations, zip_longest
+from typing import Any, Self
 
 from placeit.core.errors import ModelError
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["Sized", "Typical"]
+__all__ = ["Points", "Sized", "Typical"]
 
 openvino = import_openvino()
 
@@ -31,12 +32,42 @@ class Typical:
         """True if an input has open sizes."""
         return any(shape is not None for shape in self.inputs)
 
-    def states(self) -> list[int]:
-        """Lengths of the state that may fit the inputs: as many steps as the longest input has beyond the shortest, or has."""
-        if self.state is not None:
-            return [self.state]
-        sizes = sorted(max(shape) for shape in self.inputs if shape)
-        return [*dict.fromkeys((max(1, sizes[-1] - sizes[0]), sizes[-1]))] if sizes else [1]
+    def states(self, model: Any) -> list[int]:
+        """Return lengths of the state that may fit the inputs of a model, likely ones first.
+
+        These are as many steps as one input has beyond another, the longest beyond the shortest for a start, or as one has, or
+        none, as before the first tokens of a text.
+        """
+        if self.state is not None or not model.get_sinks():
+            return [1 if self.state is None else self.state]
+        shapes = [node.get_partial_shape() for node in model.get_parameters()]
+        fixed = [tuple(shape.to_shape()) if shape.is_static else () for shape in shapes]
+        known = [shape or other for shape, other in zip_longest(self.inputs[: len(fixed)], fixed)]
+        longest = sorted(max(shape) for shape in known if shape)
+        if not longest:
+            return [1]
+        sizes = sorted({size for shape in known for size in shape}, reverse=True)
+        beyond = sorted({more - less for more, less in combinations(sizes, 2)}, reverse=True)
+        likely = [longest[-1] - longest[0], longest[-1]] if longest[-1] > longest[0] else [longest[-1]]
+        return [*dict.fromkeys((*likely, *beyond, *sizes, 1, 0))]
+
+
+@dataclass(frozen=True)
+class Points:
+    """Typical sizes for which one placement is sought.
+
+    Attributes:
+        typical: sizes. The shapes of the task graph are those of the first; operations and bytes are means.
+        times: how often each comes, in proportion.
+    """
+
+    typical: tuple[Typical, ...] = (Typical(),)
+    times: tuple[int, ...] = (1,)
+
+    @property
+    def shares(self) -> list[float]:
+        """How often each comes, as a share of all."""
+        return [often / sum(self.times) for often in self.times]
 
 
 class Sized:
@@ -48,23 +79,35 @@ class Sized:
         model: an ``openvino.Model`` with unique friendly names; it is not changed.
         typical: its sizes.
 
+    Attributes:
+        state_length: length of its state along open dimensions, before it runs.
+        state_after: and after it has run.
+
     Raises:
         ModelError: the model does not fit them.
     """
+
+    state_length = state_after = 0
 
     def __init__(self, model: Any, typical: Typical) -> None:
         if not typical.open and not model.get_sinks():
             self._nodes: Mapping[str, Any] = {node.get_friendly_name(): node for node in model.get_ops()}
             return
         failed: RuntimeError | None = None
-        for length in typical.states():
+        for length in typical.states(model):
             try:
                 self._nodes, self._model = _nodes_of(model, typical.inputs, length)
             except RuntimeError as error:
                 failed = failed or error
             else:
+                self.state_length, self.state_after = length, _length_after(model, self._nodes, length)
                 return
         raise ModelError(f"The typical sizes of the inputs do not fit each other: {str(failed).strip().splitlines()[-1]}")
+
+    @classmethod
+    def all(cls, model: Any, points: Points) -> list[Self]:
+        """Infer the shapes of a model at several points. Raises ModelError."""
+        return [cls(model, typical) for typical in points.typical]
 
     def node(self, name: str) -> Any:
         """Return the node of a friendly name."""
@@ -99,6 +142,17 @@ def _nodes_of(model: Any, inputs: Sequence[tuple[int, ...] | None], length: int)
     copy.add_parameters([stand_in for _, stand_in in stand_ins])
     copy.validate_nodes_and_infer_types()
     return nodes | dict(stand_ins), copy
+
+
+def _length_after(model: Any, nodes: Mapping[str, Any], length: int) -> int:
+    """Return the length of the states that are written along an open dimension; without any, that of those that are read."""
+    for write in model.get_sinks():
+        shape = write.get_input_partial_shape(0)
+        for axis, size in enumerate(shape if shape.rank.is_static else ()):
+            written = nodes[write.get_friendly_name()].get_input_partial_shape(0)[axis]
+            if size.is_dynamic and written.is_static:
+                return int(written.get_length())
+    return length
 
 
 def _fixed(read: Any, written: Any, length: int) -> Any:
