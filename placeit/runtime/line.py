@@ -37,7 +37,7 @@ class Line:
         replica: the one whose executor has the slot; None if there is no slot.
         slot: keeps its state; None before it has one, and after that was lost.
         flying: whether a request of it is in flight.
-        moving: whether somebody copies or resets its state just now.
+        moving: who copies or resets its state just now; None if nobody does.
         holds: numbers of requests, after each of which the next ones have to wait.
         noted: for threads that wait for something of it to end; None if none does.
         submitted: how many requests it has had.
@@ -60,7 +60,7 @@ class Line:
     replica: Home | None = None
     slot: Slot | None = None
     flying: bool = False
-    moving: bool = False
+    moving: object = None
     holds: list[int] = field(default_factory=list)
     noted: Gate | None = None
     submitted: int = 0
@@ -89,7 +89,7 @@ class Line:
 
     def may_begin(self, position: int) -> bool:
         """Return whether its request of a position among all of them, which waits, may begin."""
-        return not (self.flying or self.moving) and all(position <= hold for hold in self.holds)
+        return not self.flying and self.moving is None and all(position <= hold for hold in self.holds)
 
     @property
     def behind(self) -> bool:

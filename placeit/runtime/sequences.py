@@ -207,6 +207,9 @@ class Sequences:
     def __len__(self) -> int:
         return len(self._lines)
 
+    def __contains__(self, line: Line) -> bool:
+        return self._lines.get(line.number) is line
+
     @property
     def open_lines(self) -> list[Line]:
         """Those that are not closed; with the lock."""
@@ -242,7 +245,9 @@ class Sequences:
 
     def fork(self, line: Line, timeout: float | None) -> Line:
         """See :meth:`Sequence.fork`."""
-        with self._idle(line, timeout):
+        line.check_open()
+        until = math.inf if timeout is None else perf_counter() + timeout
+        with self._idle(line, line.submitted, until):
             self._carry_out_resets(line, line.resets)
             line.check_known()
             return self.open(recompute=line.recompute, like=line)
@@ -252,13 +257,10 @@ class Sequences:
         with self._lock:
             line.check_open()
             line.resets += 1
-            if line.slot is None or not self._is_idle(line, line.submitted):
-                return  # the next request does it
-            line.moving = True
-        try:
-            self._carry_out_resets(line, line.resets)
-        finally:
-            self._moved(line)
+            now = line.slot is not None and self._is_idle(line, line.submitted)  # else the next request does it
+        if now:
+            with self._idle(line, 0):
+                self._carry_out_resets(line, line.resets)
 
     def end(self, line: Line, *, drain: bool) -> list[Pending]:
         """Close a sequence; with the lock. Return the requests that are to fail."""
@@ -333,18 +335,17 @@ class Sequences:
         with self._lock:
             lines = [line for line in self._lines.values() if _is_on(line, leaving)]
         for line in lines:
-            self._claim(line, 0, math.inf)
-            try:
-                if line.slot is not None and _is_on(line, leaving):
+            with self._idle(line, 0):
+                if line.slot is None or not _is_on(line, leaving):
+                    continue
+                try:
                     with self._lock:
                         replica = self._home()
                     self._settle(line, replica, None if line.fresh or line.behind else line.slot.states())
-            except Exception as error:  # noqa: BLE001 (of this sequence alone)
-                with self._lock:
-                    _release(line)
-                    line.failed(failure_of("it could not be moved to another placement.", error))
-            finally:
-                self._moved(line)
+                except Exception as error:  # noqa: BLE001 (of this sequence alone)
+                    with self._lock:
+                        _release(line)
+                        line.failed(failure_of("it could not be moved to another placement.", error))
 
     def tidy(self) -> None:
         """Release the slots of closed sequences of which no request is left; with the lock."""
@@ -411,28 +412,28 @@ class Sequences:
                 line.reset(resets)
 
     @contextlib.contextmanager
-    def _idle(self, line: Line, timeout: float | None) -> Iterator[None]:
-        """Wait until all requests of a sequence so far have ended; no other one begins meanwhile, nor in the context."""
+    def _idle(self, line: Line, hold: int, until: float = math.inf) -> Iterator[None]:
+        """Wait until the first so many requests of a sequence have ended; no later one begins meanwhile, nor in the context."""
+        me = object()
         with self._lock:
-            line.check_open()
-            hold = line.submitted
             line.holds.append(hold)
         try:
-            self._claim(line, hold, math.inf if timeout is None else perf_counter() + timeout)
-            try:
-                yield
-            finally:
-                line.moving = False
+            self._claim(line, hold, until, me)
+            yield
         finally:
-            line.holds.remove(hold)
-            self._moved(line)
+            with self._lock:
+                line.holds.remove(hold)
+                line.moving = None if line.moving is me else line.moving
+                line.note()
+                self.tidy()
+                self._call()
 
-    def _claim(self, line: Line, hold: int, until: float) -> None:
+    def _claim(self, line: Line, hold: int, until: float, me: object) -> None:
         """Wait until the first so many requests of a sequence have ended and nobody uses its state, and then use it."""
         while True:
             with self._lock:
                 if self._is_idle(line, hold):
-                    line.moving = True
+                    line.moving = me
                     return
                 gate = line.noted = line.noted or Gate()
             if perf_counter() >= until:
@@ -442,15 +443,7 @@ class Sequences:
     def _is_idle(self, line: Line, hold: int) -> bool:
         """Return whether nobody uses the state of a sequence, and none of its first so many requests is left; with the lock."""
         first = self._waiting.first(line)
-        return not line.flying and not line.moving and (first is None or first.position > hold)
-
-    def _moved(self, line: Line) -> None:
-        """Nobody uses the state of a sequence any more."""
-        with self._lock:
-            line.moving = False
-            line.note()
-            self.tidy()
-            self._call()
+        return not line.flying and line.moving is None and (first is None or first.position > hold)
 
 
 def _is_on(line: Line, replicas: Collection[Home]) -> bool:

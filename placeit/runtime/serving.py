@@ -173,6 +173,8 @@ class Server(Watched):
             if line is not None:
                 outcomes["refused"] += 1
                 line.check_open()
+                if line not in self.sequences:
+                    raise UsageError(f"Sequence {line.number} is one of another server: make one of this server.")
                 if not behind and (line.flying or self._waiting.first(line) is not None):
                     raise SequenceError(
                         f"A request of sequence {line.number} has not ended, and this one was not to wait for it: wait for the "
@@ -539,7 +541,9 @@ class Server(Watched):
             future = request.future
             labels = replica.executor.labels
             if not self._over and not request.replay:  # what has not ended before counts as failed
-                self.history.ended(Done(request.number, labels, future.arrived, future.begun, ended, ran, moved))
+                of = 0 if request.line is None else request.line.number
+                times = future.arrived, future.begun, ended
+                self.history.ended(Done(request.number, labels, *times, ran, moved, sequence=of))
         return True
 
     def without(self, replica: Replica) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import openvino as ov
@@ -39,6 +40,7 @@ from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.sequences import Sequence
 from placeit.runtime.serving import Answer, Replacement, Server
+from placeit.runtime.spans import Span
 from placeit.session import Session
 from placeit.workbench.options import Inputs
 
@@ -315,6 +317,11 @@ def test_a_state_grows_with_its_sequence_and_is_measured(growing: Session) -> No
             stats = server.stats()
             assert stats.sequences == 2
             assert stats.state_bytes == sequence.state_bytes + other.state_bytes
+            with server.metrics() as page, urlopen(page.url, timeout=60) as answer:
+                text = answer.read().decode()
+            assert "placeit_sequences 2.0" in text
+            assert f"placeit_state_bytes {stats.state_bytes:.1f}" in text
+        assert {span.sequence for span in server.history.trace() if isinstance(span, Span)} == {0, 1, 2}
         fork = sequence.fork()
         assert fork.state_bytes == sequence.state_bytes
         close_to(fork.run(rows(2)), model.run(rows(2)["x"]))
