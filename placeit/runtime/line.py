@@ -26,6 +26,11 @@ class Home(Protocol):
 
     executor: PlanExecutor
 
+    @property
+    def able(self) -> bool:
+        """True if it may take requests."""
+        ...
+
 
 @dataclass(eq=False)
 class Line:
@@ -149,6 +154,7 @@ class Line:
         """
         if self.recompute and not for_good:
             self.ran = 0
+            self.empty()
         elif self.lost is None and not (self.fresh and self.slot is None):
             self.lost = (
                 f"The state of sequence {self.number} is not known any more: {why} Call reset() to have it begin anew. With "

@@ -225,17 +225,12 @@ class Sequences:
     def open(self, *, recompute: bool, like: Line | None = None) -> Line:
         """Make a sequence with a slot, whose state is that of another one if there is one, which is idle."""
         with self._lock:
-            replica = self._home() if like is None or like.replica is None else like.replica
             self._made += 1
             line = self._lines[self._made] = Line(self._made, recompute)
         try:
-            states = None
             if like is not None:
                 line.copy(like)
-                with self._lock:
-                    self._check_room(line, replica, Counter())
-                states = None if like.slot is None or like.fresh or like.behind else like.slot.states()
-            self._settle(line, replica, states)
+            self._settle_anywhere(line, None if like is None else like.replica, None if like is None else _states(like))
         except BaseException:
             with self._lock:
                 _release(line)
@@ -287,7 +282,7 @@ class Sequences:
     def make_ready(self, line: Line, request: Pending, replica: Replica) -> None:
         """Have the slot of a sequence hold the state that its request goes on from; on the thread of the replica."""
         if line.slot is None:
-            self._settle(line, replica)
+            self._settle(line, replica, here=True)
         self._carry_out_resets(line, request.resets)
         line.check_known()
         with self._lock:
@@ -336,12 +331,10 @@ class Sequences:
             lines = [line for line in self._lines.values() if _is_on(line, leaving)]
         for line in lines:
             with self._idle(line, 0):
-                if line.slot is None or not _is_on(line, leaving):
+                if not _is_on(line, leaving):
                     continue
                 try:
-                    with self._lock:
-                        replica = self._home()
-                    self._settle(line, replica, None if line.fresh or line.behind else line.slot.states())
+                    self._settle_anywhere(line, None, _states(line))
                 except Exception as error:  # noqa: BLE001 (of this sequence alone)
                     with self._lock:
                         _release(line)
@@ -383,24 +376,43 @@ class Sequences:
                 "(state_memory=)."
             )
 
-    def _settle(self, line: Line, replica: Home, states: Mapping[str, Any] | None = None) -> None:
-        """Give a sequence of which nothing runs a slot on a replica, with given states or the initial one."""
-        slot = replica.executor.open_slot()
+    def _settle_anywhere(self, line: Line, wanted: Home | None, states: Mapping[str, Any] | None) -> None:
+        """Give a sequence a slot, on the wanted replica if that can be, and else where the fewest are."""
+        while True:
+            with self._lock:
+                home = wanted if wanted is not None and wanted.able else self._home()
+            try:
+                self._settle(line, home, states)
+            except PlaceitError:
+                if home.able:
+                    raise
+            else:
+                return
+
+    def _settle(self, line: Line, home: Home, states: Mapping[str, Any] | None = None, *, here: bool = False) -> None:
+        """Give a sequence of which nothing runs a slot on a replica, with given states or the initial one.
+
+        Raises ExecutionError if that takes no requests any more, unless it is ``here``: then it leaves after its thread's work.
+        """
+        with self._lock:
+            self._check_room(line, home, Counter())
+        slot = home.executor.open_slot()
         try:
             if states is not None:
                 slot.set_states(states)
-            if line.fresh:
-                least = slot.state_bytes()
-                with self._lock:
-                    self._check_room(line, replica, least - line.bytes)
+            least = slot.state_bytes() if line.fresh else None
+            with self._lock:
+                if least is not None:
+                    self._check_room(line, home, least - line.bytes)
                     line.least = least
                     line.empty()
+                if not (here or home.able):
+                    raise ExecutionError("This replica has just been taken out of service.")
+                _release(line)
+                line.replica, line.slot = home, slot
         except BaseException:
-            replica.executor.close_slot(slot)
+            home.executor.close_slot(slot)
             raise
-        with self._lock:
-            _release(line)
-            line.replica, line.slot = replica, slot
 
     def _carry_out_resets(self, line: Line, resets: int) -> None:
         """Have the slot of a sequence of which nothing runs start anew, if that is due."""
@@ -444,6 +456,11 @@ class Sequences:
         """Return whether nobody uses the state of a sequence, and none of its first so many requests is left; with the lock."""
         first = self._waiting.first(line)
         return not line.flying and line.moving is None and (first is None or first.position > hold)
+
+
+def _states(line: Line) -> dict[str, Any] | None:
+    """Copies of the states of a sequence of which nothing runs; None if it has the initial one, or has to compute it anew."""
+    return None if line.slot is None or line.fresh or line.behind else line.slot.states()
 
 
 def _is_on(line: Line, replicas: Collection[Home]) -> bool:
