@@ -25,7 +25,7 @@ from placeit.backends.base import TensorSpec
 from placeit.runtime.answers import Outputs
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid, none_of
 from placeit.serve.service import Call, ServedModel, Service
-from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_json, to_bytes, to_json
+from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_json, sized, to_bytes, to_json
 
 __all__ = ["application"]
 
@@ -220,7 +220,7 @@ def _raw(model: ServedModel, body: bytes) -> _Asked:
     """Read a request that consists of its only tensor."""
     if len(model.inputs) != 1:
         raise invalid(f"The model '{model.name}' has {len(model.inputs)} inputs: a body without JSON is one of one input.")
-    inputs = {name: of_bytes(body, spec) for name, spec in model.inputs.items()}
+    inputs = {name: of_bytes(body, sized(spec, len(body))) for name, spec in model.inputs.items()}
     return _Asked(None, inputs, [(name, True) for name in model.outputs], None)
 
 

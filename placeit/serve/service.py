@@ -8,16 +8,17 @@ import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.core.errors import PlaceitError, UsageError
+from placeit.core.sizes import fits
 from placeit.core.version import __version__
 from placeit.runtime.answers import Answer, Outputs
 from placeit.runtime.serving import Server
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
-from placeit.serve.tensors import DATATYPES, check_datatype
+from placeit.serve.tensors import DATATYPES, check_datatype, taken
 
 __all__ = ["Call", "ServedModel", "Service", "is_name"]
 
@@ -104,16 +105,14 @@ class ServedModel:
         return self.server.able
 
     def spec(self, name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:
-        """Return what an input has to look like. Raises RefusedError if there is no such input, or it looks otherwise."""
+        """Return what an input is as it is sent. Raises RefusedError if there is no such input, or the model takes no such."""
         spec = self.inputs.get(name)
         if spec is None:
             raise invalid(f"The model '{self.name}' has no input '{name}'; its inputs are {_names(self.inputs)}.")
         check_datatype(spec, datatype)
-        if tuple(shape) != spec.shape:
-            raise invalid(
-                f"The input '{name}' is sent with the shape {list(shape)}; the model takes {list(spec.shape)}.",
-            )
-        return spec
+        if not fits(shape, spec.shape, spec.limits):
+            raise invalid(f"The input '{name}' is sent with the shape {list(shape)}; the model takes {taken(spec)}.")
+        return replace(spec, shape=tuple(shape), limits=None)
 
     def named_once(self, what: str, names: Sequence[str]) -> None:
         """Raise RefusedError if inputs or outputs are unknown or there twice, or inputs are missing."""
@@ -180,11 +179,16 @@ def _names(known: Iterable[str]) -> str:
 
 
 def _described(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": list(spec.shape)}
+    return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": _dims(spec)}
 
 
 def _configured(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "data_type": f"TYPE_{DATATYPES[spec.dtype]}", "dims": list(spec.shape)}
+    return {"name": spec.name, "data_type": f"TYPE_{DATATYPES[spec.dtype]}", "dims": _dims(spec)}
+
+
+def _dims(spec: TensorSpec) -> list[int]:
+    """Return a tensor's sizes, -1 for those that are open."""
+    return [low if low == high else -1 for low, high in spec.limits or zip(spec.shape, spec.shape, strict=True)]
 
 
 class Service:

@@ -80,7 +80,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "a size beyond all integers": (asking(shape=[10**400]), r"the model takes \[2, 3\]"),
     "a size with a fraction": (asking(shape=[2.0, 3]), "whole numbers"),
     "a size that is true": (asking(shape=[True, 6]), "whole numbers"),
-    "too few values": (asking(data=[1, 2, 3]), r"3 values; the model takes \[2, 3\]"),
+    "too few values": (asking(data=[1, 2, 3]), r"3 values; its shape \[2, 3\] takes 6"),
     "lists of another shape": (asking(data=[[1, 2], [3, 4], [5, 6]]), r"lists of the shape \[3, 2\]"),
     "lists of different lengths": (asking(data=[[1, 2, 3], [4, 5]]), "lists of different lengths"),
     "lists of different depths": (asking(data=[1, 2, 3, 4, 5, [6]]), "lists of different depths"),
@@ -249,7 +249,7 @@ BAD_CALLS: dict[str, tuple[Callable[[Any], object], str, str]] = {
     "too few contents": (lambda r: r.raw_input_contents.pop(), "INVALID_ARGUMENT", "7 raw contents for 8 inputs"),
     "too few bytes": (lambda r: r.raw_input_contents.__setitem__(4, b"x"), "INVALID_ARGUMENT", "1 bytes; INT64 .* takes 48"),
     "both contents": (lambda r: r.inputs[0].contents.bool_contents.append(True), "INVALID_ARGUMENT", "typed contents beside"),
-    "no contents": (lambda r: r.ClearField("raw_input_contents"), "INVALID_ARGUMENT", "0 values; the model takes"),
+    "no contents": (lambda r: r.ClearField("raw_input_contents"), "INVALID_ARGUMENT", "0 values; its shape"),
     "shared memory": (
         lambda r: r.inputs[0].parameters["shared_memory_region"].CopyFrom(messages.InferParameter(string_param="x")),
         "INVALID_ARGUMENT",
