@@ -55,8 +55,7 @@ class HostBuffer:
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy there."""
         if self.spec.limits is not None:
-            order = (0, 2, 3, 1) if self.spec.channels_last else range(value.ndim)
-            self.tensor.shape = [value.shape[i] for i in order]
+            self.tensor.shape = self.spec.in_memory(value.shape)
         self.array()[...] = value
 
     def blank(self, sentinel: int) -> None:

@@ -18,7 +18,7 @@ from placeit.core.errors import DeviceError
 from placeit.core.threads import Worker
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.nodes.lane import ReceivingBuffers
+from placeit.runtime.nodes.tensors import ReceivingBuffers
 
 __all__ = ["Ahead", "RemoteBuffer", "RemoteDevice", "RemoteInstance", "RemoteProgram"]
 
@@ -134,7 +134,8 @@ class RemoteInstance:
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` in every later run. Raises DeviceError if it does not fit."""
-        if buffer.nbytes != self.program.inputs[index].nbytes:
+        spec = self.program.inputs[index]
+        if spec.limits is None and buffer.nbytes != spec.nbytes:
             raise DeviceError(f"A buffer of {buffer.nbytes} bytes does not fit input {index} of a segment.")
         self.bound[index] = buffer
 

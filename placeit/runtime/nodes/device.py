@@ -20,9 +20,9 @@ from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Insta
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.nodes.actor import DeviceActor, Setting, local
 from placeit.runtime.nodes.ahead import Ahead, RemoteBuffer, RemoteDevice, RemoteInstance, RemoteProgram
-from placeit.runtime.nodes.coding import coded
-from placeit.runtime.nodes.lane import DRIVER, bytes_of, memory_of, rank
+from placeit.runtime.nodes.lane import DRIVER, rank
 from placeit.runtime.nodes.package import pack
+from placeit.runtime.nodes.tensors import outgoing
 from placeit.runtime.nodes.wire import Connection, Frame, Kind, ProtocolError, connect
 from placeit.runtime.nodes.wiring import run_ahead
 
@@ -217,12 +217,10 @@ class NodeDevice(RemoteDevice):
 
     def send(self, ahead: Ahead, number: int, buffer: Buffer, *, exact: bool = False) -> None:
         """Send a tensor of this process there; inputs of the model as they are."""
-        memory = memory_of(buffer)
-        value, scale = coded(0 if exact else self.coding, memory)
-        epoch, coding = ahead.epoch, 0 if value is memory else self.coding
-        frame = Frame(Kind.DATA, coding, 0, epoch, number, start=perf_counter(), finish=scale)
-        payload = bytes_of(value)
-        self.connection.send(frame, payload, urgency=rank(value.nbytes, 0.0), current=lambda: ahead.epoch == epoch)
+        sent, epoch = outgoing(buffer, 0 if exact else self.coding), ahead.epoch
+        frame = Frame(Kind.DATA, sent.coding, 0, epoch, number, start=perf_counter(), finish=sent.scale, sizes=sent.sizes)
+        urgency = rank(len(sent.payload), 0.0)
+        self.connection.send(frame, sent.payload, urgency=urgency, current=lambda: ahead.epoch == epoch)
 
     # -- frames -----------------------------------------------------------------------------------------------------------
 
@@ -261,6 +259,7 @@ class NodeDevice(RemoteDevice):
                 ahead.report(frame.target, frame.epoch, start, max(start, self.here(frame.finish)))
             case Kind.DATA if ahead.epoch == frame.epoch:
                 if ahead.inbox.took(frame):
+                    ahead.inbox.settle(frame.target)
                     now = perf_counter()
                     ahead.report(frame.target, frame.epoch, min(now, self.here(frame.start)), now)
             case Kind.DATA:

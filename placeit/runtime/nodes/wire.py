@@ -1,7 +1,8 @@
 """Sockets between nodes: an authenticated handshake, then frames of a fixed header and raw bytes.
 
-Nothing that comes from a socket is unpickled, and no memory is allocated by a size that comes from one: a payload goes to
-memory that the receiver has set aside for it, or the connection ends.
+Nothing that comes from a socket is unpickled, and a payload goes to memory that the receiver has set aside for it, or the
+connection ends. Sizes of a tensor that come from a socket are checked before memory is allocated by them
+(:mod:`placeit.runtime.nodes.tensors`).
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ __all__ = ["CHUNK", "Connection", "Frame", "Kind", "Listener", "ProtocolError", 
 CHUNK = 1 << 17
 """Most bytes of a payload: what is urgent waits for no more than this."""
 _SMALL = 1 << 14  # bytes of a message that is sent without waking a thread
-_MAGIC = b"placeit nodes 1\n"
+_MAGIC = b"placeit nodes 2\n"
 _NONCE = 32
 _HANDSHAKE_S = 5.0
 _STRANGERS, _BACKLOG = 32, 128  # connections that may shake hands at the same time, and that may wait to
 _TRIES, _PAUSE_S = 3, 0.1
 _UNSENT = 1 << 18  # bytes in the kernel that are not on their way yet
 _TCP_NOTSENT_LOWAT = 25
-_HEADER = struct.Struct("<BB2xIIIIQdd")
+_HEADER = struct.Struct("<BBBxIIIIQdd")  # the third is the number of sizes, which follow
+_MOST_SIZES = 255
 
 
 class ProtocolError(Exception):
@@ -66,6 +68,7 @@ class Frame(NamedTuple):
         offset: where in the buffer they belong.
         start: seconds by the sender's clock, or a scale.
         finish: seconds by the sender's clock, or a scale.
+        sizes: of all dimensions of the tensor that data is a part of, if they are open; empty if they are fixed.
     """
 
     kind: int
@@ -77,6 +80,12 @@ class Frame(NamedTuple):
     offset: int = 0
     start: float = 0.0
     finish: float = 0.0
+    sizes: tuple[int, ...] = ()
+
+    def packed(self, size: int, offset: int = 0) -> bytes:
+        """Return the header of a part of its payload: so many bytes, from an offset."""
+        kind, coding, *others, sizes = self._replace(size=size, offset=offset)
+        return _HEADER.pack(kind, coding, len(sizes), *others) + struct.pack(f"<{len(sizes)}I", *sizes)
 
 
 class Receiver(Protocol):
@@ -154,7 +163,7 @@ class Connection:
 
     def _at_once(self, message: _Message) -> bool:
         """Send a small message from here if the socket takes all of it; the thread sends the rest if it takes a part."""
-        data = memoryview(_HEADER.pack(*message.frame._replace(size=len(message.payload))) + message.payload)
+        data = memoryview(message.frame.packed(len(message.payload)) + message.payload)
         try:
             done = self._sock.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -196,7 +205,7 @@ class Connection:
         if not message.current():
             return False
         part = message.payload[message.offset : message.offset + CHUNK]
-        header = _HEADER.pack(*message.frame._replace(size=len(part), offset=message.offset))
+        header = message.frame.packed(len(part), message.offset)
         if len(part) <= _SMALL:
             self._sock.sendall(header + part)
         else:
@@ -207,12 +216,14 @@ class Connection:
         return message.offset < len(message.payload)
 
     def _receive(self) -> None:
-        header = memoryview(bytearray(_HEADER.size))
+        header, sizes = memoryview(bytearray(_HEADER.size)), memoryview(bytearray(4 * _MOST_SIZES))
         waste = memoryview(bytearray(CHUNK))
         try:
             while True:
                 _fill(self._sock, header)
-                frame = Frame._make(_HEADER.unpack(header))
+                kind, coding, count, *others = _HEADER.unpack(header)
+                _fill(self._sock, sizes[: 4 * count])
+                frame = Frame._make((kind, coding, *others, struct.unpack_from(f"<{count}I", sizes) if count else ()))
                 if frame.size > CHUNK:
                     raise ProtocolError(f"a frame of {frame.size} bytes, where {CHUNK} are the most")
                 into: memoryview | None = None

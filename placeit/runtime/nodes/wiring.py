@@ -12,7 +12,7 @@ from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.base import Buffer, BufferSpec
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.nodes.ahead import Ahead, RemoteBuffer, RemoteDevice, RemoteInstance
-from placeit.runtime.nodes.lane import DRIVER, SegmentJob, Wiring, memory_of
+from placeit.runtime.nodes.lane import DRIVER, SegmentJob, Wiring
 from placeit.runtime.segment_book import SegmentBook
 from placeit.simulator.scheduler import b_level
 
@@ -125,7 +125,7 @@ class _Wiring:
 
     def _expect(self, buffer: Buffer) -> int:
         number = self.device.number()
-        self.ahead.inbox.expect(number, memory_of(buffer))
+        self.ahead.inbox.expect(number, buffer)
         self.device.arrivals[buffer] = number
         self._numbers.append(number)
         return number
