@@ -254,6 +254,14 @@ class Lanes:
     def set_transfer(self, node: int, lane: int, seconds: float) -> None:
         """Have a transfer keep a link for so long."""
 
+    def forget(self, slot: int) -> None:
+        """
+        Have nothing of a slot that is not in flight be carried out any more, and let go of its functions.
+        """
+
+    def grow(self, slots: int) -> None:
+        """Make room for more slots, in the rules, too."""
+
     def prepare(self, slots: numpy.typing.NDArray[numpy.int32], waiting: int, bell: Bell | None, deadline: float) -> None: ...
 
     def work(self, lane: int) -> None: ...

@@ -30,15 +30,26 @@ Lanes::Lanes(std::shared_ptr<Machine> rules, Span<const double> slowdown)
     events_.reserve(at(slots_) + most_others);
 }
 
+void Lanes::grow(Index slots) {
+    const Lock lock(mutex_);
+    if (slots <= slots_) return;
+    rules_->grow(slots);
+    steps_.resize(at(slots) * at(rules_->nodes()));
+    todo_.resize(steps_.size() + at(slots) + 1);
+    first_.reserve(at(slots));
+    events_.reserve(at(slots) + most_others);
+    slots_ = slots;
+}
+
 void Lanes::set(Index node, const Step& step) {
     const Lock lock(mutex_);
-    check_idle();
+    check_idle(node / rules_->nodes());
     steps_[at(node)] = step;
 }
 
 void Lanes::prepare(Span<const Index> slots, std::int64_t waiting, std::shared_ptr<Bell> bell, double deadline) {
     const Lock lock(mutex_);
-    check_idle();
+    check_idle(-1);
     first_.assign(slots.begin(), slots.end());
     events_.clear();
     for (Lane& lane : lanes_) {
@@ -95,7 +106,7 @@ void Lanes::run_all(Lock& lock, Lane& lane) {
 
 void Lanes::run_next(Lock& lock, Lane& lane) {
     const Index node = lane.first;
-    const Step& step = steps_[at(node)];
+    const Step step = steps_[at(node)];  // there may be more of them meanwhile
     lane.current = node;
     lane.first = step.next;
     const double asked = rules_->node(node).start;
@@ -241,8 +252,11 @@ std::vector<Ran> Lanes::ran(Index slot) const {
 
 // -- with the mutex --------------------------------------------------------------------------------------------------------
 
-void Lanes::check_idle() const {
-    if (arrived_ != 0) throw std::logic_error("Lanes cannot be changed while they run.");
+/// Throw if lanes run, or if they run a slot; -1 stands for any.
+void Lanes::check_idle(Index slot) const {
+    if (arrived_ != 0 && (slot < 0 || rules_->request(slot).active)) {
+        throw std::logic_error("Lanes cannot be changed while they run.");
+    }
 }
 
 std::vector<Index> Lanes::on_lanes() const {

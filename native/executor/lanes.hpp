@@ -65,8 +65,9 @@ struct Broken {  // nobody knows any more what is to run
 };
 using Event = std::variant<Ended, Failed, Cancelled, Late, Broken>;
 
-/// The lanes of a plan, for one run after another. Any thread may call any method; `prepare` and `set` throw std::logic_error
-/// during a run.
+/// The lanes of a plan, for one run after another. Any thread may call any method; `prepare` throws std::logic_error during a
+/// run, and so does `set` for a slot that is in flight. Whoever calls `set`, `grow` or `admit` sees to it that no other thread calls
+/// one of them, or asks for numbers of slots, at the same time.
 class Lanes {
 public:
     static constexpr double never = std::numeric_limits<double>::infinity();
@@ -81,6 +82,9 @@ public:
     /// Say how a node is carried out, numbered as the rules do.
     void set(Index node, const Step& step);
     const Step& step(Index node) const { return steps_[at(node)]; }
+
+    /// Make room for more slots, in the rules, too; nothing of the new ones is carried out by a lane before it is set.
+    void grow(Index slots);
 
     /// Make ready for a run; from here on it can be stopped.
     ///
@@ -132,7 +136,7 @@ private:
     template <class Condition>
     void wait(Lock& lock, Lane& lane, double until, Condition condition);
     void let_go(Lock& lock) noexcept;
-    void check_idle() const;
+    void check_idle(Index slot) const;
     void begin_request(Index slot);
     void finished(Index node);
     void carry_out(double time);

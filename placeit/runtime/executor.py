@@ -11,20 +11,20 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import ExecutionError, PlaceitError
+from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.device_pool import DevicePool
-from placeit.runtime.devices.base import Program
+from placeit.runtime.devices.base import KeepsState, Program
 from placeit.runtime.feed import Bell
-from placeit.runtime.native.plan import NativePlan, NativeRan, native_plan
+from placeit.runtime.native.plan import NativePlan, NativeRan, entries_of, native_plan
 from placeit.runtime.plan_executor import PlanExecutor, empty_samples, failure_of, seconds_of
 from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.slots import Slot
-from placeit.runtime.spans import Labels, Moved, Ran
+from placeit.runtime.spans import Labels, Moved, Ran, Timed, blended
 from placeit.runtime.stats import DeviceStats
 from placeit.simulator.scheduler import Instruction, Scheduler, Start, Transfer
 
@@ -103,9 +103,8 @@ class Executor(PlanExecutor):
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
         self._scheduler = Scheduler(plan.problem, plan.placement, in_flight=in_flight)
         self._samples = empty_samples(len(plan.segments))
-        self._slots = [
-            Slot(book, pool, plan, self.programs, number, self.op_done, self.transfer_done) for number in range(in_flight)
-        ]
+        self._slots = {number: self._slot(number) for number in range(in_flight)}  # and those of sequences
+        self._numbers, self._free = in_flight, list[int]()  # of slots that there is room for, and those that are not taken
         used = dict.fromkeys([s.device for s in plan.programs] or [s.device for s in plan.segments])
         self._working: set[tuple[int, ...]] = set()  # (request, segment) on devices, (request, tensor, destination) on links
         self._uses = {pool.cluster.names[segment.device] for segment in plan.segments}
@@ -113,8 +112,60 @@ class Executor(PlanExecutor):
         of_links = [_worker_of(link) for pair, link in self._transports.items() if used.keys() >= set(pair)]
         self._first = of_devices[0] if of_devices else None  # where runs begin: segments are in topological order
         self._workers = [*of_devices, *(worker for worker in of_links if worker is not None)]
-        self._native = native_plan(pool, plan, self._slots, self._scheduler) if native else None
+        self._native = native_plan(pool, plan, self._ordinary, self._scheduler) if native else None
         self._needs_python = self._native is None or self._native.needs_python
+
+    def _slot(self, number: int, *, keep_state: bool = False) -> Slot:
+        ends = self.op_done, self.transfer_done
+        return Slot(self.book, self.pool, self.plan, self.programs, number, *ends, keep_state=keep_state)
+
+    def open_slot(self) -> Slot:
+        """See :meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`."""
+        self._check_open()
+        with self._lock:
+            number = self._free.pop() if self._free else self._numbers
+            if number == self._numbers:
+                self._scheduler.grow(2 * number, None if self._native is None else self._native.grow)
+                self._free += range(number + 1, 2 * number)[::-1]
+                self._numbers = 2 * number
+        try:
+            slot = self._slot(number, keep_state=True)
+            self._check_keeping(slot)
+            with self._lock:
+                self._check_open()
+                if self._native is not None:
+                    self._native.set_slot(number, entries_of(self.pool, self.plan, slot) or ())
+                self._slots[number] = slot
+        except BaseException:
+            with self._lock:
+                self._free.append(number)
+            raise
+        return slot
+
+    def close_slot(self, slot: Slot) -> None:
+        """See :meth:`placeit.runtime.plan_executor.PlanExecutor.close_slot`."""
+        with self._lock:
+            if self._slots.get(slot.number) is slot:
+                if self._native is not None:
+                    self._native.forget(slot.number)
+                del self._slots[slot.number]
+                self._free.append(slot.number)
+
+    def _check_keeping(self, slot: Slot) -> None:
+        """Raise UsageError if a device cannot keep the state of a segment."""
+        stateful = self.book.model.stateful
+        for segment, start in zip(self.plan.segments, slot.starts, strict=True):
+            held = sorted(stateful.intersection(self.book.op_names(segment)))
+            if held and not (start is not None and isinstance(start[0], KeepsState)):
+                raise UsageError(
+                    f"{self._devices[segment.device].name} does not keep the state of op '{held[0]}' from one request to the "
+                    "next: place it on a device of this machine that OpenVINO drives."
+                )
+
+    @property
+    def _ordinary(self) -> list[Slot]:
+        """The slots of requests of no sequence; none once it is closed."""
+        return [slot for number, slot in [*self._slots.items()] if number < self.in_flight]
 
     @property
     def native(self) -> bool:
@@ -151,9 +202,9 @@ class Executor(PlanExecutor):
         return {name: np.array(buffer.array(), order="C") for name, buffer in self._slots[request].outputs.items()}
 
     def _prepare(self, count: int, bell: Bell | None = None) -> LaneRun:
-        for slot in self._slots:
+        for slot in self._ordinary:
             slot.clear()
-        slots = self._slots[:count]
+        slots = self._ordinary[:count]
         for slot in slots:
             slot.written = None if slot.blanked is None else {}  # the run after it was blanked is the one that is checked
             slot.blanked = None
@@ -260,14 +311,22 @@ class Executor(PlanExecutor):
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
         """Segments and transfers of each request of the last call, by its number among those in flight."""
-        return [(slot.number, tuple(slot.ran), tuple(slot.moved)) for slot in self._slots]
+        return [(slot.number, tuple(slot.ran), tuple(slot.moved)) for slot in self._ordinary]
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
         return seconds_of(self._samples, last=last)
 
+    def _blend(self, runs: Sequence[Timed]) -> None:
+        slot = self._slots[0]
+        slot.ran[:], slot.moved[:] = blended(runs)
+        for s, start, finish in slot.ran:
+            for _ in runs:
+                self._samples[s].pop()
+            self._samples[s].append(finish - start)
+
     def _blank(self, sentinel: int) -> str | None:
-        found = [what for slot in self._slots if (what := slot.blank(sentinel)) is not None]
+        found = [what for slot in self._ordinary if (what := slot.blank(sentinel)) is not None]
         if not found:
             return None
         what, names = found[0], self.pool.cluster.names
@@ -354,8 +413,8 @@ class Executor(PlanExecutor):
                 run.begin, run.end = ran.begin, ran.end
                 self._lost |= ran.lost
                 if run.bell is None and not ran.lost:
-                    for slot, segments, transfers in zip(self._slots, ran.segments, ran.transfers, strict=True):
-                        self._note(slot, segments, transfers)
+                    for number, (segments, transfers) in enumerate(zip(ran.segments, ran.transfers, strict=True)):
+                        self._note(self._slots[number], segments, transfers)
                 if ran.failed is not None:
                     run.failed, op, error = ran.failed
                     run.error = self._segment_failed("failed on", op, error)
@@ -427,8 +486,8 @@ class Executor(PlanExecutor):
         """Have the scheduler forget a run that has ended in the middle of a decision; nothing of it is anywhere any more."""
         scheduler = self._scheduler
         try:
-            for slot in self._slots:
-                scheduler.abort(slot.number)
+            for number in self._slots:
+                scheduler.abort(number)
             for step in scheduler.running():
                 if isinstance(step, Start):
                     scheduler.op_finished(step.request, step.op)
@@ -499,7 +558,7 @@ class Executor(PlanExecutor):
         if run.dropped or not run.begun:
             return []
         run.dropped, run.waiting = True, 0
-        return [step for slot in self._slots for step in self._scheduler.abort(slot.number)]
+        return [step for number in self._slots for step in self._scheduler.abort(number)]
 
 
 def _worker_of(driver: object) -> Worker | None:

@@ -18,14 +18,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import checked_inputs
+from placeit.backends.base import Sample, checked_inputs
 from placeit.core.errors import ExecutionError, NoRoomError, PlaceitError, UsageError, forget_frames
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.feed import Bell, Feed
-from placeit.runtime.spans import Labels, Moved, Ran, Span
+from placeit.runtime.slots import Slot
+from placeit.runtime.spans import Labels, Moved, Ran, Span, Timed
 from placeit.runtime.stats import DeviceStats
 
 __all__ = [
@@ -129,6 +130,7 @@ class PlanExecutor(ABC):
         self._run: ActiveRun | None = None  # the last one
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
+        self._timed_on: Sequence[Sample] = ()  # what time() runs on, if that is more than one request
 
     # -- what lanes differ in; called in turn, and but for _start while nothing runs ------------------------------------
 
@@ -189,6 +191,24 @@ class PlanExecutor(ABC):
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
         """Copies of the outputs of a request that has ended, and what ran and moved when."""
 
+    def open_slot(self) -> Slot:
+        """Make a slot for the requests of one sequence, each of which goes on from the state that the one before has left.
+
+        Its number is that of their requests in :meth:`serve`. Other requests may run meanwhile.
+
+        Raises:
+            UsageError: devices of the plan do not keep state.
+            DeviceError: there is no room for buffers.
+            ExecutionError: the executor is closed.
+        """
+        raise UsageError(
+            "This placement runs on streams of an accelerator, which keep no state from one request to the next: place the "
+            "model on CPU core sets, or on other devices that OpenVINO drives."
+        )
+
+    def close_slot(self, slot: Slot) -> None:  # noqa: B027 (there may be none)
+        """Release a slot of :meth:`open_slot`, of which nothing runs. A second call has no effect."""
+
     def devices(self) -> list[DeviceStats]:
         """What is known of the devices of its cluster, whether it uses them or not."""
         return [DeviceStats(name) for name in self.plan.problem.device_names]
@@ -229,6 +249,10 @@ class PlanExecutor(ABC):
     @abstractmethod
     def _release(self) -> None:
         """Release buffers and programs; once more, if that was interrupted."""
+
+    def _blend(self, runs: Sequence[Timed]) -> None:  # noqa: ARG002
+        """Have the mean of the last runs count as one run."""
+        raise UsageError("This executor is timed on one request.")
 
     def _pass_time(self, run: ActiveRun) -> None:  # noqa: B027 (for lanes of a virtual clock)
         """Have a run end, if nothing does so by itself."""
@@ -284,6 +308,16 @@ class PlanExecutor(ABC):
             self._settle()
             self._write(checked_inputs(inputs, self.inputs), request)
 
+    def set_requests(self, requests: Sequence[Sample]) -> None:
+        """Have :meth:`time` run on each of some requests; of one, put the inputs in place.
+
+        Raises:
+            UsageError, ExecutionError: as :meth:`set_inputs` does.
+        """
+        checked = [Sample(checked_inputs(request.inputs, self.inputs), request.share) for request in requests]
+        self.set_inputs(checked[0].inputs)
+        self._timed_on = checked if len(checked) > 1 else ()
+
     def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
         """Return copies of the outputs of the last run, by name. Raises ExecutionError if the executor is closed."""
         self._check_open()
@@ -301,8 +335,22 @@ class PlanExecutor(ABC):
             return self._read(0)
 
     def time(self, *, timeout: float | None = None) -> float:
-        """Run once on the inputs in place and return the seconds it took; see :meth:`times`. Raises ExecutionError."""
-        return self.times(1, timeout=timeout)
+        """Run once on the inputs in place and return the seconds it took; see :meth:`times`. Raises ExecutionError.
+
+        On several requests (:meth:`set_requests`) it runs each of them, and returns the mean by their shares. Spans and times
+        of segments then are such means, too.
+        """
+        if not self._timed_on:
+            return self.times(1, timeout=timeout)
+        deadline, found = self._deadline(timeout), list[Timed]()
+        with self._turn:
+            self._settle(deadline)
+            for request in self._timed_on:
+                self._write(request.inputs, 0)
+                seconds = self._times(1, deadline)
+                found.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
+            self._blend(found)
+        return sum(one.share * one.seconds for one in found)
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
         """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.
@@ -337,7 +385,7 @@ class PlanExecutor(ABC):
         with self._turn:
             self._check_known()
             self._settle()
-            item = feed.take()
+            item = feed.take(room=True)
             if item is None:
                 return
             serving = _Serving(self._prepare(0, feed.bell))
@@ -364,24 +412,24 @@ class PlanExecutor(ABC):
 
     def _serve(self, feed: Feed, serving: _Serving, item: Any) -> None:
         """Run requests until none is left, or the run is stopped, and nothing of it runs any more."""
-        run, free = serving.run, list(range(self.in_flight))[::-1]
+        run, free = serving.run, set(range(self.in_flight))
         self._run = run
         self._start(run)
         while not run.stopped:
             while item is not None and not run.stopped:
-                serving.item = serving.flying[request := free.pop()] = item
+                serving.item = serving.flying[request := free.pop() if item.slot is None else item.slot] = item
                 self._admit(run, request, checked_inputs(item.inputs, self.inputs))  # whose owner may have changed them
                 serving.item = None
-                item = feed.take() if free and not self._wanted(run) else None
+                item = None if self._wanted(run) else feed.take(room=bool(free))
             if not serving.flying:
                 break
             self._pass_time(run)
             if not run.stopped:
                 feed.bell.wait(min(_LOOK_S, feed.patience()))
-            free += self._hand_over(feed, serving)
+            free.update(number for number in self._hand_over(feed, serving) if number < self.in_flight)
             self._check_lanes()
-            if free and not run.stopped and not self._wanted(run):
-                item = feed.take()
+            if not run.stopped and not self._wanted(run):
+                item = feed.take(room=bool(free))
         self._admit_no_more(run)
         self._wait(run, math.inf)
         self._hand_over(feed, serving)

@@ -140,3 +140,39 @@ class Event:
     start: float
     finish: float
     why: str = ""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A run of one of several requests that count together.
+
+    Attributes:
+        share: of such requests.
+        seconds: that it took.
+        begin: when it began.
+        ran: its segments.
+        moved: its transfers.
+    """
+
+    share: float
+    seconds: float
+    begin: float
+    ran: Sequence[Ran]
+    moved: Sequence[Moved]
+
+
+def blended(runs: Sequence[Timed]) -> tuple[list[Ran], list[Moved]]:
+    """Return when each segment and each transfer of several runs began and ended in the mean, as if the last had been so."""
+    last = runs[-1].begin
+    ran: dict[int, tuple[float, float]] = {}
+    moved: dict[tuple[int, int, int], tuple[float, float]] = {}
+    for run in runs:
+        for s, start, finish in run.ran:
+            ran[s] = _later(ran.get(s, (last, last)), run, start, finish)
+        for tensor, src, dst, start, finish in run.moved:
+            moved[tensor, src, dst] = _later(moved.get((tensor, src, dst), (last, last)), run, start, finish)
+    return [(s, *span) for s, span in ran.items()], [(*what, *span) for what, span in moved.items()]
+
+
+def _later(span: tuple[float, float], run: Timed, start: float, finish: float) -> tuple[float, float]:
+    return span[0] + run.share * (start - run.begin), span[1] + run.share * (finish - run.begin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import Arrays, checked_inputs
+from placeit.backends.base import Arrays, Sample, checked_inputs
 from placeit.core.placement import Placement
 from placeit.devices.meters import Sampler
 from placeit.devices.nvml import gpu_use
@@ -47,6 +47,7 @@ def run(
     with session.executor(plan) as executor:
         check = session.output_check(None if inputs is None else given)
         error = check(executor)
+        executor.set_requests(session.model.sample_requests() if inputs is None else [Sample(given)])
         log = RunLog(executor, MOST_SPANS)
         with Sampler() as sampler:
             race = Race({"placement": log.time}, warmup=warmup)

@@ -17,7 +17,8 @@ from placeit.runtime.check import OutputDifference
 from placeit.runtime.load import RateReport, keep_busy, offer
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.refining import Limits
-from placeit.runtime.serving import Server
+from placeit.runtime.sequences import Sequence
+from placeit.runtime.serving import QUEUE, Server
 from placeit.workbench.adapting import Adapter
 from placeit.workbench.opened import OpenSession
 from placeit.workbench.options import Traffic
@@ -52,6 +53,17 @@ def serve(
     server = Server(_executors(session, placement, in_flight), queue=queue)
     server.attend(Refiner(server, proposals, limits))
     return server
+
+
+def sequence(session: OpenSession, placement: Placement, *, recompute: bool, on_loss: str) -> Sequence:
+    """Do what :meth:`placeit.workbench.Workbench.sequence` says."""
+    server = serve(session, placement, in_flight=1, queue=QUEUE, refine=False, on_loss=on_loss)
+    try:
+        server.ends_with_sequences = True
+        return server.sequence(recompute=recompute)
+    except BaseException:
+        server.close(drain=False)
+        raise
 
 
 def _executors(session: OpenSession, placement: Placement, in_flight: int | None = None) -> list[PlanExecutor]:

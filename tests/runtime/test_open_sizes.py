@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 import placeit.runtime.devices.openvino as driver
 from placeit.backends import load
+from placeit.backends.base import Sample
 from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.core.placement import Placement
 from placeit.core.sizes import SizeRange
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
 from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.spans import Timed, blended
 from placeit.session import Session
 from placeit.workbench.options import Inputs
 
@@ -203,7 +205,25 @@ def test_typical_sizes_that_contradict_each_other_are_refused(tmp_path: Path) ->
         load(attention(tmp_path), input_shapes={"ids": (1, "1..64@16"), "mask": (1, "1..64@17")})
 
 
-@pytest.mark.parametrize("text", ["4", "4..", "..4", "5..4", "0..4", "1..4@5", "1..4@0", "2..4@1", "1...4", "1..4@", "a..b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4",
+        "4..",
+        "..4",
+        "5..4",
+        "0..4",
+        "1..4@5",
+        "1..4@0",
+        "2..4@1",
+        "1...4",
+        "1..4@",
+        "a..b",
+        "1..4@2x0",
+        "1..4@2/",
+        "1..4@2/5",
+    ],
+)
 def test_ranges_that_make_no_sense(text: str) -> None:
     with pytest.raises(UsageError, match=r"make no sense|Cannot read the sizes"):
         SizeRange.parse(text)
@@ -233,3 +253,60 @@ def test_without_tensors_of_the_binding_the_c_library_refuses_open_sizes(monkeyp
     monkeypatch.setattr(native, "takes_tensors", False)
     with pytest.raises(DeviceError, match="a shape is not fixed"):
         native.compile(model, "CPU", {})
+
+
+SEVERAL: Shapes = {"ids": (1, "1..64@8x3/40"), "mask": (1, "1..64@8/40")}
+
+
+def test_several_typical_sizes_are_one_graph_of_means(tmp_path: Path) -> None:
+    path = attention(tmp_path)
+    model, *apart = (load(path, input_shapes=shapes) for shapes in (SEVERAL, at(8), at(40)))
+    for name in ("flops", "tensor_bytes"):
+        short, long = (getattr(one.graph, name).sum() for one in apart)
+        assert getattr(model.graph, name).sum() == pytest.approx(0.75 * short + 0.25 * long)
+    assert [sample.share for sample in model.sample_requests()] == [0.75, 0.25]
+    assert [sample.inputs["ids"].shape for sample in model.sample_requests()] == [(1, 8), (1, 40)]
+    assert model.graph.hash not in (apart[0].graph.hash, apart[1].graph.hash)
+    assert model.inputs[1].sizes(model.times) == [1, "1..64@8x3/40"]
+    given = model.with_inputs(values(20))
+    assert [sample.inputs["ids"].shape for sample in given.sample_requests()] == [(1, 20)]
+
+
+def at(length: int) -> Shapes:
+    return dict.fromkeys(OPEN, (1, f"1..64@{length}"))
+
+
+def test_an_executor_is_timed_on_all_of_them(tmp_path: Path) -> None:
+    path = attention(tmp_path)
+    with Session(path, TWO[0], inputs=Inputs(shapes=SEVERAL), cache=None) as session:
+        plan = session.plan_of(divided(session, 3))
+        with session.executor(plan) as executor:
+            assert executor.time() > 0
+            spans = sorted((s, finish - start) for _, ran, _ in executor.last_run() for s, start, finish in ran)
+            assert [s for s, _ in spans] == list(range(3))
+            np.testing.assert_allclose(executor.segment_seconds(), [taken for _, taken in spans])
+            np.testing.assert_allclose(executor.segment_seconds(last=True), [taken for _, taken in spans])
+            assert executor.outputs()["tokens"].shape == (1, 40, WIDTH)
+            executor.set_requests([Sample(values(5))])
+            assert executor.time() > 0
+            assert executor.outputs()["tokens"].shape == (1, 5, WIDTH)
+
+
+def test_spans_of_several_requests_are_means_by_their_shares() -> None:
+    short = Timed(0.75, 2.0, 100.0, [(0, 100.0, 101.0), (1, 101.0, 102.0)], [(4, 0, 1, 101.0, 101.5)])
+    long = Timed(0.25, 6.0, 200.0, [(0, 200.0, 204.0), (1, 204.0, 206.0)], [(4, 0, 1, 204.0, 205.0)])
+    ran, moved = blended([short, long])
+    assert ran == [(0, 200.0, 201.75), (1, 201.75, 203.0)]
+    assert moved == [(4, 0, 1, 201.75, 202.375)]
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"ids": (1, "1..64@8/40"), "mask": (1, "1..64@8/16/40")},
+        {"ids": (1, "1..64@8x3/40"), "mask": (1, "1..64@8/40x2")},
+    ],
+)
+def test_typical_sizes_that_do_not_go_together(tmp_path: Path, shapes: Shapes) -> None:
+    with pytest.raises(UsageError, match="do not go together"):
+        load(attention(tmp_path), input_shapes=shapes)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import combinations, zip_longest
+from typing import Any, Self
 
 from placeit.core.errors import ModelError
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["Sized", "Typical"]
+__all__ = ["Points", "Sized", "Typical"]
 
 openvino = import_openvino()
 
@@ -31,12 +32,41 @@ class Typical:
         """True if an input has open sizes."""
         return any(shape is not None for shape in self.inputs)
 
-    def states(self) -> list[int]:
-        """Lengths of the state that may fit the inputs: as many steps as the longest input has beyond the shortest, or has."""
-        if self.state is not None:
-            return [self.state]
-        sizes = sorted(max(shape) for shape in self.inputs if shape)
-        return [*dict.fromkeys((max(1, sizes[-1] - sizes[0]), sizes[-1]))] if sizes else [1]
+    def states(self, model: Any) -> list[int]:
+        """Return lengths of the state that may fit the inputs of a model, likely ones first.
+
+        These are as many steps as one input has beyond another, the longest beyond the shortest for a start, or as one has.
+        """
+        if self.state is not None or not model.get_sinks():
+            return [self.state or 1]
+        shapes = [node.get_partial_shape() for node in model.get_parameters()]
+        fixed = [tuple(shape.to_shape()) if shape.is_static else () for shape in shapes]
+        known = [shape or other for shape, other in zip_longest(self.inputs[: len(fixed)], fixed)]
+        longest = sorted(max(shape) for shape in known if shape)
+        if not longest:
+            return [1]
+        sizes = sorted({size for shape in known for size in shape}, reverse=True)
+        beyond = sorted({more - less for more, less in combinations(sizes, 2)}, reverse=True)
+        likely = [longest[-1] - longest[0], longest[-1]] if longest[-1] > longest[0] else [longest[-1]]
+        return [*dict.fromkeys((*likely, *beyond, *sizes, 1, 0))]
+
+
+@dataclass(frozen=True)
+class Points:
+    """Typical sizes for which one placement is sought.
+
+    Attributes:
+        typical: sizes. The shapes of the task graph are those of the first; operations and bytes are means.
+        times: how often each comes, in proportion.
+    """
+
+    typical: tuple[Typical, ...] = (Typical(),)
+    times: tuple[int, ...] = (1,)
+
+    @property
+    def shares(self) -> list[float]:
+        """How often each comes, as a share of all."""
+        return [often / sum(self.times) for often in self.times]
 
 
 class Sized:
@@ -57,7 +87,7 @@ class Sized:
             self._nodes: Mapping[str, Any] = {node.get_friendly_name(): node for node in model.get_ops()}
             return
         failed: RuntimeError | None = None
-        for length in typical.states():
+        for length in typical.states(model):
             try:
                 self._nodes, self._model = _nodes_of(model, typical.inputs, length)
             except RuntimeError as error:
@@ -65,6 +95,11 @@ class Sized:
             else:
                 return
         raise ModelError(f"The typical sizes of the inputs do not fit each other: {str(failed).strip().splitlines()[-1]}")
+
+    @classmethod
+    def all(cls, model: Any, points: Points) -> list[Self]:
+        """Infer the shapes of a model at several points. Raises ModelError."""
+        return [cls(model, typical) for typical in points.typical]
 
     def node(self, name: str) -> Any:
         """Return the node of a friendly name."""

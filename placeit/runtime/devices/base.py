@@ -8,9 +8,9 @@ what a device is, so a new kind of device is one file in this folder.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from placeit.backends.base import Format
 from placeit.core.sizes import Limits
 
-__all__ = ["Buffer", "BufferSpec", "DoneCallback", "Instance", "Program", "RuntimeDevice", "Transport"]
+__all__ = ["Buffer", "BufferSpec", "DoneCallback", "Instance", "KeepsState", "Program", "RuntimeDevice", "Transport"]
 
 T = TypeVar("T")
 
@@ -118,6 +118,8 @@ class Instance(Protocol):
 
     If its outputs can be written elsewhere, a method ``write_to`` with the arguments of ``bind`` has it write output ``index``
     to ``buffer``, of its device's space, in every later run. ``output`` then returns that buffer.
+
+    Every run starts from the segment's initial state, if it has any. One that can keep state is a :class:`KeepsState`.
     """
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -132,6 +134,31 @@ class Instance(Protocol):
 
     def output(self, index: int) -> Buffer:
         """Return the buffer of output ``index``: the same for the life of the instance, except after ``write_to``."""
+        ...
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """An instance whose runs can go on from the state in which the last one has left it. Nothing of it runs meanwhile."""
+
+    def keep_state(self) -> None:
+        """Have every later run go on from the state as it is, initial at first. Called before the instance runs."""
+        ...
+
+    def reset_state(self) -> None:
+        """Return to the initial state."""
+        ...
+
+    def states(self) -> Mapping[str, Any]:
+        """Copies of the values of its variables, by name, for other instances of segments of the same model."""
+        ...
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Take over the values of its own variables from those of all segments of a model. Raises DeviceError."""
+        ...
+
+    def state_bytes(self) -> int:
+        """Size of its state. It may take as long as copying the state."""
         ...
 
 

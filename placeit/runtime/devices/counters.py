@@ -33,12 +33,13 @@ def kernels(model: OpenVinoModel, graph: OpGraph, device: Device, precision: str
     """
     compiled = compile_model(model.ov_model, device, precision, PERF_COUNT=True)
     request = compiled.create_infer_request()
-    for i, value in enumerate(model.sample_inputs().values()):
-        tensor = request.get_input_tensor(i)
-        tensor.shape = value.shape
-        tensor.data[...] = value
-    with explaining(f"The model cannot be run on {device.name}"):
-        _run_bound(device.cores, functools.partial(_repeat, request.infer, passes))
+    for sample in model.sample_requests():  # counters are means over all runs
+        for i, value in enumerate(sample.inputs.values()):
+            tensor = request.get_input_tensor(i)
+            tensor.shape = value.shape
+            tensor.data[...] = value
+        with explaining(f"The model cannot be run on {device.name}"):
+            _run_bound(device.cores, functools.partial(_repeat, request.infer, max(1, round(sample.share * passes))))
     found = []
     for kernel in compiled.get_runtime_model().get_ordered_ops():
         info = kernel.get_rt_info()

@@ -113,14 +113,19 @@ class OpenVinoInstance:
     """An infer request of the Python binding. Tensors are set once: running it copies nothing here and looks nothing up.
 
     A GPU's plugin knows the tensors that it has allocated itself, for the same GPU: those are not copied.
+
+    Args:
+        program: what it runs.
+        infer: runs an infer request.
     """
 
-    def __init__(self, program: OpenVinoProgram) -> None:
+    def __init__(self, program: OpenVinoProgram, infer: Callable[[Any], object] | None = None) -> None:
         self.program = program
         self.request = program.compiled.create_infer_request()
-        self.run: Callable[[], object] = functools.partial(self.request.infer, share_outputs=True)
-        if self.request.query_state():
-            self.run = functools.partial(_run_from_initial_state, self.request)
+        self._infer: Callable[[], object] = functools.partial(infer or _infer, self.request)
+        self._variables = self.request.query_state()
+        # which request ran before in these buffers is chance, and nothing that a result may depend on
+        self.run: Callable[[], object] = self._run_from_initial_state if self._variables else self._infer
         self._outputs: list[HostBuffer] = []
         for i, spec in enumerate(program.outputs):
             own = spec.limits is None and not program.is_open
@@ -146,11 +151,41 @@ class OpenVinoInstance:
         """Return the buffer that output ``index`` is written to."""
         return self._outputs[index]
 
+    def _run_from_initial_state(self) -> None:
+        self.reset_state()
+        self._infer()
 
-def _run_from_initial_state(request: Any) -> None:
-    # which request ran before in these buffers is chance, and nothing that a result may depend on
-    request.reset_state()
+    def keep_state(self) -> None:
+        """Have every later run go on from the state as it is."""
+        self.run = self._infer
+
+    def reset_state(self) -> None:
+        """Return to the initial state."""
+        self.request.reset_state()
+
+    def states(self) -> dict[str, Any]:
+        """Copies of the variables' values, as ``openvino.Tensor`` by name."""
+        return {variable.name: _copied(variable.state) for variable in self._variables}
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Take over its variables' values. Raises DeviceError."""
+        with explaining("A segment cannot take over the state of another one"):
+            for variable in self._variables:
+                variable.state = states[variable.name]
+
+    def state_bytes(self) -> int:
+        """Size of its variables' values; of an attention's cache, OpenVINO copies the value for that."""
+        return sum(int(variable.state.byte_size) for variable in self._variables)
+
+
+def _infer(request: Any) -> None:
     request.infer(share_outputs=True)
+
+
+def _copied(tensor: Any) -> Any:
+    copy = import_openvino().Tensor(tensor.element_type, tensor.shape)
+    tensor.copy_to(copy)
+    return copy
 
 
 class OpenVinoDevice(OnWorker):

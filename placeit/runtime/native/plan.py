@@ -27,7 +27,7 @@ from placeit.runtime.slots import Slot
 from placeit.runtime.spans import Ran
 from placeit.simulator.scheduler import Scheduler, Transfer
 
-__all__ = ["NativePlan", "NativeRan", "native_plan"]
+__all__ = ["NativePlan", "NativeRan", "entries_of", "native_plan"]
 
 _EXIT_PATIENCE_S = 2.0  # for segments that run when the interpreter exits
 
@@ -88,21 +88,15 @@ class NativePlan:
         workers: Sequence[Worker],
         explain: Sequence[Callable[[], str]],
     ) -> None:
+        self._plan, self._links, self._device_lane = plan, links, device_lane
         self.workers = tuple(workers)
         self.needs_python = any(callable(entry) for of_slot in entries for entry in of_slot)
         self._explain = tuple(explain)
         self.lanes = _core.Lanes(scheduler.machine, np.array(slowdown, np.float64))
-        self._requests, self._segments = len(entries), len(plan.segments)
+        self._requests, self._segments = len(entries), len(plan.segments)  # those of a run that nobody adds requests to
         self._nodes = self._segments + len(plan.problem.edges)
         for slot, of_slot in enumerate(entries):
-            base = slot * self._nodes
-            for s, (segment, entry) in enumerate(zip(plan.segments, of_slot, strict=True)):
-                if callable(entry):
-                    self.lanes.set_call(base + s, device_lane[segment.device], entry)
-                elif entry is not None:
-                    self.lanes.set_entry(base + s, device_lane[segment.device], *entry)
-            for p, (lane, seconds) in links.items():
-                self.lanes.set_transfer(base + self._segments + p, lane, seconds)
+            self.set_slot(slot, of_slot)
         self._lock = threading.Lock()
         self._inside: set[int] = set()  # lanes that have not left
         self._ended: list[int] = []
@@ -111,6 +105,25 @@ class NativePlan:
         self._late: list[tuple[int, int]] | None = None
         self._refused: BaseException | None = None
         self._lost = False
+
+    def grow(self, slots: int) -> None:
+        """Make room for so many requests in flight, also in the scheduler's machine. Also during a run."""
+        self.lanes.grow(slots)
+
+    def set_slot(self, slot: int, entries: Sequence[Entry | None]) -> None:
+        """Say what runs the segments of a request that is not in flight; also during a run."""
+        base = slot * self._nodes
+        for s, (segment, entry) in enumerate(zip(self._plan.segments, entries, strict=True)):
+            if callable(entry):
+                self.lanes.set_call(base + s, self._device_lane[segment.device], entry)
+            elif entry is not None:
+                self.lanes.set_entry(base + s, self._device_lane[segment.device], *entry)
+        for p, (lane, seconds) in self._links.items():
+            self.lanes.set_transfer(base + self._segments + p, lane, seconds)
+
+    def forget(self, slot: int) -> None:
+        """Let go of what runs the segments of a request that is not in flight; also during a run."""
+        self.lanes.forget(slot)
 
     def prepare(self, slots: Sequence[int], waiting: int, bell: Bell | None = None, deadline: float = math.inf) -> None:
         """Make ready for a run; from here on it can be stopped.
@@ -287,7 +300,7 @@ def native_plan(pool: DevicePool, plan: Plan, slots: Sequence[Slot], scheduler: 
     if pool.wait is not None or not used:
         return None
     drivers: list[Any] = [pool.devices[d] for d in used]
-    found = [_entries(pool, plan, slot) for slot in slots]
+    found = [entries_of(pool, plan, slot) for slot in slots]
     entries = [of_slot for of_slot in found if of_slot is not None]
     if len(entries) < len(found) or not any(isinstance(entry, tuple) for of_slot in entries for entry in of_slot):
         return None
@@ -315,7 +328,7 @@ def native_plan(pool: DevicePool, plan: Plan, slots: Sequence[Slot], scheduler: 
     return NativePlan(plan, scheduler, entries, links, slowdown, device_lane, known, explain)
 
 
-def _entries(pool: DevicePool, plan: Plan, slot: Slot) -> list[Entry | None] | None:
+def entries_of(pool: DevicePool, plan: Plan, slot: Slot) -> list[Entry | None] | None:
     """Return the compiled entries that run the segments of a slot; None if only its device knows how to run some segment."""
     entries: list[Entry | None] = []
     for segment, start in zip(plan.segments, slot.starts, strict=True):

@@ -1,0 +1,118 @@
+"""Record of a sequence: where its state is, what runs of it, and what is left of it after a failure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from placeit.backends.base import Arrays
+from placeit.core.errors import PlaceitError, SequenceError
+from placeit.core.threads import Gate
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.slots import Slot
+
+__all__ = ["Home", "Line"]
+
+
+class Home(Protocol):
+    """What runs the requests of a sequence: a replica.
+
+    Attributes:
+        executor: has its slot.
+    """
+
+    executor: PlanExecutor
+
+
+@dataclass(eq=False)
+class Line:
+    """The requests of a sequence, of which one runs at a time; for the server's lock.
+
+    Attributes:
+        number: of the sequence, from 1.
+        recompute: whether inputs are kept since the last reset, to compute a state anew that was lost.
+        replica: the one whose executor has the slot; None if there is no slot.
+        slot: keeps its state; None before it has one, and after that was lost.
+        flying: whether a request of it is in flight.
+        moving: whether somebody copies or resets its state just now.
+        holds: numbers of requests, after each of which the next ones have to wait.
+        noted: for threads that wait for something of it to end; None if none does.
+        submitted: how many requests it has had.
+        resets: how often it was reset.
+        begun: how many of these resets have been carried out.
+        fresh: whether nothing has run since the last one.
+        lost: why its state is not known; None if it is, or can be computed anew.
+        closed: whether it takes no more requests.
+        inputs: since the last reset, if they are kept.
+        ran: of how many of these the slot has the state.
+        bytes: of its state, by device name.
+    """
+
+    number: int
+    recompute: bool = False
+    replica: Home | None = None
+    slot: Slot | None = None
+    flying: bool = False
+    moving: bool = False
+    holds: list[int] = field(default_factory=list)
+    noted: Gate | None = None
+    submitted: int = 0
+    resets: int = 0
+    begun: int = 0
+    fresh: bool = True
+    lost: SequenceError | None = None
+    closed: bool = False
+    inputs: list[Arrays] = field(default_factory=list)
+    ran: int = 0
+    bytes: Counter[str] = field(default_factory=Counter)
+
+    def check_open(self) -> None:
+        """Raise SequenceError if it is closed."""
+        if self.closed:
+            raise SequenceError(f"Sequence {self.number} is closed: make a new one.")
+
+    def may_begin(self, position: int) -> bool:
+        """Return whether its request of a position among all of them, which waits, may begin."""
+        return not (self.flying or self.moving) and all(position <= hold for hold in self.holds)
+
+    @property
+    def behind(self) -> bool:
+        """True if inputs have to run again before the next request."""
+        return self.lost is None and self.ran < len(self.inputs)
+
+    def note(self) -> None:
+        """Have threads that wait for something of it to end look again."""
+        if self.noted is not None:
+            self.noted.open()
+            self.noted = None
+
+    def reset(self, resets: int) -> None:
+        """Take note that the slot has the initial state, by the last one of so many resets."""
+        self.begun, self.fresh, self.lost, self.ran = resets, True, None, 0
+        self.inputs.clear()
+
+    def ended(self, inputs: Arrays, *, replay: bool) -> None:
+        """Take note that a request has ended well, which may have been there only for the state that it leaves."""
+        self.fresh = False
+        if self.recompute:
+            if not replay:
+                self.inputs.append({name: np.array(value) for name, value in inputs.items()})
+            self.ran += 1
+
+    def failed(self, why: PlaceitError, *, for_good: bool = False) -> None:
+        """Take note that nobody knows what its slot holds, as a request failed that had begun, or the slot was lost.
+
+        Args:
+            why: what has happened.
+            for_good: whether its state is not computed anew.
+        """
+        if self.recompute and not for_good:
+            self.ran = 0
+        elif self.lost is None and not (self.fresh and self.slot is None):
+            self.lost = SequenceError(
+                f"The state of sequence {self.number} is not known any more: {why} Call reset() to have it begin anew. With "
+                "recompute=True, a sequence computes its state anew by itself."
+            )
