@@ -159,7 +159,7 @@ class Executor(PlanExecutor):
             if held and not (start is not None and isinstance(start[0], KeepsState)):
                 raise UsageError(
                     f"{self._devices[segment.device].name} does not keep the state of op '{held[0]}' from one request to the "
-                    "next: place it on a device of this machine that OpenVINO drives."
+                    "next: place it on a device that OpenVINO drives, here or on a node."
                 )
 
     @property

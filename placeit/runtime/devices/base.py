@@ -150,7 +150,10 @@ class KeepsState(Protocol):
         ...
 
     def states(self) -> Mapping[str, Any]:
-        """Copies of the values of its variables, by name, for other instances of segments of the same model."""
+        """Copies of the values of its variables, by name, for other instances of segments of the same model.
+
+        They are ``openvino.Tensor``, or, where they are not in this process, have a method ``fetch`` that returns one.
+        """
         ...
 
     def set_states(self, states: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from placeit.runtime.nodes.actor import DeviceActor, Setting, local
 from placeit.runtime.nodes.ahead import Ahead, RemoteBuffer, RemoteDevice, RemoteInstance, RemoteProgram
 from placeit.runtime.nodes.lane import DRIVER, rank
 from placeit.runtime.nodes.package import pack
+from placeit.runtime.nodes.states import RemoteKeepingInstance
 from placeit.runtime.nodes.tensors import outgoing
 from placeit.runtime.nodes.wire import Connection, Frame, Kind, ProtocolError, connect
 from placeit.runtime.nodes.wiring import run_ahead
@@ -156,7 +157,7 @@ class NodeDevice(RemoteDevice):
             number = self.ask("compile", package, timeout=_COMPILES_S)
         if number is None:
             raise DeviceError(f"{self.name} has no room for the weights of a segment.")
-        program = RemoteProgram(segment, number)
+        program = RemoteProgram(segment, number, package.variables)
         weakref.finalize(program, _release, weakref.ref(self), number).atexit = False
         return program
 
@@ -195,7 +196,8 @@ class NodeDevice(RemoteDevice):
 
     def instance(self, program: Program) -> Instance:
         """Make an instance; it is made on the node together with the others of its slot."""
-        return RemoteInstance(self, narrowed(RemoteProgram, program))
+        made = narrowed(RemoteProgram, program)
+        return RemoteKeepingInstance(self, made) if made.variables else RemoteInstance(self, made)
 
     def allocate(self, spec: BufferSpec) -> Buffer:
         """Make a buffer; it is made on the node together with the others of its slot."""

@@ -35,6 +35,7 @@ class SegmentJob:
         urgency: the lower goes first of those that are ready.
         inputs: numbers of the buffers that it reads, in order.
         outputs: of those that it writes.
+        keeps_state: whether each run goes on from the state that the one before has left.
     """
 
     number: int
@@ -42,6 +43,7 @@ class SegmentJob:
     urgency: float
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    keeps_state: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class Lane:
         self._late: list[Frame] = []  # tensors that came while an earlier run of their slot was still running
         self._begun = 0
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)  # of what runs
         self._peers: dict[str, Connection] = {}
 
     # -- told through Ray -------------------------------------------------------------------------------------------
@@ -147,6 +150,18 @@ class Lane:
         except KeyError:
             raise DeviceError(f"{self.device.name} has no buffer {number} any more.") from None
 
+    def at_rest(self, number: int, epoch: int) -> Instance:
+        """Return an instance once nothing of its slot runs; runs before an epoch are over. Raises DeviceError."""
+        with self._lock:
+            if number not in self._jobs:
+                raise DeviceError(f"{self.device.name} has no segment {number} any more.")
+            _, instance, slot = self._jobs[number]
+            if self._slots[slot].epoch < epoch:
+                self._end(slot, epoch)
+            while self._running is not None and self._running[0] == slot:
+                self._ended.wait()
+            return instance
+
     def meet(self, connection: Connection) -> None:
         """Use a connection for what is sent to its other end."""
         self._peers[connection.name] = connection
@@ -193,14 +208,19 @@ class Lane:
         if slot is None or epoch <= slot.epoch:
             return  # or something of it has come first
         self._begun += 1
-        slot.epoch, slot.begun = epoch, self._begun
-        self._ready = [entry for entry in self._ready if entry[3] != number]
-        heapq.heapify(self._ready)
-        slot.waiting = {}
+        slot.begun = self._begun
+        self._end(number, epoch)
         for job in slot.jobs:
             slot.waiting[job] = len(set(self._jobs[job][0].inputs))
             if slot.waiting[job] == 0:
                 self._push(job)
+
+    def _end(self, number: int, epoch: int) -> None:
+        """Start nothing more of runs of a slot that are earlier than an epoch; with the lock."""
+        slot = self._slots[number]
+        slot.epoch, slot.waiting = epoch, {}
+        self._ready = [entry for entry in self._ready if entry[3] != number]
+        heapq.heapify(self._ready)
 
     def _push(self, number: int) -> None:
         job, _, slot = self._jobs[number]
@@ -262,6 +282,7 @@ class Lane:
             error = failure
         with self._lock:
             self._running = None
+            self._ended.notify_all()
             late, self._late = self._late, []
             if self._outputs(number, slot, epoch):
                 for cell in sent:

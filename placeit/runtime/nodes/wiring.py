@@ -90,7 +90,7 @@ class _Wiring:
         outputs = tuple(buffer.number for buffer in made.outputs)
         for buffer in made.outputs:
             buffer.ahead = self.ahead
-        self._jobs.append(SegmentJob(made.number, made.program.number, urgency, inputs, outputs))
+        self._jobs.append(SegmentJob(made.number, made.program.number, urgency, inputs, outputs, made.keeps_state))
         self._numbers.append(made.number)
 
     def _number(self, buffer: Buffer, spec: BufferSpec) -> int:
