@@ -248,7 +248,10 @@ class Executor(PlanExecutor):
         native = narrowed(LaneRun, run).native
         if native is not None:
             self._look(run, native)
-            run.ended += native.ended()
+            for number in native.ended():
+                if (failure := native.failure(number)) is not None:
+                    run.failures[number] = self._segment_failed("failed on", *failure)
+                run.ended.append(number)
         return [run.ended.popleft() for _ in range(len(run.ended))]
 
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
@@ -505,8 +508,10 @@ class Executor(PlanExecutor):
     ) -> None:
         scheduler = self._scheduler
         todo: deque[Instruction] = deque()
-        if error is not None or run.stopped:  # before the event, or what reads from a failed segment would start
-            todo.extend(self._stop(run, error, None if error is None else request))
+        if error is not None and request is not None:  # before the event, or what reads from a failed segment would start
+            todo.extend(self._fail(run, error, request))
+        elif run.stopped:
+            todo.extend(self._stop(run))
         todo.extend(event())
         while todo:
             step = todo.popleft()
@@ -521,7 +526,7 @@ class Executor(PlanExecutor):
                 except BaseException as refusal:  # noqa: BLE001
                     self._working.discard((step.request, step.op))
                     failure = self._segment_failed("could not be started on", step.op, refusal)
-                    todo.extend(self._stop(run, failure, step.request))
+                    todo.extend(self._fail(run, failure, step.request))
                 todo.extend(scheduler.op_finished(step.request, step.op))
             elif type(step) is Transfer:
                 copy = slot.copies.get((step.tensor, step.dst))
@@ -534,7 +539,7 @@ class Executor(PlanExecutor):
                 except BaseException as refusal:  # noqa: BLE001
                     self._working.discard((step.request, step.tensor, step.dst))
                     failure = self._transfer_failed(step.tensor, step.src, step.dst, refusal)
-                    todo.extend(self._stop(run, failure, step.request))
+                    todo.extend(self._fail(run, failure, step.request))
                 todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
             elif run.waiting:
                 run.waiting -= 1
@@ -548,12 +553,19 @@ class Executor(PlanExecutor):
                 run.left -= 1
                 run.end_if_over()
 
-    def _stop(self, run: LaneRun, error: PlaceitError | None, request: int | None) -> list[Instruction]:
-        """Drop what has not started, as a request has failed or nobody waits any more."""
-        if error is not None and run.caller == threading.get_ident() and not isinstance(error.__cause__, Exception | None):
+    def _fail(self, run: LaneRun, error: PlaceitError, request: int) -> list[Instruction]:
+        """Drop what has not started of a request that has failed; of a run that no requests are added to, of all."""
+        if run.caller == threading.get_ident() and not isinstance(error.__cause__, Exception | None):
             raise error.__cause__  # an interrupt, and not what a device says
+        if run.bell is not None and not run.stopped:
+            run.failures.setdefault(request, error)
+            return self._scheduler.abort(request)
         if run.error is None:
             run.error, run.failed = error, request
+        return self._stop(run)
+
+    def _stop(self, run: LaneRun) -> list[Instruction]:
+        """Drop what has not started, as a request has failed or nobody waits any more."""
         run.stop()
         if run.dropped or not run.begun:
             return []

@@ -48,7 +48,11 @@ class Line:
         closed: whether it takes no more requests.
         inputs: since the last reset, if they are kept.
         ran: of how many of these the slot has the state.
-        bytes: of its state, by device name.
+        least: bytes of its initial state, by device name.
+        runs: how many requests have run since the last reset.
+        bytes: of its state, by device name: as measured, and what it has grown by since then.
+        growth: bytes that a request adds to it, by device name.
+        measured: after how many runs it was measured last, and what it was then.
     """
 
     number: int
@@ -63,16 +67,25 @@ class Line:
     resets: int = 0
     begun: int = 0
     fresh: bool = True
-    lost: SequenceError | None = None
+    lost: str | None = None
     closed: bool = False
     inputs: list[Arrays] = field(default_factory=list)
     ran: int = 0
+    least: Counter[str] = field(default_factory=Counter)
+    runs: int = 0
     bytes: Counter[str] = field(default_factory=Counter)
+    growth: Counter[str] = field(default_factory=Counter)
+    measured: tuple[int, Counter[str]] = (0, Counter())
 
     def check_open(self) -> None:
         """Raise SequenceError if it is closed."""
         if self.closed:
             raise SequenceError(f"Sequence {self.number} is closed: make a new one.")
+
+    def check_known(self) -> None:
+        """Raise SequenceError if its state is not known."""
+        if self.lost is not None:
+            raise SequenceError(self.lost)
 
     def may_begin(self, position: int) -> bool:
         """Return whether its request of a position among all of them, which waits, may begin."""
@@ -93,6 +106,31 @@ class Line:
         """Take note that the slot has the initial state, by the last one of so many resets."""
         self.begun, self.fresh, self.lost, self.ran = resets, True, None, 0
         self.inputs.clear()
+        self.empty()
+
+    def empty(self) -> None:
+        """Take note that it has its initial state."""
+        self.runs, self.bytes, self.growth, self.measured = 0, self.least.copy(), Counter(), (0, self.least)
+
+    def copy(self, other: Line) -> None:
+        """Take over what is known of the state of another one."""
+        self.fresh, self.inputs, self.ran, self.least = other.fresh, other.inputs.copy(), other.ran, other.least
+        self.runs, self.bytes, self.growth, self.measured = other.runs, other.bytes.copy(), other.growth, other.measured
+
+    def grown(self, found: Counter[str] | None) -> None:
+        """Take note of a run, and of the size that its state has now; None if that was not measured."""
+        self.runs += 1
+        if found is None:
+            self.bytes = self.bytes + self.growth
+        else:
+            runs, before = self.measured
+            self.growth = Counter({name: (found[name] - before[name]) // (self.runs - runs) for name in found})
+            self.bytes, self.measured = found, (self.runs, found)
+
+    @property
+    def due(self) -> bool:
+        """True if its state is to be measured after its next run: ever more rarely, as that may copy it."""
+        return self.runs + 1 >= 2 * self.measured[0]
 
     def ended(self, inputs: Arrays, *, replay: bool) -> None:
         """Take note that a request has ended well, which may have been there only for the state that it leaves."""
@@ -112,7 +150,7 @@ class Line:
         if self.recompute and not for_good:
             self.ran = 0
         elif self.lost is None and not (self.fresh and self.slot is None):
-            self.lost = SequenceError(
+            self.lost = (
                 f"The state of sequence {self.number} is not known any more: {why} Call reset() to have it begin anew. With "
                 "recompute=True, a sequence computes its state anew by itself."
             )

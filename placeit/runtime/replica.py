@@ -263,7 +263,7 @@ class Replica:
 
         def tell(future: Answer) -> None:
             if not item.over:
-                self._server.release(self, item, failure=error if begun else None)
+                self._server.release(self, item, failure=error if begun or item.replay else None)
             future.set_exception(error)
 
         item.future.end(tell)

@@ -6,15 +6,17 @@ import contextlib
 import math
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from placeit.backends.base import Arrays
-from placeit.core.errors import ExecutionError, PlaceitError, SequenceError
+from placeit.core.errors import ExecutionError, PlaceitError, SequenceError, StateMemoryError
 from placeit.core.threads import Gate
+from placeit.core.units import about_bytes
+from placeit.devices.host import free_bytes
 from placeit.runtime.answers import Answer, Outputs, Pending
 from placeit.runtime.line import Home, Line
 from placeit.runtime.plan_executor import failure_of
@@ -24,6 +26,9 @@ from placeit.runtime.waiting import Waiting
 __all__ = ["Sequence", "Sequences"]
 
 _LOOK_S = 0.5
+_OF_FREE = 0.5  # share of the free memory that states may take
+_OF_DEVICE = 0.9  # share of what a device may hold besides weights
+_NEAR = 0.8  # share of what states may take, from which they are measured after each run
 
 
 class Serving(Protocol):
@@ -121,6 +126,7 @@ class Sequence:
                 asked for, and any other goes on to its end); or a callback of one of the server's futures asks, which would
                 wait for itself.
             SequenceError: the sequence is closed, or its state is not known after a failure.
+            StateMemoryError: there is no room for its state to grow; the state is as it was.
             UsageError, QueueFullError: as by :meth:`submit`.
         """
         self._server.check_thread()
@@ -150,6 +156,7 @@ class Sequence:
 
         Raises:
             SequenceError: the sequence is closed, or its state is not known after a failure.
+            StateMemoryError: there is no room for another state.
             ExecutionError: requests take longer than ``timeout``; a callback of one of the server's futures asks, which would
                 wait for itself; or the server is closed.
             DeviceError: there is no room for buffers.
@@ -175,14 +182,22 @@ class Sequences:
         waiting: its queue.
         replicas: returns those that may take requests of sequences, with the lock; raises if there never will be any more.
         call: wakes the replicas whose turn it is to take what waits; with the lock.
+        most: bytes that all states may take; None for half of the memory that is free now. Those on a device never take more
+            than nine tenths of what it may hold besides weights.
 
     Attributes:
         dropped: sequences that nobody refers to any more. Whoever collects garbage may hold any lock, and adds to it.
     """
 
     def __init__(
-        self, lock: threading.Lock, waiting: Waiting, replicas: Callable[[], list[Replica]], call: Callable[[], object]
+        self,
+        lock: threading.Lock,
+        waiting: Waiting,
+        replicas: Callable[[], list[Replica]],
+        call: Callable[[], object],
+        most: float | None = None,
     ) -> None:
+        self.most = _OF_FREE * free_bytes() if most is None else most
         self._lock, self._waiting, self._replicas, self._call = lock, waiting, replicas, call
         self._made = 0
         self._lines: dict[int, Line] = {}
@@ -212,23 +227,24 @@ class Sequences:
             line = self._lines[self._made] = Line(self._made, recompute)
         try:
             states = None
-            if like is not None and not (like.fresh or like.behind):
-                states = like.slot.states() if like.slot is not None else None
+            if like is not None:
+                line.copy(like)
+                with self._lock:
+                    self._check_room(line, replica, Counter())
+                states = None if like.slot is None or like.fresh or like.behind else like.slot.states()
             self._settle(line, replica, states)
         except BaseException:
             with self._lock:
+                _release(line)
                 self._lines.pop(line.number, None)
             raise
-        if like is not None:
-            line.fresh, line.bytes, line.ran, line.inputs = like.fresh, like.bytes.copy(), like.ran, like.inputs.copy()
         return line
 
     def fork(self, line: Line, timeout: float | None) -> Line:
         """See :meth:`Sequence.fork`."""
         with self._idle(line, timeout):
             self._carry_out_resets(line, line.resets)
-            if line.lost is not None:
-                raise line.lost
+            line.check_known()
             return self.open(recompute=line.recompute, like=line)
 
     def reset(self, line: Line) -> None:
@@ -271,8 +287,20 @@ class Sequences:
         if line.slot is None:
             self._settle(line, replica)
         self._carry_out_resets(line, request.resets)
-        if line.lost is not None:
-            raise line.lost
+        line.check_known()
+        with self._lock:
+            self._check_room(line, replica, line.growth)
+
+    def measure(self, line: Line) -> None:
+        """Take note of what a run has added to a state; on the thread of the replica, when nothing of the sequence runs."""
+        with self._lock:
+            due = line.due or self.bytes > _NEAR * self.most
+        found = None
+        if due and line.slot is not None:
+            with contextlib.suppress(Exception):  # the next request tells what is the matter
+                found = line.slot.state_bytes()
+        with self._lock:
+            line.grown(found)
 
     def released(self, line: Line, request: Pending, failure: PlaceitError | None, *, well: bool) -> None:
         """A request of a sequence is not in flight any more; ``failure`` of one that had begun. With the lock."""
@@ -289,15 +317,16 @@ class Sequences:
             line.failed(why or ExecutionError("A request of it was interrupted by an error of the server's."))
         line.flying = request.started = False
         line.note()
-        return line.lost
+        return None if line.lost is None else SequenceError(line.lost)
 
     def lose(self, replica: Replica, why: PlaceitError) -> None:
         """All slots of a replica are lost; with the lock."""
         for line in self._lines.values():
             if line.replica is replica:
                 line.replica = line.slot = None
+                line.least = Counter()
                 line.failed(why)
-                line.bytes.clear()
+                line.empty()
 
     def leave(self, leaving: Collection[Replica]) -> None:
         """Move the states of sequences from replicas that take no more requests, and of which nothing runs, to others."""
@@ -338,12 +367,33 @@ class Sequences:
             raise ExecutionError("Nothing runs requests of this server just now, as its devices are lost: try again later.")
         return min(replicas, key=lambda replica: sum(line.replica is replica for line in self._lines.values()))
 
+    def _check_room(self, line: Line, home: Home, more: Counter[str]) -> None:
+        """Raise StateMemoryError if so many bytes more of state have no room; with the lock."""
+        total = self.bytes + more.total()
+        what, taken, most = "all devices", total, self.most
+        for device, room in home.executor.room_for_state.items():
+            here = sum(other.bytes[device] for other in self._lines.values()) + more[device]
+            if here > _OF_DEVICE * room:
+                what, taken, most = device, here, _OF_DEVICE * room
+        if taken > most and taken > 0:
+            raise StateMemoryError(
+                f"The state of sequence {line.number} has no room: those of {len(self._lines)} sequences would take "
+                f"{about_bytes(taken)} on {what}, and may take {about_bytes(most)} there. Close or reset others, or allow more "
+                "(state_memory=)."
+            )
+
     def _settle(self, line: Line, replica: Home, states: Mapping[str, Any] | None = None) -> None:
         """Give a sequence of which nothing runs a slot on a replica, with given states or the initial one."""
         slot = replica.executor.open_slot()
         try:
             if states is not None:
                 slot.set_states(states)
+            if line.fresh:
+                least = slot.state_bytes()
+                with self._lock:
+                    self._check_room(line, replica, least - line.bytes)
+                    line.least = least
+                    line.empty()
         except BaseException:
             replica.executor.close_slot(slot)
             raise

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import pytest
 from numpy.typing import NDArray
-from stateful_models import SIZE, Totals, totals
+from stateful_models import SIZE, Caches, Totals, caches, totals
 from test_faults import CORES, Troubled
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
-from placeit.core.errors import ExecutionError, SequenceError
+from placeit.core.errors import ExecutionError, SequenceError, StateMemoryError, UsageError
+from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
@@ -26,6 +28,7 @@ from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Server
 from placeit.session import Session
+from placeit.workbench.options import Inputs
 
 LAYERS = 4
 
@@ -171,3 +174,158 @@ def test_a_session_has_sequences_on_a_server_of_their_own(cache: Cache) -> None:
         with pytest.raises(ExecutionError, match="closed"):
             fork.run(inputs(3))
         assert {thread.name for thread in threading.enumerate()} == names
+
+
+class Steps:
+    """Counts the runs of segments on Python lanes, and has one of them do something of its own."""
+
+    def __init__(self, made: Bench, trouble: Callable[[], object], *, at: int) -> None:
+        self.runs, self._at, self._trouble = 0, at, trouble
+        for device in made.devices:
+            device.trouble = self._count
+
+    def _count(self) -> None:
+        self.runs += 1
+        if self.runs == self._at:
+            self._trouble()
+
+
+def fail() -> None:
+    raise RuntimeError("put in")
+
+
+@pytest.mark.parametrize("at", [1, 5, 11])
+def test_a_request_that_fails_takes_its_own_sequence_along_and_nothing_else(bench: Callable[[str], Bench], at: int) -> None:
+    """What runs beside it neither fails nor runs twice, which states would show."""
+    made, models = bench("python"), [Totals(LAYERS) for _ in range(3)]
+    segments = len(made.plan.programs)
+    with Server([made.executor()], queue=100) as server:
+        sequences = [server.sequence() for _ in models]
+        steps = Steps(made, fail, at=at)
+        answers = [[sequence.submit(inputs(step)) for step in range(8)] for sequence in sequences]
+        hit = [k for k, of_sequence in enumerate(answers) if any(answer.exception(60) for answer in of_sequence)]
+        assert len(hit) == 1
+        for k, of_sequence in enumerate(answers):
+            well = [answer for answer in of_sequence if answer.exception() is None]
+            for step, answer in enumerate(well):
+                close_to(answer.result(), models[k].run(inputs(step)["x"]))
+            assert len(well) == 8 or k in hit
+        errors = [error for answer in answers[hit[0]] if (error := answer.exception()) is not None]
+        assert "put in" in str(errors[0])
+        assert all(isinstance(error, SequenceError) and "not known any more" in str(error) for error in errors[1:])
+        ended = sum(answer.exception() is None for of_sequence in answers for answer in of_sequence)
+        assert ended * segments < steps.runs <= (ended + 1) * segments
+        broken = sequences[hit[0]]
+        for ask in (lambda: broken.run(inputs(1)), broken.fork):
+            with pytest.raises(SequenceError, match=r"is not known any more: .*put in.* Call reset\(\)"):
+                ask()
+        broken.reset()
+        close_to(broken.run(inputs(4)), Totals(LAYERS).run(inputs(4)["x"]))
+        assert server.repeated == 0
+
+
+def test_a_sequence_that_keeps_its_inputs_computes_a_lost_state_anew(bench: Callable[[str], Bench]) -> None:
+    made, model = bench("python"), Totals(LAYERS)
+    with Server([made.executor()]) as server, server.sequence(recompute=True) as sequence:
+        for step in range(5):
+            close_to(sequence.run(inputs(step)), model.run(inputs(step)["x"]))
+        Steps(made, fail, at=3)
+        with pytest.raises(ExecutionError, match="put in"):
+            sequence.run(inputs(5))
+        succeeded = server.stats().outcomes["succeeded"]
+        close_to(sequence.run(inputs(6)), model.run(inputs(6)["x"]))  # as if that one had not been asked for
+        assert server.stats().outcomes["succeeded"] == succeeded + 1
+        Steps(made, fail, at=2)
+        with pytest.raises(ExecutionError, match="put in"):
+            sequence.run(inputs(7))
+        close_to(sequence.fork().run(inputs(8)), model.fork().run(inputs(8)["x"]))
+        Steps(made, fail, at=2)
+        with pytest.raises(SequenceError, match="not known any more"):  # as computing it anew fails
+            sequence.run(inputs(9))
+        sequence.reset()
+        model.reset()
+        close_to(sequence.run(inputs(9)), model.run(inputs(9)["x"]))
+
+
+def test_inputs_that_do_not_fit_fail_their_request_and_change_no_state(bench: Callable[[str], Bench]) -> None:
+    made, model, gate = bench("python"), Totals(LAYERS), threading.Event()
+    with Server([made.executor()]) as server, server.sequence() as sequence:
+        Steps(made, lambda: gate.wait(60), at=1)
+        first, changed = sequence.submit(inputs(0)), inputs(1)
+        second, third = sequence.submit(changed), sequence.submit(inputs(2))
+        changed["x"].shape = (SIZE, 1)  # while it waits
+        gate.set()
+        close_to(first.result(60), model.run(inputs(0)["x"]))
+        with pytest.raises(ExecutionError, match=r"could not be served: .* float32 \[8, 1\]"):
+            second.result(60)
+        close_to(third.result(60), model.run(inputs(2)["x"]))
+
+
+def rows(count: int, seed: int = 0) -> dict[str, NDArray[Any]]:
+    return {"x": np.random.default_rng([count, seed]).standard_normal((1, count, SIZE)).astype(np.float32)}
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Iterator[Session]:
+    """A session of a model whose state grows with each request, with a placement on two devices."""
+    if len(CORES) < 2:
+        pytest.skip("needs two CPU cores")
+    path = caches(tmp_path / "caches.xml", LAYERS)
+    sizes = Inputs(shapes={"x": (1, "1..64@4", SIZE)})
+    with Session(path, [f"CPU@{core}" for core in CORES[:2]], inputs=sizes, cache=None) as session:
+        session.profile()
+        yield session
+
+
+def split(session: Session) -> Placement:
+    groups = len(session.grouping.groups)
+    return session.placement(np.arange(groups) * 2 // groups)
+
+
+def test_a_state_grows_with_its_sequence_and_is_measured(growing: Session) -> None:
+    placement = split(growing)
+    assert len({segment.device for segment in growing.plan_of(placement).programs}) == 2
+    with growing.serve(placement) as server:
+        model, other = Caches(LAYERS), Caches(LAYERS)
+        sequence = server.sequence()
+        close_to(sequence.run(rows(30)), model.run(rows(30)["x"]))
+        assert sequence.state_bytes == model.state_bytes
+        for step in range(20):
+            close_to(sequence.run(rows(1, step)), model.run(rows(1, step)["x"]))
+            close_to(server.submit(rows(3)).result(60), Caches(LAYERS).run(rows(3)["x"]))
+        assert sequence.state_bytes == model.state_bytes  # though it is not measured after each
+        with server.sequence() as second:
+            close_to(second.run(rows(5)), other.run(rows(5)["x"]))
+            stats = server.stats()
+            assert stats.sequences == 2
+            assert stats.state_bytes == sequence.state_bytes + other.state_bytes
+        fork = sequence.fork()
+        assert fork.state_bytes == sequence.state_bytes
+        close_to(fork.run(rows(2)), model.run(rows(2)["x"]))
+        sequence.reset()
+        assert sequence.state_bytes == 0
+        fork.close()
+        assert (server.stats().sequences, server.stats().state_bytes) == (1, 0)
+
+
+def test_a_state_that_has_no_room_is_refused_before_it_grows_and_the_others_go_on(growing: Session) -> None:
+    model, other = Caches(LAYERS), Caches(LAYERS)
+    step = LAYERS * SIZE * 4 * 10  # bytes of ten rows
+    with growing.serve(split(growing), state_memory=7.5 * step) as server:
+        first, second = server.sequence(), server.sequence()
+        close_to(second.run(rows(10)), other.run(rows(10)["x"]))
+        for number in range(6):
+            close_to(first.run(rows(10, number)), model.run(rows(10, number)["x"]))
+        for ask in (lambda: first.run(rows(10)), first.fork):
+            with pytest.raises(StateMemoryError, match=r"sequence \d has no room: .*may take 9\.6 kB there.*state_memory="):
+                ask()
+        close_to(server.submit(rows(3)).result(60), Caches(LAYERS).run(rows(3)["x"]))
+        second.close()
+        close_to(first.run(rows(10, 9)), model.run(rows(10, 9)["x"]))  # as it was
+        first.reset()
+        close_to(first.run(rows(10)), Caches(LAYERS).run(rows(10)["x"]))
+    for wrong in (0, -1.0, float("nan")):
+        with pytest.raises(UsageError, match="state_memory"):
+            growing.serve(split(growing), state_memory=wrong)
+    with pytest.raises(UsageError, match="lots"):
+        growing.sequence(split(growing), state_memory="lots")

@@ -124,8 +124,8 @@ class OpenVinoInstance:
         self.request = program.compiled.create_infer_request()
         self._infer: Callable[[], object] = functools.partial(infer or _infer, self.request)
         self._variables = self.request.query_state()
-        # which request ran before in these buffers is chance, and nothing that a result may depend on
-        self.run: Callable[[], object] = self._run_from_initial_state if self._variables else self._infer
+        self._keeps = False
+        self.run: Callable[[], object] = self._run_with_state if self._variables else self._infer
         self._outputs: list[HostBuffer] = []
         for i, spec in enumerate(program.outputs):
             own = spec.limits is None and not program.is_open
@@ -151,13 +151,14 @@ class OpenVinoInstance:
         """Return the buffer that output ``index`` is written to."""
         return self._outputs[index]
 
-    def _run_from_initial_state(self) -> None:
-        self.reset_state()
+    def _run_with_state(self) -> None:
+        if not self._keeps:  # which request ran before in these buffers is chance, and nothing that a result may depend on
+            self.reset_state()
         self._infer()
 
     def keep_state(self) -> None:
         """Have every later run go on from the state as it is."""
-        self.run = self._infer
+        self._keeps = True
 
     def reset_state(self) -> None:
         """Return to the initial state."""
