@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
+from beside import beside
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
 from placeit.runtime.devices.base import BufferSpec, DoneCallback, Instance
 from placeit.runtime.devices.openvino import OpenVinoDevice
@@ -108,3 +110,20 @@ def test_what_came_late_for_a_run_that_is_over_as_well_is_dropped(parts: tuple[H
     sent = [(frame, payload) for frame, payload in driver.frames if frame.kind == Kind.DATA]
     assert [(frame.epoch, frame.sizes) for frame, _ in sent] == [(3, (1, 2))]
     np.testing.assert_array_equal(np.frombuffer(sent[0][1], np.float32), 4)
+
+
+def test_an_instance_is_at_rest_when_what_still_runs_of_its_slot_has_ended_and_nothing_more_of_it_starts(
+    parts: tuple[Held, Lane, Driver],
+) -> None:
+    device, lane, _ = parts
+    one = np.ones((1, 1), np.float32)
+    bring(lane, 1, one)
+    with beside(lambda: lane.at_rest(JOB, 2)) as found:
+        assert not found
+        device.go()
+    assert found == [lane.at_rest(JOB, 2)]
+    assert lane.place(Frame(Kind.DATA, epoch=1, target=READS, size=4, sizes=(1, 1))) is None
+    with pytest.raises(DeviceError, match="has no segment 77 any more"):
+        lane.at_rest(77, 1)
+    bring(lane, 3, one)
+    assert len(device.held) == 1

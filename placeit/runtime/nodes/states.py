@@ -39,7 +39,8 @@ class SentVariable(NamedTuple):
 
 def sent(tensor: Any) -> SentVariable:
     """Copy an ``openvino.Tensor`` for its way."""
-    return SentVariable(tensor.element_type.get_type_name(), tuple(tensor.shape), np.array(tensor.data).reshape(-1).view(np.uint8))
+    data = np.array(tensor.data).reshape(-1).view(np.uint8)
+    return SentVariable(tensor.element_type.get_type_name(), tuple(tensor.shape), data)
 
 
 class KeptCopy:
