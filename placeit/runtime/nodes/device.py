@@ -213,7 +213,8 @@ class NodeDevice(RemoteDevice):
 
     def begin(self, ahead: Ahead, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
         """Begin a run of a slot there."""
-        self.connection.send(Frame(Kind.BEGIN, slot=ahead.number, epoch=ahead.epoch))
+        if not inputs:  # which say that a run has begun
+            self.connection.send(Frame(Kind.BEGIN, slot=ahead.number, epoch=ahead.epoch))
         for number, buffer in inputs:
             self.send(ahead, number, buffer, exact=True)
 

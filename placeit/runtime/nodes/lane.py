@@ -55,12 +55,14 @@ class Wiring:
         buffers: that tensors arrive in, by number.
         jobs: in the order of the plan.
         sends: number of a buffer here, name of the device (or :data:`DRIVER`), number of the buffer there.
+        fed: numbers of the buffers that the driver fills at the begin of a run, and hears nothing of.
     """
 
     slot: int
     buffers: dict[int, BufferSpec]
     jobs: tuple[SegmentJob, ...]
     sends: tuple[tuple[int, str, int], ...]
+    fed: frozenset[int] = frozenset()
 
 
 @dataclass(eq=False)
@@ -69,6 +71,7 @@ class _Cell:
 
     buffer: Buffer
     slot: int
+    fed: bool = False
     readers: list[int] = field(default_factory=list)
     sends: list[tuple[str, int, float]] = field(default_factory=list)
 
@@ -111,7 +114,7 @@ class Lane:
         slot = _Slot()
         cells: dict[int, _Cell] = {}
         for number, spec in wiring.buffers.items():
-            cells[number] = _Cell(self.device.allocate(spec), wiring.slot)
+            cells[number] = _Cell(self.device.allocate(spec), wiring.slot, number in wiring.fed)
             self._inbox.expect(number, cells[number].buffer)
         for job, instance in zip(wiring.jobs, instances, strict=True):
             for i, number in enumerate(job.outputs):
@@ -258,8 +261,9 @@ class Lane:
             sent = self._outgoing(cell)
             self._filled(cell)
         self._send_on(cell, frame.epoch, sent)
-        arrived = Frame(Kind.ARRIVED, epoch=frame.epoch, target=frame.target, start=frame.start, finish=perf_counter())
-        self._tell(arrived, urgency=_after({cell: sent}))
+        if not cell.fed:
+            arrived = Frame(Kind.ARRIVED, epoch=frame.epoch, target=frame.target, start=frame.start, finish=perf_counter())
+            self._tell(arrived, urgency=_after({cell: sent}))
 
     def _go_on(self) -> None:
         """Start what is most urgent, if nothing runs."""

@@ -26,6 +26,9 @@ from placeit.runtime.nodes.wire import Frame, ProtocolError
 __all__ = ["Outgoing", "ReceivingBuffers", "bytes_of", "memory_of", "outgoing"]
 
 
+_CODINGS = frozenset(Coding)
+
+
 class Outgoing(NamedTuple):
     """A tensor as it is sent.
 
@@ -79,7 +82,7 @@ class _Arrival:
     def form(self, frame: Frame) -> tuple[tuple[int, ...], np.dtype[np.generic], int]:
         """Shape in memory order, type and bytes of the tensor that a frame is a part of. Raises ProtocolError."""
         dtype = self.memory.dtype
-        if frame.coding not in tuple(Coding) or (frame.coding and dtype != np.float32):
+        if frame.coding not in _CODINGS or (frame.coding and dtype != np.float32):
             raise ProtocolError(f"a tensor of coding {frame.coding} for the buffer {frame.target}, which is not expected")
         if self.limits is None:
             shape = self.memory.shape

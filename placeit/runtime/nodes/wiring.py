@@ -134,4 +134,5 @@ class _Wiring:
         """Tell it all."""
         for number in self._numbers:
             self.device.routes[number] = self.ahead
-        self.device.ask("wire", Wiring(self.ahead.number, self._buffers, tuple(self._jobs), tuple(self._sends)))
+        fed = frozenset(self._fed.values())
+        self.device.ask("wire", Wiring(self.ahead.number, self._buffers, tuple(self._jobs), tuple(self._sends), fed))
