@@ -27,7 +27,7 @@ class SizeRange:
         least: size.
         most: size.
         typical: sizes for which placements are sought; none for that of the model's sample inputs, or else the largest.
-        times: how often each of these comes, in proportion.
+        times: how often each of these comes, in proportion; 0 for one that only comes before others.
 
     Raises:
         UsageError: they are not in order, or not positive.
@@ -41,7 +41,7 @@ class SizeRange:
     def __post_init__(self) -> None:
         object.__setattr__(self, "times", self.times or (1,) * len(self.typical))
         ordered = 1 <= self.least <= self.most <= LARGEST and all(self.least <= size <= self.most for size in self.typical)
-        if not ordered or len(self.times) != len(self.typical) or any(often < 1 for often in self.times):
+        if not ordered or len(self.times) != len(self.typical) or not any(self.times or (1,)):
             raise UsageError(
                 f"The sizes {self} make no sense; write LEAST..MOST, or LEAST..MOST@TYPICAL with a typical size between them."
             )

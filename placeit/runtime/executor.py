@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -320,6 +321,16 @@ class Executor(PlanExecutor):
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
         return seconds_of(self._samples, last=last)
+
+    @contextlib.contextmanager
+    def _sequence(self) -> Iterator[None]:
+        slot = self._slots[0]
+        slot.reset_state()
+        slot.keep_state(keep=True)
+        try:
+            yield
+        finally:
+            slot.keep_state(keep=False)
 
     def _blend(self, runs: Sequence[Timed]) -> None:
         slot = self._slots[0]

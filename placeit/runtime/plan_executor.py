@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -9,7 +10,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType, TracebackType
@@ -117,6 +118,9 @@ class PlanExecutor(ABC):
         in_flight: how many requests may be in flight at once.
         inputs: of the model, by name.
 
+    Attributes:
+        uncounted: seconds of the last :meth:`time` over those that it counted for; 1 of one request.
+
     Raises:
         UsageError: no request at all.
     """
@@ -130,6 +134,7 @@ class PlanExecutor(ABC):
         self._run: ActiveRun | None = None  # the last one
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
+        self.uncounted = 1.0
         self._timed_on: Sequence[Sample] = ()  # what time() runs on, if that is more than one request
 
     # -- what lanes differ in; called in turn, and but for _start while nothing runs ------------------------------------
@@ -261,6 +266,11 @@ class PlanExecutor(ABC):
     def _release(self) -> None:
         """Release buffers and programs; once more, if that was interrupted."""
 
+    @contextlib.contextmanager
+    def _sequence(self) -> Iterator[None]:
+        """Have each request of a block go on from the state in which the one before has left the model."""
+        yield
+
     def _blend(self, runs: Sequence[Timed]) -> None:  # noqa: ARG002
         """Have the mean of the last runs count as one run."""
         raise UsageError("This executor is timed on one request.")
@@ -348,20 +358,23 @@ class PlanExecutor(ABC):
     def time(self, *, timeout: float | None = None) -> float:
         """Run once on the inputs in place and return the seconds it took; see :meth:`times`. Raises ExecutionError.
 
-        On several requests (:meth:`set_requests`) it runs each of them, and returns the mean by their shares. Spans and times
-        of segments then are such means, too.
+        On several requests (:meth:`set_requests`) it runs each of them, as one sequence if the model keeps state, and returns
+        the mean by their shares. Spans and times of segments then are such means, too.
         """
         if not self._timed_on:
             return self.times(1, timeout=timeout)
         deadline, found = self._deadline(timeout), list[Timed]()
         with self._turn:
             self._settle(deadline)
-            for request in self._timed_on:
-                self._write(request.inputs, 0)
-                seconds = self._times(1, deadline)
-                found.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
+            with self._sequence():
+                for request in self._timed_on:
+                    self._write(request.inputs, 0)
+                    seconds = self._times(1, deadline)
+                    found.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
             self._blend(found)
-        return sum(one.share * one.seconds for one in found)
+        counted = sum(one.share * one.seconds for one in found)
+        self.uncounted = sum(one.seconds for one in found) / counted
+        return counted
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
         """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.

@@ -90,8 +90,8 @@ class Slot:
             else:
                 with pool.on(d):
                     instance = pool.devices[d].instance(program)
-                if keep_state and isinstance(instance, KeepsState):
-                    instance.keep_state()
+                if isinstance(instance, KeepsState):
+                    instance.keep_state(keep=keep_state)
                     self._keeping.append((pool.devices[d].name, instance))
                 for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in book.inputs_of(segment))]):
                     instance.bind(i, buffer)
@@ -153,6 +153,11 @@ class Slot:
                 found = what
         self.blanked, self.written = sentinel, None
         return found
+
+    def keep_state(self, *, keep: bool) -> None:
+        """Have requests go on from the state as it is, or each begin with the initial one; nothing of it runs."""
+        for _, instance in self._keeping:
+            instance.keep_state(keep=keep)
 
     def reset_state(self) -> None:
         """Return to the model's initial state; nothing of it runs."""

@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from open_models import LENGTHS, OPEN, Arrays, assert_close, at_one_size, attention, divided, values
 from stateful_models import SIZE, Totals, totals
+from text_steps import generate
 
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.errors import PlaceitError, SequenceError
@@ -33,6 +34,7 @@ from placeit.runtime.sequences import Sequence
 from placeit.runtime.serving import Server
 from placeit.session import Session
 from placeit.workbench.options import Inputs
+from placeit.workloads.decoder import TINY, write_decoder
 
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local
@@ -183,6 +185,20 @@ def test_what_belongs_to_a_closed_sequence_is_released_on_its_nodes(connected: N
                 assert count()[0] == before[0] + 2
         while count() != before:  # it is told, and not waited for
             time.sleep(0.05)
+
+
+def test_a_decoder_on_two_nodes_generates_the_text_of_the_whole(connected: None, tmp_path: Path) -> None:
+    path = write_decoder(TINY, tmp_path / "decoder.xml")
+    whole = openvino_core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    shapes = {"input_ids": [1, "1..16@1"], "attention_mask": [1, "1..128@65"], "position_ids": [1, "1..16@1"]}
+    with Session(path, DEVICES[:2], inputs=Inputs(shapes=shapes), cache=None) as session:
+        groups = len(session.grouping.groups)
+        with session.serve(session.placement(np.arange(groups) * 2 // groups)) as server:
+            for prompt in ([3, 1, 4, 1, 5], [2, 7]):
+                with server.sequence() as sequence:
+                    text, _ = generate(lambda inputs: sequence.run(inputs, timeout=PATIENCE_S), prompt, 24)
+                whole.reset_state()
+                assert text == generate(lambda inputs: {"logits": whole.infer(inputs)[0]}, prompt, 24)[0]
 
 
 def test_sequences_on_a_node_that_dies_are_told_and_others_go_on(connected: None) -> None:

@@ -23,6 +23,7 @@ from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.spans import Timed, blended
 from placeit.session import Session
 from placeit.workbench.options import Inputs
+from placeit.workloads.decoder import TINY, write_decoder
 
 ops = ov.opset13
 Arrays = dict[str, NDArray[np.generic]]
@@ -310,3 +311,24 @@ def test_spans_of_several_requests_are_means_by_their_shares() -> None:
 def test_typical_sizes_that_do_not_go_together(tmp_path: Path, shapes: Shapes) -> None:
     with pytest.raises(UsageError, match="do not go together"):
         load(attention(tmp_path), input_shapes=shapes)
+
+
+def test_requests_of_one_text_are_timed_as_one_sequence(tmp_path: Path) -> None:
+    file = write_decoder(TINY, tmp_path / "decoder.xml")
+    shapes: Shapes = {"input_ids": (1, "1..64@9/1x3"), "attention_mask": (1, "1..64@9/10"), "position_ids": (1, "1..64@9/1")}
+    with Session(file, TWO[0], inputs=Inputs(shapes=shapes), cache=None) as session:
+        assert [sample.share for sample in session.model.sample_requests()] == [0.25, 0.75]
+        with session.executor(session.plan_of(divided(session, 2))) as executor:
+            tokens = np.arange(10)[None]
+            whole = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "position_ids": tokens}
+            at_once = executor.run(whole)["logits"]
+            first, last = ({name: value[:, part] for name, value in whole.items()} for part in (slice(9), slice(9, 10)))
+            last["attention_mask"] = np.ones_like(tokens)
+            executor.set_requests([Sample(first, 0.5), Sample(last, 0.5)])
+            for _ in range(2):  # the second time, too, it begins with the initial state
+                assert executor.time() > 0
+                # OpenVINO keeps keys and values in 8 bits
+                np.testing.assert_allclose(executor.outputs()["logits"], at_once[:, 9:], rtol=0, atol=0.01)
+            alone = executor.run({name: value[:, -1:] for name, value in last.items()})["logits"]
+            assert np.abs(alone - at_once[:, 9:]).max() > 0.1
+            assert_close(executor.run(whole), {"logits": at_once})

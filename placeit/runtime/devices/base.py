@@ -141,8 +141,8 @@ class Instance(Protocol):
 class KeepsState(Protocol):
     """An instance whose runs can go on from the state in which the last one has left it. Nothing of it runs meanwhile."""
 
-    def keep_state(self) -> None:
-        """Have every later run go on from the state as it is, initial at first. Called before the instance runs."""
+    def keep_state(self, *, keep: bool) -> None:
+        """Have every later run go on from the state as it is, initial at first, or begin with the initial one, as at first."""
         ...
 
     def reset_state(self) -> None:

@@ -123,8 +123,7 @@ class OpenVinoInstance:
         self.program = program
         self.request = program.compiled.create_infer_request()
         self._infer: Callable[[], object] = functools.partial(infer or _infer, self.request)
-        self._variables = self.request.query_state()
-        self._keeps = False
+        self._variables, self._keep = self.request.query_state(), False
         self.run: Callable[[], object] = self._run_with_state if self._variables else self._infer
         self._outputs: list[HostBuffer] = []
         for i, spec in enumerate(program.outputs):
@@ -152,13 +151,13 @@ class OpenVinoInstance:
         return self._outputs[index]
 
     def _run_with_state(self) -> None:
-        if not self._keeps:  # which request ran before in these buffers is chance, and nothing that a result may depend on
+        if not self._keep:  # which request ran before in these buffers is chance, and nothing that a result may depend on
             self.reset_state()
         self._infer()
 
-    def keep_state(self) -> None:
-        """Have every later run go on from the state as it is."""
-        self._keeps = True
+    def keep_state(self, *, keep: bool) -> None:
+        """Have every later run go on from the state as it is, or begin with the initial one."""
+        self._keep = keep
 
     def reset_state(self) -> None:
         """Return to the initial state."""

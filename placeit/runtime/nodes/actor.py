@@ -114,7 +114,7 @@ class DeviceActor:
         instances = [self._device.instance(self._programs[job.program]) for job in wiring.jobs]
         for job, instance in zip(wiring.jobs, instances, strict=True):
             if job.keeps_state:
-                self._keeping(instance).keep_state()
+                self._keeping(instance).keep_state(keep=True)
         self._lane.wire(wiring, instances)
 
     def _keeping(self, instance: Instance) -> KeepsState:
@@ -128,6 +128,10 @@ class DeviceActor:
     def unwire(self, slot: int) -> None:
         """Forget a slot."""
         self._lane.unwire(slot)
+
+    def keep_state(self, job: int, epoch: int, keep: bool) -> None:
+        """Have an instance go on from its state, or begin with the initial one; see :meth:`reset_state`. Raises DeviceError."""
+        self._at_rest(job, epoch).keep_state(keep=keep)
 
     def reset_state(self, job: int, epoch: int) -> None:
         """Return an instance to its initial state. Runs of its slot before an epoch are over. Raises DeviceError."""

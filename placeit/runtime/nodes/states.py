@@ -79,9 +79,11 @@ class RemoteKeepingInstance(RemoteInstance):
     changes it no more afterwards.
     """
 
-    def keep_state(self) -> None:
-        """Have every later run go on from the state as it is: the node is told when the slot is wired."""
-        self.keeps_state = True
+    def keep_state(self, *, keep: bool) -> None:
+        """Have every later run go on from the state as it is, or begin with the initial one. Raises DeviceError."""
+        self.keeps_state = keep
+        if self.ahead is not None:  # or the node is told when the slot is wired
+            self._ask("keep_state", keep)
 
     def _ask(self, what: str, *arguments: Any) -> Any:
         assert self.ahead is not None  # noqa: S101
