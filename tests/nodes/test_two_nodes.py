@@ -192,8 +192,7 @@ def test_a_decoder_on_two_nodes_generates_the_text_of_the_whole(connected: None,
     whole = openvino_core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
     shapes = {"input_ids": [1, "1..16@1"], "attention_mask": [1, "1..128@65"], "position_ids": [1, "1..16@1"]}
     with Session(path, DEVICES[:2], inputs=Inputs(shapes=shapes), cache=None) as session:
-        groups = len(session.grouping.groups)
-        with session.serve(session.placement(np.arange(groups) * 2 // groups)) as server:
+        with session.serve(divided(session, 2)) as server:
             for prompt in ([3, 1, 4, 1, 5], [2, 7]):
                 with server.sequence() as sequence:
                     text, _ = generate(lambda inputs: sequence.run(inputs, timeout=PATIENCE_S), prompt, 24)
