@@ -191,13 +191,15 @@ def test_a_decoder_on_two_nodes_generates_the_text_of_the_whole(connected: None,
     path = write_decoder(TINY, tmp_path / "decoder.xml")
     whole = openvino_core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
     shapes = {"input_ids": [1, "1..16@1"], "attention_mask": [1, "1..128@65"], "position_ids": [1, "1..16@1"]}
-    with Session(path, DEVICES[:2], inputs=Inputs(shapes=shapes), cache=None) as session:
-        with session.serve(divided(session, 2)) as server:
-            for prompt in ([3, 1, 4, 1, 5], [2, 7]):
-                with server.sequence() as sequence:
-                    text, _ = generate(lambda inputs: sequence.run(inputs, timeout=PATIENCE_S), prompt, 24)
-                whole.reset_state()
-                assert text == generate(lambda inputs: {"logits": whole.infer(inputs)[0]}, prompt, 24)[0]
+    with (
+        Session(path, DEVICES[:2], inputs=Inputs(shapes=shapes), cache=None) as session,
+        session.serve(divided(session, 2)) as server,
+    ):
+        for prompt in ([3, 1, 4, 1, 5], [2, 7]):
+            with server.sequence() as sequence:
+                text, _ = generate(lambda inputs: sequence.run(inputs, timeout=PATIENCE_S), prompt, 24)
+            whole.reset_state()
+            assert text == generate(lambda inputs: {"logits": whole.infer(inputs)[0]}, prompt, 24)[0]
 
 
 def test_sequences_on_a_node_that_dies_are_told_and_others_go_on(connected: None) -> None:

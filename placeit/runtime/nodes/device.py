@@ -23,8 +23,8 @@ from placeit.runtime.nodes.ahead import Ahead, RemoteBuffer, RemoteDevice, Remot
 from placeit.runtime.nodes.lane import DRIVER, rank
 from placeit.runtime.nodes.package import pack
 from placeit.runtime.nodes.states import RemoteKeepingInstance
-from placeit.runtime.nodes.tensors import outgoing
-from placeit.runtime.nodes.wire import Connection, Frame, Kind, ProtocolError, connect
+from placeit.runtime.nodes.tensors import Outgoing, outgoing
+from placeit.runtime.nodes.wire import Connection, Frame, Kind, Parcel, ProtocolError, connect
 from placeit.runtime.nodes.wiring import run_ahead
 
 if TYPE_CHECKING:
@@ -213,17 +213,22 @@ class NodeDevice(RemoteDevice):
 
     def begin(self, ahead: Ahead, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
         """Begin a run of a slot there."""
-        if not inputs:  # which say that a run has begun
+        if inputs:  # which say that a run has begun
+            self._send_all(ahead, [self._parcel(ahead, number, outgoing(buffer, 0)) for number, buffer in inputs])
+        else:
             self.connection.send(Frame(Kind.BEGIN, slot=ahead.number, epoch=ahead.epoch))
-        for number, buffer in inputs:
-            self.send(ahead, number, buffer, exact=True)
 
-    def send(self, ahead: Ahead, number: int, buffer: Buffer, *, exact: bool = False) -> None:
-        """Send a tensor of this process there; inputs of the model as they are."""
-        sent, epoch = outgoing(buffer, 0 if exact else self.coding), ahead.epoch
-        frame = Frame(Kind.DATA, sent.coding, 0, epoch, number, start=perf_counter(), finish=sent.scale, sizes=sent.sizes)
-        urgency = rank(len(sent.payload), 0.0)
-        self.connection.send(frame, sent.payload, urgency=urgency, current=lambda: ahead.epoch == epoch)
+    def send(self, ahead: Ahead, number: int, buffer: Buffer) -> None:
+        """Send a tensor of this process there."""
+        self._send_all(ahead, [self._parcel(ahead, number, outgoing(buffer, self.coding))])
+
+    def _parcel(self, ahead: Ahead, number: int, sent: Outgoing) -> Parcel:
+        frame = Frame(Kind.DATA, sent.coding, 0, ahead.epoch, number, start=perf_counter(), finish=sent.scale, sizes=sent.sizes)
+        return Parcel(frame, sent.payload, rank(len(sent.payload), 0.0))
+
+    def _send_all(self, ahead: Ahead, parcels: Sequence[Parcel]) -> None:
+        epoch = ahead.epoch
+        self.connection.send_all(parcels, lambda: ahead.epoch == epoch)
 
     # -- frames -----------------------------------------------------------------------------------------------------------
 

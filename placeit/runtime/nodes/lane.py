@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from time import perf_counter
 from placeit.core.errors import DeviceError
 from placeit.runtime.devices.base import Buffer, BufferSpec, Instance, RuntimeDevice
 from placeit.runtime.nodes.tensors import Outgoing, ReceivingBuffers, outgoing
-from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, ProtocolError
+from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, Parcel, ProtocolError
 
 __all__ = ["DRIVER", "Lane", "SegmentJob", "Wiring", "rank"]
 
@@ -201,7 +202,9 @@ class Lane:
             return
         self._peers.pop(connection.name, None)
         text = f"{connection.name}: {why}".encode()[:_LONGEST_TEXT]
-        self._tell(Frame(Kind.LOST), memoryview(text))
+        driver = self._peers.get(DRIVER)
+        if driver is not None:
+            driver.send(Frame(Kind.LOST), memoryview(text))
 
     # -- decisions; those with the lock say so ------------------------------------------------------------------------
 
@@ -249,7 +252,6 @@ class Lane:
                 self._late.append(frame)  # what runs may read the buffer
                 return
         self._landed(frame)
-        self._go_on()
 
     def _landed(self, frame: Frame) -> None:
         """Have a tensor used that has come, unless its run is over. Nothing of an earlier run of the slot is running."""
@@ -260,10 +262,10 @@ class Lane:
             self._inbox.settle(frame.target)
             sent = self._outgoing(cell)
             self._filled(cell)
-        self._send_on(cell, frame.epoch, sent)
-        if not cell.fed:
-            arrived = Frame(Kind.ARRIVED, epoch=frame.epoch, target=frame.target, start=frame.start, finish=perf_counter())
-            self._tell(arrived, urgency=_after({cell: sent}))
+        finish = perf_counter()
+        self._go_on()
+        arrived = Frame(Kind.ARRIVED, epoch=frame.epoch, target=frame.target, start=frame.start, finish=finish)
+        self._send_on(cell.slot, frame.epoch, {cell: sent}, None if cell.fed else arrived)
 
     def _go_on(self) -> None:
         """Start what is most urgent, if nothing runs."""
@@ -291,11 +293,9 @@ class Lane:
             if self._outputs(number, slot, epoch):
                 for cell in sent:
                     self._filled(cell)
-        for cell, what in sent.items():
-            self._send_on(cell, epoch, what)
         text = b"" if error is None else (str(error) or type(error).__name__).encode()[:_LONGEST_TEXT]
         ended = Frame(Kind.ENDED, epoch=epoch, target=number, start=start, finish=finish)
-        self._tell(ended, memoryview(text), urgency=_after(sent))
+        self._send_on(slot, epoch, sent, ended, text)
         for frame in late:
             self._landed(frame)
         self._go_on()
@@ -311,36 +311,31 @@ class Lane:
         """What is sent of a buffer; None if nothing is."""
         return outgoing(cell.buffer, self._coding) if cell.sends else None
 
-    def _send_on(self, cell: _Cell, epoch: int, sent: Outgoing | None) -> None:
-        if sent is None:
-            return
+    def _send_on(
+        self, slot: int, epoch: int, sent: Mapping[_Cell, Outgoing | None], report: Frame | None, text: bytes = b""
+    ) -> None:
+        """Send what is in buffers to all who read it, and a report to the driver, behind what the driver reads."""
         begin = perf_counter()
-        for name, there, urgency in cell.sends:
+        parcels: dict[str, list[Parcel]] = {}
+        for cell, what in sent.items():
+            if what is None:
+                continue
+            for name, there, urgency in cell.sends:
+                frame = Frame(Kind.DATA, what.coding, 0, epoch, there, start=begin, finish=what.scale, sizes=what.sizes)
+                parcels.setdefault(name, []).append(Parcel(frame, what.payload, rank(len(what.payload), urgency)))
+        if report is not None:
+            before = [(one.urgency[0], math.inf) for one in parcels.get(DRIVER, ())]
+            parcels.setdefault(DRIVER, []).append(Parcel(report, memoryview(text), max(before, default=())))
+        for name in sorted(parcels, key=DRIVER.__eq__):
             peer = self._peers.get(name)
             if peer is not None:
-                frame = Frame(Kind.DATA, sent.coding, 0, epoch, there, start=begin, finish=sent.scale, sizes=sent.sizes)
-                order = rank(len(sent.payload), urgency)
-                peer.send(frame, sent.payload, urgency=order, current=self._still(cell.slot, epoch))
+                peer.send_all(parcels[name], self._still(slot, epoch))
 
     def _still(self, slot: int, epoch: int) -> Callable[[], bool]:
         slots = self._slots
         return lambda: (known := slots.get(slot)) is not None and known.epoch == epoch
 
-    def _tell(self, frame: Frame, payload: memoryview | None = None, urgency: tuple[float, ...] = ()) -> None:
-        driver = self._peers.get(DRIVER)
-        if driver is not None:
-            driver.send(frame, payload, urgency=urgency)
-
 
 def rank(nbytes: int, urgency: float) -> tuple[float, ...]:
     """Order of tensors on a link: those of one chunk before longer ones, then by urgency."""
     return (1.0, urgency) if nbytes > CHUNK else (0.0, urgency)
-
-
-def _after(sent: Mapping[_Cell, Outgoing | None]) -> tuple[float, ...]:
-    """Order of a report: at once, but behind what it is about if that goes to the driver, too."""
-    largest = max(
-        (len(what.payload) for cell, what in sent.items() if what and any(name == DRIVER for name, _, _ in cell.sends)),
-        default=None,
-    )
-    return () if largest is None else rank(largest, float("inf"))
