@@ -36,7 +36,7 @@ class LaneRun(ActiveRun):
     """A run on lanes that the host decides for.
 
     Attributes:
-        slots: of the requests to begin with.
+        requests: numbers of those to begin with.
         waiting: how many requests have not begun.
         left: how many of them have not ended.
         native: the plan that lanes run without Python; None while, or if, they do not.
@@ -46,11 +46,11 @@ class LaneRun(ActiveRun):
         caller: the thread that waits, if runs begin there, as no device has a worker; None if no decision is made there.
     """
 
-    def __init__(self, slots: list[Slot], waiting: int, caller: int | None, bell: Bell | None) -> None:
+    def __init__(self, requests: list[int], waiting: int, caller: int | None, bell: Bell | None) -> None:
         super().__init__(bell)
-        self.slots, self.waiting, self.caller = slots, waiting, caller
+        self.requests, self.waiting, self.caller = requests, waiting, caller
         self.admitting = bell is not None
-        self.left = len(slots)
+        self.left = len(requests)
         self.native: NativePlan | None = None
         self.dropped = self.broken = False
 
@@ -62,7 +62,7 @@ class LaneRun(ActiveRun):
 
     def go_native(self, native: NativePlan) -> None:
         """Have a plan ready to run it without Python."""
-        native.prepare([slot.number for slot in self.slots], self.waiting, self.bell, self.deadline)
+        native.prepare(self.requests, self.waiting, self.bell, self.deadline)
         self.native = native
         self.go(native.stop)
 
@@ -160,7 +160,7 @@ class Executor(PlanExecutor):
             if held and not (start is not None and isinstance(start[0], KeepsState)):
                 raise UsageError(
                     f"{self._devices[segment.device].name} does not keep the state of op '{held[0]}' from one request to the "
-                    "next: place it on a device of this machine that OpenVINO drives."
+                    "next: place it on a device that OpenVINO drives, here or on a node."
                 )
 
     @property
@@ -209,7 +209,8 @@ class Executor(PlanExecutor):
         for slot in slots:
             slot.written = None if slot.blanked is None else {}  # the run after it was blanked is the one that is checked
             slot.blanked = None
-        return LaneRun(slots, count - len(slots), threading.get_ident() if self._first is None else None, bell)
+        caller = threading.get_ident() if self._first is None else None
+        return LaneRun([slot.number for slot in slots], count - len(slots), caller, bell)
 
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
         self._write(inputs, request)
@@ -218,7 +219,7 @@ class Executor(PlanExecutor):
         slot.written = slot.blanked = None
         with self._lock:
             if not run.begun:
-                lanes.slots.append(slot)
+                lanes.requests.append(request)
                 lanes.left += 1
                 return
         if lanes.native is not None:
@@ -393,7 +394,7 @@ class Executor(PlanExecutor):
         if run.stopped:  # an interrupt came first, and nobody waits for it
             return []
         run.begun = True
-        return [step for slot in run.slots for step in self._scheduler.begin(slot.number)]
+        return [step for request in run.requests for step in self._scheduler.begin(request)]
 
     def _begin_natively(self, native: NativePlan, run: LaneRun) -> None:
         """Have lanes run it without Python, unless those of another executor do so now. On the thread of the first lane."""

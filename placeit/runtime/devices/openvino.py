@@ -171,7 +171,8 @@ class OpenVinoInstance:
         """Take over its variables' values. Raises DeviceError."""
         with explaining("A segment cannot take over the state of another one"):
             for variable in self._variables:
-                variable.state = states[variable.name]
+                value = states[variable.name]
+                variable.state = value.fetch() if hasattr(value, "fetch") else value
 
     def state_bytes(self) -> int:
         """Size of its variables' values; of an attention's cache, OpenVINO copies the value for that."""
