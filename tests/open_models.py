@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import openvino as ov
 from numpy.typing import NDArray
 
@@ -15,7 +17,19 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
 from placeit.session import Session
 
-__all__ = ["LENGTHS", "OPEN", "TWO", "Arrays", "Shapes", "assert_close", "at_one_size", "attention", "divided", "values"]
+__all__ = [
+    "LENGTHS",
+    "OPEN",
+    "TWO",
+    "Arrays",
+    "Shapes",
+    "assert_close",
+    "at_one_size",
+    "attention",
+    "divided",
+    "onnx_attention",
+    "values",
+]
 
 ops = ov.opset13
 Arrays = dict[str, NDArray[np.generic]]
@@ -57,6 +71,52 @@ def attention(folder: Path) -> Path:
     model = ov.Model([ops.result(x), ops.result(pooled)], [ids, mask], "encoder")
     path = folder / "encoder.xml"
     ov.save_model(model, path, compress_to_fp16=False)
+    return path
+
+
+def onnx_attention(folder: Path) -> Path:
+    """Write a layer of attention as ONNX exporters do, with the shapes of reshapes computed from those of their inputs."""
+    rng = np.random.default_rng(0)
+    shape = """
+        size_{0} = Shape ({1})
+        batch_{0} = Gather (size_{0}, zero)
+        length_{0} = Gather (size_{0}, one)
+        to_{0} = Concat <axis=0> (batch_{0}, length_{0}, {2})
+        {0} = Reshape ({1}, to_{0})
+    """
+    heads = "".join(
+        f"{x}_flat = MatMul (x, w{x})" + shape.format(f"{x}_heads", f"{x}_flat", "heads")
+        + f"{x} = Transpose <perm=[0, 2, 1, 3]> ({x}_heads)\n"
+        for x in "qkv"
+    )  # fmt: skip
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+    encoder (int64[n, m] ids, float[n, m] mask) => (float[n, m, {WIDTH}] tokens, float[n, {WIDTH}] pooled)
+    <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[2] axes = {{1, 2}}, int64[2] heads = {{2, {WIDTH // 2}}},
+     int64[1] width = {{{WIDTH}}}, float nine = {{9.0}}>
+    {{
+        x = Gather (table, ids)
+        {heads}
+        kt = Transpose <perm=[0, 1, 3, 2]> (k)
+        scores = MatMul (q, kt)
+        off = Sub (mask, unit)
+        bias = Mul (off, nine)
+        bias4 = Unsqueeze (bias, axes)
+        masked = Add (scores, bias4)
+        weights = Softmax <axis=-1> (masked)
+        mixed = MatMul (weights, v)
+        back = Transpose <perm=[0, 2, 1, 3]> (mixed)
+        {shape.format("seen", "back", "width")}
+        out = MatMul (seen, wo)
+        tokens = Add (x, out)
+        pooled = ReduceMean <axes=[1], keepdims=0> (tokens)
+    }}"""
+    model = onnx.parser.parse_model(text)
+    for name, of in (("table", (50, WIDTH)), *((f"w{x}", (WIDTH, WIDTH)) for x in "qkvo")):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(of).astype(np.float32) / 3, name))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1), "unit"))
+    onnx.checker.check_model(model)
+    path = folder / "encoder.onnx"
+    onnx.save(model, path)
     return path
 
 

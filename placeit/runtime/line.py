@@ -26,6 +26,11 @@ class Home(Protocol):
 
     executor: PlanExecutor
 
+    @property
+    def able(self) -> bool:
+        """True if it may take requests."""
+        ...
+
 
 @dataclass(eq=False)
 class Line:
@@ -37,7 +42,7 @@ class Line:
         replica: the one whose executor has the slot; None if there is no slot.
         slot: keeps its state; None before it has one, and after that was lost.
         flying: whether a request of it is in flight.
-        moving: whether somebody copies or resets its state just now.
+        moving: who copies or resets its state just now; None if nobody does.
         holds: numbers of requests, after each of which the next ones have to wait.
         noted: for threads that wait for something of it to end; None if none does.
         submitted: how many requests it has had.
@@ -60,7 +65,7 @@ class Line:
     replica: Home | None = None
     slot: Slot | None = None
     flying: bool = False
-    moving: bool = False
+    moving: object = None
     holds: list[int] = field(default_factory=list)
     noted: Gate | None = None
     submitted: int = 0
@@ -89,7 +94,7 @@ class Line:
 
     def may_begin(self, position: int) -> bool:
         """Return whether its request of a position among all of them, which waits, may begin."""
-        return not (self.flying or self.moving) and all(position <= hold for hold in self.holds)
+        return not self.flying and self.moving is None and all(position <= hold for hold in self.holds)
 
     @property
     def behind(self) -> bool:
@@ -149,6 +154,7 @@ class Line:
         """
         if self.recompute and not for_good:
             self.ran = 0
+            self.empty()
         elif self.lost is None and not (self.fresh and self.slot is None):
             self.lost = (
                 f"The state of sequence {self.number} is not known any more: {why} Call reset() to have it begin anew. With "

@@ -207,6 +207,9 @@ class Sequences:
     def __len__(self) -> int:
         return len(self._lines)
 
+    def __contains__(self, line: Line) -> bool:
+        return self._lines.get(line.number) is line
+
     @property
     def open_lines(self) -> list[Line]:
         """Those that are not closed; with the lock."""
@@ -222,17 +225,12 @@ class Sequences:
     def open(self, *, recompute: bool, like: Line | None = None) -> Line:
         """Make a sequence with a slot, whose state is that of another one if there is one, which is idle."""
         with self._lock:
-            replica = self._home() if like is None or like.replica is None else like.replica
             self._made += 1
             line = self._lines[self._made] = Line(self._made, recompute)
         try:
-            states = None
             if like is not None:
                 line.copy(like)
-                with self._lock:
-                    self._check_room(line, replica, Counter())
-                states = None if like.slot is None or like.fresh or like.behind else like.slot.states()
-            self._settle(line, replica, states)
+            self._settle_anywhere(line, None if like is None else like.replica, None if like is None else _states(like))
         except BaseException:
             with self._lock:
                 _release(line)
@@ -242,7 +240,9 @@ class Sequences:
 
     def fork(self, line: Line, timeout: float | None) -> Line:
         """See :meth:`Sequence.fork`."""
-        with self._idle(line, timeout):
+        line.check_open()
+        until = math.inf if timeout is None else perf_counter() + timeout
+        with self._idle(line, line.submitted, until):
             self._carry_out_resets(line, line.resets)
             line.check_known()
             return self.open(recompute=line.recompute, like=line)
@@ -252,13 +252,10 @@ class Sequences:
         with self._lock:
             line.check_open()
             line.resets += 1
-            if line.slot is None or not self._is_idle(line, line.submitted):
-                return  # the next request does it
-            line.moving = True
-        try:
-            self._carry_out_resets(line, line.resets)
-        finally:
-            self._moved(line)
+            now = line.slot is not None and self._is_idle(line, line.submitted)  # else the next request does it
+        if now:
+            with self._idle(line, 0):
+                self._carry_out_resets(line, line.resets)
 
     def end(self, line: Line, *, drain: bool) -> list[Pending]:
         """Close a sequence; with the lock. Return the requests that are to fail."""
@@ -285,7 +282,7 @@ class Sequences:
     def make_ready(self, line: Line, request: Pending, replica: Replica) -> None:
         """Have the slot of a sequence hold the state that its request goes on from; on the thread of the replica."""
         if line.slot is None:
-            self._settle(line, replica)
+            self._settle(line, replica, here=True)
         self._carry_out_resets(line, request.resets)
         line.check_known()
         with self._lock:
@@ -304,18 +301,18 @@ class Sequences:
 
     def released(self, line: Line, request: Pending, failure: PlaceitError | None, *, well: bool) -> None:
         """A request of a sequence is not in flight any more; ``failure`` of one that had begun. With the lock."""
-        line.flying = False
         if well:
             line.ended(request.inputs, replay=request.replay)
         elif failure is not None:
             line.failed(failure, for_good=request.replay)
+        line.flying, request.settled = False, True
         line.note()
 
     def interrupted(self, line: Line, request: Pending, why: PlaceitError | None) -> SequenceError | None:
         """A request in flight has to begin again; return why it cannot, None if it can. With the lock."""
         if request.started:
             line.failed(why or ExecutionError("A request of it was interrupted by an error of the server's."))
-        line.flying = request.started = False
+        line.flying, request.started, request.settled = False, False, True
         line.note()
         return None if line.lost is None else SequenceError(line.lost)
 
@@ -333,18 +330,15 @@ class Sequences:
         with self._lock:
             lines = [line for line in self._lines.values() if _is_on(line, leaving)]
         for line in lines:
-            self._claim(line, 0, math.inf)
-            try:
-                if line.slot is not None and _is_on(line, leaving):
+            with self._idle(line, 0):
+                if not _is_on(line, leaving):
+                    continue
+                try:
+                    self._settle_anywhere(line, None, _states(line))
+                except Exception as error:  # noqa: BLE001 (of this sequence alone)
                     with self._lock:
-                        replica = self._home()
-                    self._settle(line, replica, None if line.fresh or line.behind else line.slot.states())
-            except Exception as error:  # noqa: BLE001 (of this sequence alone)
-                with self._lock:
-                    _release(line)
-                    line.failed(failure_of("it could not be moved to another placement.", error))
-            finally:
-                self._moved(line)
+                        _release(line)
+                        line.failed(failure_of("it could not be moved to another placement.", error))
 
     def tidy(self) -> None:
         """Release the slots of closed sequences of which no request is left; with the lock."""
@@ -382,24 +376,43 @@ class Sequences:
                 "(state_memory=)."
             )
 
-    def _settle(self, line: Line, replica: Home, states: Mapping[str, Any] | None = None) -> None:
-        """Give a sequence of which nothing runs a slot on a replica, with given states or the initial one."""
-        slot = replica.executor.open_slot()
+    def _settle_anywhere(self, line: Line, wanted: Home | None, states: Mapping[str, Any] | None) -> None:
+        """Give a sequence a slot, on the wanted replica if that can be, and else where the fewest are."""
+        while True:
+            with self._lock:
+                home = wanted if wanted is not None and wanted.able else self._home()
+            try:
+                self._settle(line, home, states)
+            except PlaceitError:
+                if home.able:
+                    raise
+            else:
+                return
+
+    def _settle(self, line: Line, home: Home, states: Mapping[str, Any] | None = None, *, here: bool = False) -> None:
+        """Give a sequence of which nothing runs a slot on a replica, with given states or the initial one.
+
+        Raises ExecutionError if that takes no requests any more, unless it is ``here``: then it leaves after its thread's work.
+        """
+        with self._lock:
+            self._check_room(line, home, Counter())
+        slot = home.executor.open_slot()
         try:
             if states is not None:
                 slot.set_states(states)
-            if line.fresh:
-                least = slot.state_bytes()
-                with self._lock:
-                    self._check_room(line, replica, least - line.bytes)
+            least = slot.state_bytes() if line.fresh else None
+            with self._lock:
+                if least is not None:
+                    self._check_room(line, home, least - line.bytes)
                     line.least = least
                     line.empty()
+                if not (here or home.able):
+                    raise ExecutionError("This replica has just been taken out of service.")
+                _release(line)
+                line.replica, line.slot = home, slot
         except BaseException:
-            replica.executor.close_slot(slot)
+            home.executor.close_slot(slot)
             raise
-        with self._lock:
-            _release(line)
-            line.replica, line.slot = replica, slot
 
     def _carry_out_resets(self, line: Line, resets: int) -> None:
         """Have the slot of a sequence of which nothing runs start anew, if that is due."""
@@ -411,28 +424,28 @@ class Sequences:
                 line.reset(resets)
 
     @contextlib.contextmanager
-    def _idle(self, line: Line, timeout: float | None) -> Iterator[None]:
-        """Wait until all requests of a sequence so far have ended; no other one begins meanwhile, nor in the context."""
+    def _idle(self, line: Line, hold: int, until: float = math.inf) -> Iterator[None]:
+        """Wait until the first so many requests of a sequence have ended; no later one begins meanwhile, nor in the context."""
+        me = object()
         with self._lock:
-            line.check_open()
-            hold = line.submitted
             line.holds.append(hold)
         try:
-            self._claim(line, hold, math.inf if timeout is None else perf_counter() + timeout)
-            try:
-                yield
-            finally:
-                line.moving = False
+            self._claim(line, hold, until, me)
+            yield
         finally:
-            line.holds.remove(hold)
-            self._moved(line)
+            with self._lock:
+                line.holds.remove(hold)
+                line.moving = None if line.moving is me else line.moving
+                line.note()
+                self.tidy()
+                self._call()
 
-    def _claim(self, line: Line, hold: int, until: float) -> None:
+    def _claim(self, line: Line, hold: int, until: float, me: object) -> None:
         """Wait until the first so many requests of a sequence have ended and nobody uses its state, and then use it."""
         while True:
             with self._lock:
                 if self._is_idle(line, hold):
-                    line.moving = True
+                    line.moving = me
                     return
                 gate = line.noted = line.noted or Gate()
             if perf_counter() >= until:
@@ -442,15 +455,12 @@ class Sequences:
     def _is_idle(self, line: Line, hold: int) -> bool:
         """Return whether nobody uses the state of a sequence, and none of its first so many requests is left; with the lock."""
         first = self._waiting.first(line)
-        return not line.flying and not line.moving and (first is None or first.position > hold)
+        return not line.flying and line.moving is None and (first is None or first.position > hold)
 
-    def _moved(self, line: Line) -> None:
-        """Nobody uses the state of a sequence any more."""
-        with self._lock:
-            line.moving = False
-            line.note()
-            self.tidy()
-            self._call()
+
+def _states(line: Line) -> dict[str, Any] | None:
+    """Copies of the states of a sequence of which nothing runs; None if it has the initial one, or has to compute it anew."""
+    return None if line.slot is None or line.fresh or line.behind else line.slot.states()
 
 
 def _is_on(line: Line, replicas: Collection[Home]) -> bool:

@@ -173,6 +173,8 @@ class Server(Watched):
             if line is not None:
                 outcomes["refused"] += 1
                 line.check_open()
+                if line not in self.sequences:
+                    raise UsageError(f"Sequence {line.number} is one of another server: make one of this server.")
                 if not behind and (line.flying or self._waiting.first(line) is not None):
                     raise SequenceError(
                         f"A request of sequence {line.number} has not ended, and this one was not to wait for it: wait for the "
@@ -470,7 +472,7 @@ class Server(Watched):
         request.explored = replica.exploring
         replica.flying.append(request)
         if request.line is not None:
-            request.line.flying = True
+            request.line.flying, request.settled = True, False
         self._begun = request.number
         self._since = 0 if replica.exploring else self._since + 1
 
@@ -539,7 +541,9 @@ class Server(Watched):
             future = request.future
             labels = replica.executor.labels
             if not self._over and not request.replay:  # what has not ended before counts as failed
-                self.history.ended(Done(request.number, labels, future.arrived, future.begun, ended, ran, moved))
+                of = 0 if request.line is None else request.line.number
+                times = future.arrived, future.begun, ended
+                self.history.ended(Done(request.number, labels, *times, ran, moved, sequence=of))
         return True
 
     def without(self, replica: Replica) -> bool:
@@ -567,7 +571,7 @@ class Server(Watched):
         with self._lock:
             left = [request for request in replica.flying if not request.future.done()]
             for request in replica.flying:
-                if request.line is not None:
+                if request.line is not None and not request.settled:
                     request.failure = self.sequences.interrupted(request.line, request, why)
             broken = [request for request in left if request.failure is not None and not (self._over or request.replay)]
             again = [request for request in left if request.failure is None and not (self._over or request.replay)]

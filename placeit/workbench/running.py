@@ -14,8 +14,9 @@ from placeit.profiler.trace import utilization
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Race, check_length
 from placeit.runtime.run_log import RunLog
-from placeit.runtime.run_report import RunReport
+from placeit.runtime.run_report import AtSize, RunReport
 from placeit.runtime.spans import Done, Span
+from placeit.workbench.between import at_sizes
 from placeit.workbench.opened import OpenSession
 
 __all__ = ["given_to", "run"]
@@ -62,10 +63,12 @@ def run(
                 session.hurry()
         latency, segment_s = race.results()["placement"], executor.segment_seconds()
         outputs: dict[str, NDArray[np.generic]] = {}
+        sizes: list[AtSize] = []
         spans: list[Span] = []
         traced: Done | None = None
         if not interrupted:
             error = error.worse(check(executor, after=True))
+            sizes = at_sizes(session.model, executor, plan) if inputs is None else []
             outputs = executor.run(given)
             error = error.worse(OutputDifference.between(outputs, check.expected))
             spans, traced = executor.spans(), log.last()
@@ -91,5 +94,6 @@ def run(
         traced=traced,
         readings=sampler.readings,
         interrupted=interrupted,
+        sizes=sizes,
         precision=session.precision,
     )

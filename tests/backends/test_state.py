@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from text_steps import generate, with_caches
 
+from placeit import Session
 from placeit.backends import load
 from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.core.telemetry import import_openvino
 from placeit.devices.clusterfile import discover
+from placeit.workbench.options import Inputs
 from placeit.workloads.decoder import TINY, write_decoder
 
 openvino = import_openvino()
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-OPEN = {"input_ids": [1, "1..16@4"], "attention_mask": [1, "1..64@12"], "position_ids": [1, "1..16@4"]}
+OPEN = {"input_ids": [1, "1..16@8/4"], "attention_mask": [1, "1..64@8/12"], "position_ids": [1, "1..16@8/4"]}
 
 
 def names(specs):
@@ -59,10 +63,14 @@ def recurrent(onnx_file):
     return onnx_file(nodes, sizes, [("y", F, [1, 4]), ("h_next", F, [1, 4]), ("same", I64, [1, 4])])
 
 
-@pytest.mark.parametrize("file", ["decoder.xml", "decoder.onnx"])
+@pytest.mark.parametrize("file", ["decoder.xml", "decoder.onnx", "products.xml"])
 def test_the_caches_of_a_decoder_become_state(file, tmp_path):
-    path = write_decoder(TINY, tmp_path / file, cache="inputs")
+    path = write_decoder(TINY, tmp_path / file.replace("products.xml", "decoder.onnx"), cache="inputs")
+    if file == "products.xml":  # an IR whose attention is two products and a softmax
+        openvino.save_model(openvino.Core().read_model(path), tmp_path / file, compress_to_fp16=False)
+        path = tmp_path / file
     model = load(path, input_shapes=OPEN)
+    assert model.graph.hash == load(path, input_shapes=OPEN).graph.hash
     assert names(model.inputs) == ["input_ids", "attention_mask", "position_ids"]
     assert names(model.outputs) == ["logits"]
     assert names(model.states) == [past for past, _ in TINY.caches]
@@ -77,10 +85,29 @@ def test_the_caches_of_a_decoder_become_state(file, tmp_path):
     assert kinds.count("ScaledDotProductAttention") == TINY.layers
 
 
-def test_the_state_is_as_long_as_fixed_sizes_of_the_inputs_need(tmp_path):
+@pytest.mark.parametrize(("new", "seen", "lengths"), [("4/1", "4/5", [0, 4]), ("4/1/2", "4/5/7", [0, 4, 5]), ("4", "4", [0])])
+def test_the_typical_state_is_what_the_requests_before_leave(tmp_path, new, seen, lengths):
+    model = load(write_decoder(TINY, tmp_path / "decoder.xml"), input_shapes=sizes(new, seen))
+    assert [shape[2] for shape in model.states[0].shapes or [model.states[0].shape]] == lengths
+
+
+@pytest.mark.parametrize(("new", "seen"), [("1", "9"), ("4/1", "4/64"), ("4/1", "5/9"), ("4/4", "4/4")])
+def test_typical_sizes_in_the_middle_of_a_text_are_refused(tmp_path, new, seen):
     path = write_decoder(TINY, tmp_path / "decoder.xml")
-    model = load(path, input_shapes={"input_ids": [1, 4], "attention_mask": [1, 12], "position_ids": [1, 4]})
-    assert {spec.shape for spec in model.states} == {(1, 2, 8, 8)}
+    with pytest.raises(UsageError, match=r"give typical sizes for what comes before as well"):
+        load(path, input_shapes=sizes(new, seen))
+
+
+def sizes(new, seen):
+    return {"input_ids": [1, f"1..16@{new}"], "attention_mask": [1, f"1..64@{seen}"], "position_ids": [1, f"1..16@{new}"]}
+
+
+def test_a_decoder_is_measured_after_a_prompt(tmp_path):
+    path = write_decoder(TINY, tmp_path / "decoder.onnx")
+    with Session(path, "CPU@0", inputs=Inputs(shapes=sizes("8x0/1", "8/9")), cache=None) as session:
+        placement = session.placement(np.zeros(len(session.grouping.groups), np.int32))
+        report = session.run(replace(placement, segments=np.zeros(len(session.model.graph), np.int32)), runs=2, warmup=1)
+    assert report.failed is None
 
 
 def compiled(model):
@@ -106,6 +133,21 @@ def test_caches_are_known_by_the_names_that_exporters_give_them(joining, past, p
     run = runs(model.ov_model)
     ones = np.ones((1, 2, 1, 4), np.float32)
     assert [float(run({"x": ones})["y"]) for _ in range(3)] == [8, 16, 24]
+
+
+@pytest.mark.parametrize("order", [("y", "all", "present"), ("present", "all", "y")])
+def test_a_cache_may_be_another_output_as_well(onnx_file, order):
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["present"], axis=2),
+        helper.make_node("Identity", ["present"], ["all"]),
+        helper.make_node("ReduceSum", ["present"], ["y"], keepdims=0),
+    ]
+    shapes = [("x", F, [1, 2, 1, 4]), ("past", F, [1, 2, None, 4])]
+    path = onnx_file(nodes, shapes, [(name, F, [] if name == "y" else [1, 2, None, 4]) for name in order])
+    model = load(path)
+    assert (names(model.inputs), sorted(names(model.outputs)), names(model.states)) == (["x"], ["all", "y"], ["past"])
+    run, ones = runs(model.ov_model), np.ones((1, 2, 1, 4), np.float32)
+    assert [run({"x": ones})["all"].shape for _ in range(3)] == [(1, 2, length, 4) for length in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("change", [{"kinds": (F, I64)}, {"given": (1, 2, 5, 4), "shape": (1, 2, 4, 4)}])

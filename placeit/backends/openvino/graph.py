@@ -18,6 +18,7 @@ from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
 
 __all__ = [
+    "ARRANGING",
     "build_graph",
     "constant_nodes",
     "constants",
@@ -38,7 +39,8 @@ _NEVER_CONSTANT = frozenset(
 )
 _HEAVY = frozenset(("Convolution", "GroupConvolution", "MatMul", "Parameter", "ReadValue", "ScaledDotProductAttention"))
 _LIGHT = 1 << 16  # bytes of weights of an op that only scales or shifts
-_ARRANGING = frozenset(("Broadcast", "Concat", "Convert", "Gather", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+ARRANGING = frozenset(("Broadcast", "Concat", "Convert", "Gather", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+"""Kinds of ops between a state and the attention that reads it."""
 _NO_TENSOR = frozenset(("Result", "Assign"))
 _DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "boolean": "bool"}
 _GENERATED_NAME = re.compile(r"[A-Z][A-Za-z0-9]*_\d+")
@@ -342,6 +344,6 @@ def _attention(read: Any) -> list[str]:
                 seen.add(name)
                 if kind in ("ScaledDotProductAttention", "ShapeOf"):
                     found.append(name)
-                elif kind in _ARRANGING:
+                elif kind in ARRANGING:
                     waiting.append(reader)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,13 +28,13 @@ from placeit.backends.openvino.graph import (
 )
 from placeit.backends.openvino.quantized import quantized_pairs, rounding_steps
 from placeit.backends.openvino.segment import channels_last_tensors, extract
-from placeit.backends.openvino.sized import Points, Sized
+from placeit.backends.openvino.sized import Points, Sized, Typical
 from placeit.backends.openvino.values import allowed_values
 from placeit.backends.openvino.view import View, exact_view, fused_copy, inseparable, match, param_bytes
 from placeit.backends.values import draw
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import DeviceError, ModelError
+from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.core.graph import OpGraph
 from placeit.core.sizes import LARGEST, Limits
 from placeit.core.telemetry import import_openvino
@@ -106,6 +106,14 @@ class OpenVinoModel(base.Model):
         drawn = (self._drawn(point, np.random.default_rng(seed)) for point in sized)
         return [base.Sample(inputs, share) for inputs, share in zip(drawn, self.points.shares, strict=True)]
 
+    def inputs_at(self, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, NDArray[np.generic]]:
+        """Draw inputs of some sizes; see :meth:`placeit.backends.base.Model.inputs_at`."""
+        point = Typical(tuple(tuple(shapes[spec.name]) if spec.name in shapes else None for spec in self.inputs))
+        try:
+            return self._drawn(Sized(self.ov_model, point), np.random.default_rng(seed))
+        except ModelError as error:
+            raise UsageError(str(error)) from error
+
     def _drawn(self, sized: Sized, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
         nodes = [sized.node(node.get_friendly_name()) for node in self.ov_model.get_parameters()]
         drawn: dict[str, NDArray[Any]] = {}
@@ -119,6 +127,16 @@ class OpenVinoModel(base.Model):
             else:
                 drawn[spec.name] = np.ones(shape, dtype)
         return drawn
+
+    def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:
+        """Infer all shapes; see :meth:`placeit.backends.base.Model.contradiction`. The length of a state is not known here."""
+        if self.ov_model.get_sinks():
+            return None
+        try:
+            Sized(self.ov_model, Typical(tuple(map(tuple, shapes))))
+        except ModelError as error:
+            return str(error).rpartition(": ")[2]
+        return None
 
     @property
     def formats(self) -> frozenset[base.Format]:
@@ -253,7 +271,8 @@ def _described(
                     "another type inside the model."
                 )
     reads = {node.get_variable_id(): node for node in viewed.get_ops() if node.get_type_name() == "ReadValue"}
-    states = tuple(_state(reads[node.get_variable_id()], sized[0]) for node in viewed.get_sinks())
+    written = [(name, reads[name]) for name in (node.get_variable_id() for node in viewed.get_sinks()) if name in reads]
+    states = tuple(_tensor(name, read, read.get_output_partial_shape(0), sized) for name, read in written)
     bounded = upper_bound_ops(viewed, sized[0], graph.index)
     limits = _open_tensors(model, view, bounded, graph) if points.typical[0].open or model.get_sinks() else {}
     return OpenVinoModel(
@@ -275,18 +294,17 @@ def _described(
 
 
 def _spec(port: Any, viewed: Any, sized: Sequence[Sized]) -> TensorSpec:
-    op = viewed.get_node().get_friendly_name()
+    return _tensor(tensor_name(port, port.get_node()), viewed.get_node(), port.get_partial_shape(), sized)
+
+
+def _tensor(name: str, node: Any, open_shape: Any, sized: Sequence[Sized]) -> TensorSpec:
+    """Describe the first output of a node of the graph, whose shape may be open, at the typical sizes."""
+    op = node.get_friendly_name()
     partial = [point.shape(op, 0) for point in sized]
     shapes = [shape for shape in map(bounded_shape, partial) if shape is not None]  # all: the graph was built
-    limits = _limits(port.get_partial_shape()) if partial[0].is_static else None
-    name, dtype = tensor_name(port, port.get_node()), dtype_name(port.get_element_type())
+    limits = _limits(open_shape) if partial[0].is_static else None
+    dtype = dtype_name(node.get_output_element_type(0))
     return TensorSpec(name, op, shapes[0], dtype, limits, tuple(shapes) if limits is not None and len(shapes) > 1 else ())
-
-
-def _state(node: Any, sized: Sized) -> TensorSpec:
-    op = node.get_friendly_name()
-    shape, kind = sized.shape(op, 0).to_shape(), dtype_name(node.get_output_element_type(0))
-    return TensorSpec(node.get_variable_id(), op, tuple(shape), kind, _limits(node.get_output_partial_shape(0)))
 
 
 def _limits(partial: Any) -> Limits | None:

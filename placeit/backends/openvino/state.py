@@ -94,6 +94,9 @@ def keep_caches(model: Any, pairs: Mapping[str, str], path: Path, *, batch: int 
         return
     inputs = {name: port.get_node() for port in model.inputs for name in port.get_names()}
     outputs = {name: port.get_node() for port in model.outputs for name in port.get_names()}
+    lost = [name for name in pairs if name not in inputs] + [name for name in pairs.values() if name not in outputs]
+    if lost:
+        raise UsageError(f"{path}: OpenVINO leaves '{lost[0]}' out when it reads the model: give --state without it, or none.")
     caches = [_Cache(taken, inputs[taken], given, outputs[given]) for taken, given in pairs.items()]
     for cache in caches:
         cache.check(path)
@@ -106,7 +109,8 @@ def keep_caches(model: Any, pairs: Mapping[str, str], path: Path, *, batch: int 
             )
         cache.convert(model)
     model.validate_nodes_and_infer_types()
-    if all(node.get_type_name() != "ScaledDotProductAttention" for node in model.get_ops()):
+    kinds = {node.get_type_name() for node in model.get_ops()}
+    if "Softmax" in kinds and "ScaledDotProductAttention" not in kinds:
         fuse_in_place(model)  # of products and a softmax it makes attention
     fuse_with_attention(model)
 
