@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from placeit.runtime.check import OutputDifference
     from placeit.runtime.pipeline import Pipeline, Stage
     from placeit.runtime.run_report import RunReport
+    from placeit.runtime.sequences import Sequence
     from placeit.runtime.serving import Server
     from placeit.session import Session, optimize
     from placeit.simulator.simulate import schedule, simulate
@@ -60,6 +61,7 @@ __all__ = [
     "Problem",
     "Rules",
     "RunReport",
+    "Sequence",
     "Server",
     "Session",
     "Stage",
@@ -100,6 +102,7 @@ _NAMES = {
     "placeit.runtime.check": "OutputDifference",
     "placeit.runtime.pipeline": "Pipeline Stage",
     "placeit.runtime.run_report": "RunReport",
+    "placeit.runtime.sequences": "Sequence",
     "placeit.runtime.serving": "Server",
     "placeit.session": "Session optimize",
     "placeit.simulator.scheduler": "Rules",

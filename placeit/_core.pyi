@@ -193,7 +193,7 @@ class Bell:
     def ring(self) -> None: ...
 
 class Ended:
-    """A request has ended well."""
+    """A request has ended, well unless an entry of it has failed."""
 
     @property
     def slot(self) -> int: ...
@@ -202,7 +202,7 @@ class Ended:
     def at(self) -> float: ...
 
 class Failed:
-    """The first entry that failed."""
+    """The first entry that failed; in a run with a bell, of a request."""
 
     @property
     def node(self) -> int: ...
@@ -253,6 +253,14 @@ class Lanes:
 
     def set_transfer(self, node: int, lane: int, seconds: float) -> None:
         """Have a transfer keep a link for so long."""
+
+    def forget(self, slot: int) -> None:
+        """
+        Have nothing of a slot that is not in flight be carried out any more, and let go of its functions.
+        """
+
+    def grow(self, slots: int) -> None:
+        """Make room for more slots, in the rules, too."""
 
     def prepare(self, slots: numpy.typing.NDArray[numpy.int32], waiting: int, bell: Bell | None, deadline: float) -> None: ...
 

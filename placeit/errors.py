@@ -18,6 +18,8 @@ from placeit.core.errors import (
     PlacementError,
     ProblemError,
     QueueFullError,
+    SequenceError,
+    StateMemoryError,
     TrainingError,
     UsageError,
 )
@@ -37,6 +39,8 @@ __all__ = [
     "PlacementError",
     "ProblemError",
     "QueueFullError",
+    "SequenceError",
+    "StateMemoryError",
     "TrainingError",
     "UsageError",
 ]

@@ -8,12 +8,12 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <memory>
 #include <string>
 #include <system_error>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -49,7 +49,7 @@ struct Call {
 
 struct PlanLanes : Lanes {
     using Lanes::Lanes;
-    std::deque<Call> calls;  // whose addresses are the arguments of entries
+    std::unordered_map<Index, std::unique_ptr<Call>> calls;  // by node; their addresses are the arguments of entries
 };
 
 void set(PlanLanes& lanes, Index node, Index lane, Entry entry, double seconds) {
@@ -76,8 +76,8 @@ void bind_executor(nb::module_& module) {
         .def_prop_ro("descriptor", &Bell::descriptor)
         .def("ring", &Bell::ring);
 
-    nb::class_<Ended>(module, "Ended", "A request has ended well.").def_ro("slot", &Ended::slot).def_ro("at", &Ended::at);
-    nb::class_<Failed>(module, "Failed", "The first entry that failed.")
+    nb::class_<Ended>(module, "Ended", "A request has ended, well unless an entry of it has failed.").def_ro("slot", &Ended::slot).def_ro("at", &Ended::at);
+    nb::class_<Failed>(module, "Failed", "The first entry that failed; in a run with a bell, of a request.")
         .def_ro("node", &Failed::node)
         .def_ro("lane", &Failed::lane)
         .def_ro("status", &Failed::status)
@@ -111,8 +111,9 @@ void bind_executor(nb::module_& module) {
         .def(
             "set_call",
             [](PlanLanes& lanes, Index node, Index lane, nb::typed<nb::callable, nb::object()> run) {
-                Call& call = lanes.calls.emplace_back(Call{std::move(run), nb::object()});
-                set(lanes, node, lane, {&Call::perform, &call}, 0.0);
+                auto call = std::make_unique<Call>(Call{std::move(run), nb::object()});
+                set(lanes, node, lane, {&Call::perform, call.get()}, 0.0);
+                lanes.calls.insert_or_assign(node, std::move(call));
             },
             "node"_a, "lane"_a, "run"_a, "Run a segment by a Python function without arguments.")
         .def(
@@ -122,6 +123,18 @@ void bind_executor(nb::module_& module) {
                 set(lanes, node, lane, {}, seconds);
             },
             "node"_a, "lane"_a, "seconds"_a, "Have a transfer keep a link for so long.")
+        .def(
+            "forget",
+            [](PlanLanes& lanes, Index slot) {
+                check_index("slot", slot, lanes.slots());
+                const Index count = lanes.nodes() / lanes.slots();
+                for (Index node = slot * count; node < (slot + 1) * count; ++node) {
+                    lanes.set(node, Step{});
+                    lanes.calls.erase(node);
+                }
+            },
+            "slot"_a, "Have nothing of a slot that is not in flight be carried out any more, and let go of its functions.")
+        .def("grow", &Lanes::grow, "slots"_a, "Make room for more slots, in the rules, too.")
         .def(
             "prepare",
             [](PlanLanes& lanes, const Array<const Index>& slots, std::int64_t waiting, std::shared_ptr<Bell> bell,

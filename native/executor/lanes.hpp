@@ -43,11 +43,11 @@ struct Ran {
 };
 
 // What happens in a run, for whoever asked for it.
-struct Ended {  // a request has ended well
+struct Ended {  // a request has ended, well unless an entry of it has failed
     Index slot;
     double at;
 };
-struct Failed {  // the first entry that failed
+struct Failed {  // the first entry that failed, of all or, in a run with a bell, of a request
     Index node;
     Index lane;
     int status;
@@ -65,8 +65,9 @@ struct Broken {  // nobody knows any more what is to run
 };
 using Event = std::variant<Ended, Failed, Cancelled, Late, Broken>;
 
-/// The lanes of a plan, for one run after another. Any thread may call any method; `prepare` and `set` throw std::logic_error
-/// during a run.
+/// The lanes of a plan, for one run after another. Any thread may call any method; `prepare` throws std::logic_error during a
+/// run, and so does `set` for a slot that is in flight. Whoever calls `set`, `grow` or `admit` sees to it that no other thread calls
+/// one of them, or asks for numbers of slots, at the same time.
 class Lanes {
 public:
     static constexpr double never = std::numeric_limits<double>::infinity();
@@ -82,6 +83,9 @@ public:
     void set(Index node, const Step& step);
     const Step& step(Index node) const { return steps_[at(node)]; }
 
+    /// Make room for more slots, in the rules, too; nothing of the new ones is carried out by a lane before it is set.
+    void grow(Index slots);
+
     /// Make ready for a run; from here on it can be stopped.
     ///
     /// `slots`: the requests that begin at once; `waiting`: how many follow them, each as soon as a slot is free; `bell`: of a
@@ -92,7 +96,8 @@ public:
     /// Work on a lane until the run is over. The last lane to come begins it.
     void work(Index lane);
 
-    /// Begin one more request of a run with a bell, unless the run has been stopped.
+    /// Begin one more request of a run with a bell, unless the run has been stopped. One that fails is dropped, and the others go
+    /// on; without a bell, it ends the run.
     void admit(Index slot);
 
     /// Have a run with a bell be over when nothing of it is in flight.
@@ -132,7 +137,7 @@ private:
     template <class Condition>
     void wait(Lock& lock, Lane& lane, double until, Condition condition);
     void let_go(Lock& lock) noexcept;
-    void check_idle() const;
+    void check_idle(Index slot) const;
     void begin_request(Index slot);
     void finished(Index node);
     void carry_out(double time);
@@ -140,6 +145,7 @@ private:
     std::vector<Index> on_lanes() const;
     void check_deadline();
     void end_with(Event why, double time);
+    void drop(Index slot, const Failed& why);
     void break_down(const char* why) noexcept;
     void one_less(double time);
     void call_all() noexcept;
@@ -149,6 +155,7 @@ private:
     std::vector<Step> steps_;  // of the nodes of all slots
     std::vector<Lane> lanes_;
     std::vector<Index> todo_;  // ring: what the rules have told
+    std::vector<Flag> failed_;  // [R] whether an entry of the request in a slot has failed
 
     mutable std::mutex mutex_;
     std::vector<Index> first_;   // requests to begin when all lanes are there

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from placeit.core.errors import ModelError, UsageError
 from placeit.core.extras import need
@@ -27,6 +27,7 @@ _BUILT_IN = {
     "xml": "placeit.backends.openvino.reader:load",
     "pt2": "placeit.backends.torch.model:load [torch]",
 }
+_BUILT_IN_FILES = (_BUILT_IN["onnx"], _BUILT_IN["xml"])
 _TENSOR_PROGRAMS = (
     "chain-mm",
     "ffnn",
@@ -53,7 +54,13 @@ def names_program(path: str | Path) -> bool:
     return str(path).partition(":")[0] in _TENSOR_PROGRAMS
 
 
-def load(path: str | Path, *, sample_shapes: Mapping[str, Sequence[int]] | None = None, **options: Any) -> Model:
+def load(
+    path: str | Path,
+    *,
+    sample_shapes: Mapping[str, Sequence[int]] | None = None,
+    state: Mapping[str, str] | Literal["none"] | None = None,
+    **options: Any,
+) -> Model:
     """Read a model file with the backend for its suffix, or make a tensor program by name.
 
     Args:
@@ -61,17 +68,21 @@ def load(path: str | Path, *, sample_shapes: Mapping[str, Sequence[int]] | None 
             :func:`placeit.backends.torch.tensor_program.parse_tensor_model`.
         sample_shapes: shapes of the inputs that the model is to run on, by name. Where an ONNX file or an IR leaves sizes open
             and no option gives them, these are the sizes.
+        state: outputs of an ONNX file or an IR that become the state of inputs, by input; ``"none"`` for no such state.
         options: handed to the backend; see :func:`placeit.backends.openvino.reader.load`.
 
     Raises:
         ModelError: no backend reads such files, or the file holds no model that it can read.
         FileError: the file is missing or cannot be read.
-        UsageError: an option that the tensor program does not have, or sizes of inputs for one.
+        UsageError: an option that the tensor program does not have, or sizes of inputs for one; or state of another format.
     """
-    if names_program(path):
-        return _program(str(path), **options)
     known = suffixes()
     suffix = Path(path).suffix
+    own = not names_program(path) and suffix.lower() in known and known[suffix.lower()].value in _BUILT_IN_FILES
+    if state not in (None, "none") and not own:
+        raise UsageError(f"{path}: only of ONNX files and OpenVINO IR can inputs be kept as state.")
+    if names_program(path):
+        return _program(str(path), **options)
     if suffix.lower() not in known:
         hint = ""
         if suffix.lower() in _WEIGHTS:
@@ -85,8 +96,8 @@ def load(path: str | Path, *, sample_shapes: Mapping[str, Sequence[int]] | None 
             close = nearest(str(path).partition(":")[0], _TENSOR_PROGRAMS)
             hint = f" Tensor programs go by name: {', '.join(_TENSOR_PROGRAMS)}, with options as in chain-mm:shards=4{close}."
         raise ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
-    if sample_shapes and known[suffix.lower()].value in (_BUILT_IN["onnx"], _BUILT_IN["xml"]):
-        options["sample_shapes"] = sample_shapes
+    if own:
+        options |= {"sample_shapes": sample_shapes, "state": state}
     model: Model = load_entry("backend", known, suffix.lower())(path, **options)
     return model
 

@@ -28,6 +28,7 @@ __all__ = [
     "InputSpecs",
     "Model",
     "OnnxKinds",
+    "Sample",
     "TensorSpec",
     "TorchKernels",
     "check_inputs",
@@ -54,6 +55,7 @@ class TensorSpec:
         shape: sizes, the typical ones where they are open; for an output that depends on the data, upper bounds.
         dtype: element type, NumPy spelling.
         limits: least and largest sizes, if some are open; None if all are fixed.
+        shapes: every typical shape, of which ``shape`` is the first; none if there is no other.
     """
 
     name: str
@@ -61,6 +63,24 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: str
     limits: Limits | None = None
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def sizes(self, times: Sequence[int] = ()) -> list[int | str]:
+        """Spell its shape: a number for each fixed size, a range with typical sizes and how often they come for others."""
+        return spelled_shape(self.shapes or [self.shape], self.limits, times)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A request that a model is measured on.
+
+    Attributes:
+        inputs: arrays by name.
+        share: of such requests among all, 1 if there are no others.
+    """
+
+    inputs: Arrays
+    share: float = 1.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,6 +97,9 @@ class Model(ABC):
         inputs: in the model's order.
         outputs: in the model's order.
         limits: least and largest sizes of the tensors of the graph that have open ones, by their numbers.
+        times: how often requests of each typical size come, in proportion.
+        states: what the model keeps from one run to the next, at a typical size; each with the op that reads it.
+        caches: outputs of the file that became state, by the inputs that did.
         bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
         together: sets of ops that need one device, because they share state or a tensor whose size depends on the data, or
             because what runs has no tensor between them.
@@ -93,7 +116,10 @@ class Model(ABC):
     graph: OpGraph
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    states: tuple[TensorSpec, ...] = ()
+    caches: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[int, Limits] = field(default_factory=dict)
+    times: tuple[int, ...] = (1,)
     bounded: tuple[str, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     pairs: tuple[tuple[str, ...], ...] = ()
@@ -132,9 +158,28 @@ class Model(ABC):
         """Draw inputs that are valid for the model, by input name."""
 
     @property
+    def stateful(self) -> frozenset[str]:
+        """Names of the ops that read or write state, which lasts from one request of a sequence to the next."""
+        return frozenset(
+            name for name, kind in zip(self.graph.names, self.graph.kinds, strict=True) if kind in ("ReadValue", "Assign")
+        )
+
+    @property
     def settable(self) -> dict[str, TensorSpec]:
         """Return what values can be given for, by name: the inputs, or what a model without inputs computes with."""
         return {spec.name: spec for spec in self.inputs}
+
+    def inputs_at(self, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, NDArray[np.generic]]:  # noqa: ARG002
+        """Draw inputs of some sizes.
+
+        Args:
+            shapes: of the inputs with open sizes, by name.
+            seed: of what is random.
+
+        Raises:
+            UsageError: the sizes do not fit each other, or nothing is known of values that are valid.
+        """
+        raise UsageError(f"Inputs of other sizes cannot be drawn for {self.path}.")
 
     @property
     def has_open_sizes(self) -> bool:
@@ -187,6 +232,10 @@ class Model(ABC):
     def sample_inputs(self, seed: int = 0) -> Arrays:
         """Return the inputs that were given, or else random ones, by input name."""
         return self.random_inputs(seed) if self.given is None else self.given
+
+    def sample_requests(self, seed: int = 0) -> Sequence[Sample]:
+        """Return what the model is measured on: inputs of each typical size, or the ones that were given."""
+        return [Sample(self.sample_inputs(seed))]
 
     @property
     def given_digest(self) -> str | None:
@@ -379,7 +428,7 @@ def check_inputs(found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | None
 
 def expected(spec: _Shaped) -> str:
     """Say which shape an input has to have."""
-    return f"[{', '.join(map(str, spelled_shape(spec.shape, spec.limits)))}]"
+    return f"[{', '.join(map(str, spelled_shape([spec.shape], spec.limits)))}]"
 
 
 def numpy_can_hold(dtype: str) -> bool:

@@ -10,7 +10,6 @@ import typer
 
 from placeit.cli.options import GroupOptions
 from placeit.cli.terminal import Output, Terminal
-from placeit.core.sizes import spelled_shape
 from placeit.report import text
 
 if TYPE_CHECKING:
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from placeit.backends.openvino.model import TensorSpec
 
 __all__ = ["EXAMPLES", "inspect"]
+
+_FEW = 2  # states that are all shown
 
 EXAMPLES = """\b
 Examples:
@@ -69,6 +70,7 @@ def inspect(
         "model": str(options.model),
         "inputs": [_tensor(spec) for spec in model.inputs],
         "outputs": [_tensor(spec) for spec in model.outputs],
+        "states": [_tensor(spec) for spec in model.states],
         "graph": {
             "ops": len(graph),
             "edges": len(graph.edges),
@@ -91,6 +93,7 @@ def inspect(
                 "model": str(options.model),
                 "inputs": _tensors(model.inputs),
                 "outputs": _tensors(model.outputs),
+                **({"state": _states(model.states)} if model.states else {}),
                 "ops": f"{len(graph)} (with constants: {counts['layers']})",
                 "edges": f"{len(graph.edges)} (with constants: {counts['layer_edges']})",
                 "groups": f"{len(grouped)}, joined by {len(grouped.edges)} edges",
@@ -112,9 +115,16 @@ def inspect(
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:
-    sizes = {} if spec.limits is None else {"sizes": spelled_shape(spec.shape, spec.limits)}
-    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype} | sizes
+    sizes = None if spec.limits is None else spec.sizes()
+    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype, "sizes": sizes}
 
 
 def _tensors(specs: Sequence[TensorSpec]) -> str:
-    return ", ".join(f"{spec.name} {spec.dtype} {text.shape(spelled_shape(spec.shape, spec.limits))}" for spec in specs)
+    return ", ".join(f"{spec.name} {spec.dtype} {text.shape(spec.sizes())}" for spec in specs)
+
+
+def _states(specs: Sequence[TensorSpec]) -> str:
+    """Name what a model keeps from run to run; of many, the first and the last."""
+    if len(specs) <= _FEW:
+        return _tensors(specs)
+    return f"{len(specs)} tensors, {_tensors(specs[:1])} to {_tensors(specs[-1:])}"

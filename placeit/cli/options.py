@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -45,9 +45,11 @@ __all__ = [
     "SeedOption",
     "SessionOptions",
     "ShapesOption",
+    "StateOption",
     "TrustOption",
     "cost_cache",
     "parse_shapes",
+    "parse_state",
 ]
 
 ObjectiveOption = Annotated[
@@ -81,6 +83,15 @@ ShapesOption = Annotated[
 BatchOption = Annotated[
     int | None,
     typer.Option("--batch", metavar="N", min=1, help="Batch size of every input whose first dimension is dynamic."),
+]
+StateOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--state",
+        metavar="IN=OUT",
+        help="Keep an input as state, which an output updates; repeatable. Caches (past_key_values.0.key) are by default; "
+        "none leaves them inputs.",
+    ),
 ]
 TrustOption = Annotated[
     bool, typer.Option("--trust", help="Load a .pt2 file even if it could execute code; for files from authors you trust.")
@@ -122,6 +133,7 @@ class ModelOptions:
     ]
     input_shape: ShapesOption = None
     batch: BatchOption = None
+    state: StateOption = None
     trust: TrustOption = False
 
     def load(self) -> Model:
@@ -129,8 +141,8 @@ class ModelOptions:
         from placeit.backends import load
 
         trusting = {"trust": True} if self.trust and self.model.suffix.lower() == ".pt2" else {}  # others run no code
-        shapes, samples = parse_shapes(self.input_shape), self.sample_shapes()
-        return load(self.model, input_shapes=shapes, batch=self.batch, sample_shapes=samples, **trusting)
+        shapes, samples, state = parse_shapes(self.input_shape), self.sample_shapes(), parse_state(self.state)
+        return load(self.model, input_shapes=shapes, batch=self.batch, sample_shapes=samples, state=state, **trusting)
 
     def sample_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the inputs that were given, by name."""
@@ -277,3 +289,24 @@ def parse_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int | SizeRange
             raise UsageError(f"--input-shape gives the input '{name}' twice.")
         shapes[name] = tuple(int(word) if known else SizeRange.parse(word) for word, known in zip(words, fixed, strict=True))
     return shapes
+
+
+def parse_state(texts: Sequence[str] | None) -> dict[str, str] | Literal["none"] | None:
+    """Read ``IN=OUT`` for each text, or ``none``. Raises UsageError."""
+    if not texts:
+        return None
+    if "none" in texts:
+        if len(texts) > 1:
+            raise UsageError("--state none keeps nothing as state; leave the others out, or it.")
+        return "none"
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, _, output = text.partition("=")
+        if not name or not output:
+            raise UsageError(
+                f"Cannot read --state '{text}'; write IN=OUT, such as past_key_values.0.key=present.0.key, or none."
+            )
+        if name in pairs:
+            raise UsageError(f"--state gives the input '{name}' twice.")
+        pairs[name] = output
+    return pairs

@@ -120,7 +120,9 @@ def _as_found(options: SessionOptions, files: Sequence[Path], placements: Sequen
         options = replace(options, compress=Compress(first.compression))
     if options.input_shape is None and options.batch is None and options.model.suffix.lower() in (".onnx", ".xml"):
         shapes = [f"{name}:{','.join(map(str, shape))}" for name, shape in first.shapes.items() if shape and 0 not in shape]
-        return replace(options, input_shape=shapes or None)
+        options = replace(options, input_shape=shapes or None)
+    if options.state is None and first.state:
+        options = replace(options, state=[f"{taken}={given}" for taken, given in first.state.items()])
     return options
 
 
@@ -170,7 +172,7 @@ class ToRun:
     devices: tuple[str, ...] = ()
 
 
-_DECIDED = ("placement", "input_shape", "batch", "trust", "max_groups", "precision")
+_DECIDED = ("placement", "input_shape", "batch", "state", "trust", "max_groups", "precision")
 """Options of models that a bundle has decided on."""
 
 

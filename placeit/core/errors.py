@@ -77,6 +77,14 @@ class DeadlineError(ExecutionError):
     """A request had not begun, or an item of a pipeline not ended, when it had to."""
 
 
+class SequenceError(ExecutionError):
+    """A sequence was closed, its state was lost, or it is not idle."""
+
+
+class StateMemoryError(SequenceError):
+    """The state of sequences would take more memory than it may."""
+
+
 class TrainingError(PlaceitError):
     """Training cannot continue: a reward, a loss or a gradient is not a finite number."""
 

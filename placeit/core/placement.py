@@ -27,16 +27,19 @@ class Conditions:
         precision: of the devices.
         compression: what float32 tensors were sent as between nodes; ``none`` for themselves.
         shapes: of the model's inputs, by name; ranges as :class:`placeit.core.sizes.SizeRange` spells them.
+        state: outputs of the model's file that are the state of inputs, by input.
     """
 
     precision: str = "f32"
     compression: str = "none"
     shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    state: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return them as a placement file has them."""
         shapes = {name: list(shape) for name, shape in self.shapes.items()}
-        return {"precision": self.precision, "compression": self.compression, "input_shapes": shapes}
+        state = {"state": dict(self.state)} if self.state else {}
+        return {"precision": self.precision, "compression": self.compression, "input_shapes": shapes} | state
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,13 +186,17 @@ def _conditions(path: str | Path, data: Mapping[str, Any]) -> Conditions | None:
     if "precision" not in data:
         return None
     precision, sent, shapes = data["precision"], data.get("compression", "none"), data.get("input_shapes", {})
-    known = isinstance(precision, str) and isinstance(sent, str) and isinstance(shapes, dict)
+    state = data.get("state", {})
+    known = isinstance(precision, str) and isinstance(sent, str) and isinstance(shapes, dict) and isinstance(state, dict)
     sizes = list(shapes.values()) if known else [None]
-    if not all(isinstance(shape, list) and all(map(_is_size, shape)) for shape in sizes):
+    if not all(isinstance(shape, list) and all(map(_is_size, shape)) for shape in sizes) or not all(
+        isinstance(name, str) for name in state.values()
+    ):
         raise PlacementError(
-            f"{path}: 'precision' and 'compression' are names, and 'input_shapes' has a list of sizes for each input."
+            f"{path}: 'precision' and 'compression' are names, 'input_shapes' has a list of sizes for each input, and 'state' "
+            "the name of an output for each input that is kept."
         )
-    return Conditions(precision, sent, {name: tuple(shape) for name, shape in shapes.items()})
+    return Conditions(precision, sent, {name: tuple(shape) for name, shape in shapes.items()}, state)
 
 
 def _is_size(size: object) -> bool:

@@ -16,7 +16,7 @@ LARGEST = 2**31 - 1
 Limits: TypeAlias = tuple[tuple[int, int], ...]
 """Least and largest size of each dimension of a tensor."""
 
-_RANGE = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?:@(?P<typical>\d+))?")
+_RANGE = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?:@(?P<typical>\d+(x\d+)?(/\d+(x\d+)?)*))?")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class SizeRange:
     Attributes:
         least: size.
         most: size.
-        typical: size for which placements are sought; None for that of the model's sample inputs, or else the largest.
+        typical: sizes for which placements are sought; none for that of the model's sample inputs, or else the largest.
+        times: how often each of these comes, in proportion; 0 for one that only comes before others.
 
     Raises:
         UsageError: they are not in order, or not positive.
@@ -34,29 +35,42 @@ class SizeRange:
 
     least: int
     most: int
-    typical: int | None = None
+    typical: tuple[int, ...] = ()
+    times: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.size <= self.most <= LARGEST:
+        object.__setattr__(self, "times", self.times or (1,) * len(self.typical))
+        ordered = 1 <= self.least <= self.most <= LARGEST and all(self.least <= size <= self.most for size in self.typical)
+        if not ordered or len(self.times) != len(self.typical) or not any(self.times or (1,)):
             raise UsageError(
                 f"The sizes {self} make no sense; write LEAST..MOST, or LEAST..MOST@TYPICAL with a typical size between them."
             )
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``32..512`` or ``32..512@128``. Raises UsageError."""
+        """Read ``32..512``, ``32..512@128``, or several typical sizes, ``32..512@128x3/512``: 128 three times as often as 512.
+
+        Raises:
+            UsageError: it is nothing of the kind.
+        """
         found = _RANGE.fullmatch(text.strip())
         if found is None:
-            raise UsageError(f"Cannot read the sizes '{text}'; write LEAST..MOST or LEAST..MOST@TYPICAL, such as 32..512@128.")
-        return cls(int(found["least"]), int(found["most"]), int(found["typical"]) if found["typical"] else None)
-
-    @property
-    def size(self) -> int:
-        """The typical size, or else the largest."""
-        return self.most if self.typical is None else self.typical
+            raise UsageError(
+                f"Cannot read the sizes '{text}'; write LEAST..MOST or LEAST..MOST@TYPICAL, such as 32..512@128, or several "
+                "typical sizes as in 32..512@128x3/512, of which the first comes three times as often."
+            )
+        parts = [part.partition("x") for part in (found["typical"] or "").split("/") if part]
+        sizes, times = tuple(int(size) for size, _, _ in parts), tuple(int(often or 1) for _, _, often in parts)
+        return cls(int(found["least"]), int(found["most"]), sizes, times)
 
     def __str__(self) -> str:
-        return f"{self.least}..{self.most}" + ("" if self.typical is None else f"@{self.typical}")
+        return _spelled(self.least, self.most, self.typical, self.times)
+
+
+def _spelled(least: int, most: int, typical: Sequence[int], times: Sequence[int]) -> str:
+    times = times or [1] * len(typical)
+    sizes = [f"{size}x{often}" if often != 1 else f"{size}" for size, often in zip(typical, times, strict=False)]
+    return f"{least}..{most if most < LARGEST else ''}{'@' if sizes else ''}{'/'.join(sizes)}"
 
 
 def fits(shape: Sequence[int], typical: Sequence[int], limits: Limits | None) -> bool:
@@ -66,9 +80,19 @@ def fits(shape: Sequence[int], typical: Sequence[int], limits: Limits | None) ->
     return len(shape) == len(limits) and all(low <= size <= high for size, (low, high) in zip(shape, limits, strict=True))
 
 
-def spelled_shape(typical: Sequence[int], limits: Limits | None) -> list[int | str]:
-    """Spell a shape as :class:`SizeRange` reads it: a number for each fixed size, a range with the typical size for others."""
+def spelled_shape(shapes: Sequence[Sequence[int]], limits: Limits | None, times: Sequence[int] = ()) -> list[int | str]:
+    """Spell a shape as :class:`SizeRange` reads it: a number for each fixed size, a range with typical sizes for others.
+
+    A size of an output or of a state may have no bound, as in ``0..@128``, which inputs may not.
+
+    Args:
+        shapes: the typical ones.
+        limits: least and largest sizes; None if all are fixed.
+        times: how often each typical shape comes, in proportion; none for equally often.
+    """
     if limits is None:
-        return [*typical]
-    sizes = zip(typical, limits, strict=True)
-    return [size if low == high else str(SizeRange(low, high, size)) for size, (low, high) in sizes]
+        return [*shapes[0]]
+    return [
+        sizes[0] if low == high else _spelled(low, high, sizes, times)
+        for sizes, (low, high) in zip(zip(*shapes, strict=True), limits, strict=True)
+    ]

@@ -147,6 +147,11 @@ class Deployed:
         return 1.0 / sum(1.0 / seconds for seconds in each)
 
     @property
+    def uncounted(self) -> float:
+        """What a run takes over what it counts for, where it is of requests of several sizes."""
+        return max((executor.uncounted for executor in self.executors), default=1.0)
+
+    @property
     def checkable(self) -> Sequence[Checkable]:
         """The executors, each of which has outputs to check."""
         return self.executors

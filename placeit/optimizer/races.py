@@ -78,6 +78,7 @@ class Races:
         self.session, self.objective, self.deadline = session, objective, deadline
         self.seed, self.progress = seed, progress
         self.meters = energy_meters(session.cluster) if isinstance(objective, Energy) else None
+        self._uncounted = 1.0  # what runs take over what is counted of them, where the requests of several sizes have shares
         if self.meters is not None and self.meters.complete and isinstance(objective, Energy):
             self.objective = MeteredEnergy(objective.busy_w, objective.idle_w)
         self.known: dict[str, Candidate] = {}
@@ -179,6 +180,7 @@ class Races:
 
     def lasting(self, seconds: float) -> float:
         """Return for how long something is run in a round that takes some seconds: with meters it is repeated."""
+        seconds *= self._uncounted
         return seconds if self.meters is None or not self.meters.complete else max(seconds, self.meters.window_s)
 
     @property
@@ -386,6 +388,7 @@ class Races:
             )
         finally:
             results = {name: result for name, result in race.results().items() if self.known[name].failed is None}
+            self._uncounted = max((getattr(runners[name].deployed, "uncounted", 1.0) for name in results), default=1.0)
             if self.meters is not None and self.meters.fault is not None:
                 self.go_by_model()
             for name, measurement in results.items():

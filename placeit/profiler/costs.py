@@ -192,7 +192,7 @@ class _Profile:
 
             def passes(plan: Plan) -> Passes:
                 executor = stack.enter_context(runtime.executor(plan))
-                executor.set_inputs(runtime.model.sample_inputs())
+                executor.set_requests(runtime.model.sample_requests())
                 return Passes(executor)
 
             def undivided(d: int) -> Passes | None:

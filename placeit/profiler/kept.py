@@ -98,7 +98,7 @@ def contradicted(
         now: dict[int, Passes] = {}
         for d in before:
             executor = stack.enter_context(runtime.executor(segmenter.plan(np.full(groups, d, np.int32))))
-            executor.set_inputs(runtime.model.sample_inputs())
+            executor.set_requests(runtime.model.sample_requests())
             now[d] = Passes(executor)
             now[d].run()
             now[d].forget()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from placeit.profiler.recording import Recording
     from placeit.runtime.compiling import Compiled
     from placeit.runtime.load import RateReport
-    from placeit.runtime.run_report import RunReport
+    from placeit.runtime.run_report import AtSize, RunReport
     from placeit.simulator.objectives import Objective
     from placeit.workbench.estimating import Estimate
 
@@ -97,6 +97,9 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
     counts = report.placement.counts()
     rows = [(track, str(counts.get(track, "")), text.percent(share)) for track, share in report.utilization.items()]
     text.table(console, ("device or link", "ops", "busy"), rows)
+    if report.sizes:
+        console.print()
+        text.table(console, ("inputs of other sizes", "measured", "simulated", "off by"), map(_at_size, report.sizes))
     if report.gpus:
         console.print()
         heads = ("GPU, by its driver", "busy", "most memory", "power", "energy")
@@ -112,6 +115,14 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
         ]
         text.table(console, heads, uses)
     text.show_notes(console, report.cluster)
+
+
+def _at_size(one: AtSize) -> tuple[str, ...]:
+    shapes = ", ".join(dict.fromkeys(map(text.shape, one.shapes.values())))
+    if one.simulated_s is None:
+        return shapes, text.seconds(one.measured_s), "-", "-"
+    off = one.simulated_s / one.measured_s - 1
+    return shapes, text.seconds(one.measured_s), text.seconds(one.simulated_s), text.percent(abs(off))
 
 
 def ran(report: RunReport | RateReport) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from placeit.backends.base import Arrays
 from placeit.core.errors import DeadlineError, PlaceitError
 from placeit.runtime.feed import Outcome
+from placeit.runtime.line import Line
 
 __all__ = ["Answer", "Outputs", "Pending", "fail", "late"]
 
@@ -40,11 +41,23 @@ class Pending:
 
     inputs: Arrays
     deadline: float
+    line: Line | None = None  # of which sequence it is
+    position: int = 0  # among the requests of its sequence
+    resets: int = 0  # how often its sequence was reset before it was submitted
+    started: bool = False  # whether an executor has it
+    settled: bool = True  # whether its sequence knows that it is not in flight
+    replay: bool = False  # whether it is there for the state that it leaves, and nobody waits
     future: Answer = field(default_factory=Answer)
     alone: bool = False  # when it began
     number: int = 0  # of those that began
     explored: bool = False  # whether a candidate has it
+    failure: PlaceitError | None = None  # with which it leaves the queue; None for that it was late
     over: bool = False  # whether it has ended, well or not
+
+    @property
+    def slot(self) -> int | None:
+        """The slot of its sequence in the executor; None if it is of no sequence."""
+        return None if self.line is None or self.line.slot is None else self.line.slot.number
 
 
 def late() -> DeadlineError:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import ExecutionError, PlaceitError
+from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.device_pool import DevicePool
-from placeit.runtime.devices.base import Program
+from placeit.runtime.devices.base import KeepsState, Program
 from placeit.runtime.feed import Bell
-from placeit.runtime.native.plan import NativePlan, NativeRan, native_plan
+from placeit.runtime.native.plan import NativePlan, NativeRan, entries_of, native_plan
 from placeit.runtime.plan_executor import PlanExecutor, empty_samples, failure_of, seconds_of
 from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.slots import Slot
-from placeit.runtime.spans import Labels, Moved, Ran
+from placeit.runtime.spans import Labels, Moved, Ran, Timed, blended
 from placeit.runtime.stats import DeviceStats
 from placeit.simulator.scheduler import Instruction, Scheduler, Start, Transfer
 
@@ -35,7 +36,7 @@ class LaneRun(ActiveRun):
     """A run on lanes that the host decides for.
 
     Attributes:
-        slots: of the requests to begin with.
+        requests: numbers of those to begin with.
         waiting: how many requests have not begun.
         left: how many of them have not ended.
         native: the plan that lanes run without Python; None while, or if, they do not.
@@ -45,11 +46,11 @@ class LaneRun(ActiveRun):
         caller: the thread that waits, if runs begin there, as no device has a worker; None if no decision is made there.
     """
 
-    def __init__(self, slots: list[Slot], waiting: int, caller: int | None, bell: Bell | None) -> None:
+    def __init__(self, requests: list[int], waiting: int, caller: int | None, bell: Bell | None) -> None:
         super().__init__(bell)
-        self.slots, self.waiting, self.caller = slots, waiting, caller
+        self.requests, self.waiting, self.caller = requests, waiting, caller
         self.admitting = bell is not None
-        self.left = len(slots)
+        self.left = len(requests)
         self.native: NativePlan | None = None
         self.dropped = self.broken = False
 
@@ -61,7 +62,7 @@ class LaneRun(ActiveRun):
 
     def go_native(self, native: NativePlan) -> None:
         """Have a plan ready to run it without Python."""
-        native.prepare([slot.number for slot in self.slots], self.waiting, self.bell, self.deadline)
+        native.prepare(self.requests, self.waiting, self.bell, self.deadline)
         self.native = native
         self.go(native.stop)
 
@@ -103,9 +104,8 @@ class Executor(PlanExecutor):
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
         self._scheduler = Scheduler(plan.problem, plan.placement, in_flight=in_flight)
         self._samples = empty_samples(len(plan.segments))
-        self._slots = [
-            Slot(book, pool, plan, self.programs, number, self.op_done, self.transfer_done) for number in range(in_flight)
-        ]
+        self._slots = {number: self._slot(number) for number in range(in_flight)}  # and those of sequences
+        self._numbers, self._free = in_flight, list[int]()  # of slots that there is room for, and those that are not taken
         used = dict.fromkeys([s.device for s in plan.programs] or [s.device for s in plan.segments])
         self._working: set[tuple[int, ...]] = set()  # (request, segment) on devices, (request, tensor, destination) on links
         self._uses = {pool.cluster.names[segment.device] for segment in plan.segments}
@@ -113,8 +113,60 @@ class Executor(PlanExecutor):
         of_links = [_worker_of(link) for pair, link in self._transports.items() if used.keys() >= set(pair)]
         self._first = of_devices[0] if of_devices else None  # where runs begin: segments are in topological order
         self._workers = [*of_devices, *(worker for worker in of_links if worker is not None)]
-        self._native = native_plan(pool, plan, self._slots, self._scheduler) if native else None
+        self._native = native_plan(pool, plan, self._ordinary, self._scheduler) if native else None
         self._needs_python = self._native is None or self._native.needs_python
+
+    def _slot(self, number: int, *, keep_state: bool = False) -> Slot:
+        ends = self.op_done, self.transfer_done
+        return Slot(self.book, self.pool, self.plan, self.programs, number, *ends, keep_state=keep_state)
+
+    def open_slot(self) -> Slot:
+        """See :meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`."""
+        self._check_open()
+        with self._lock:
+            number = self._free.pop() if self._free else self._numbers
+            if number == self._numbers:
+                self._scheduler.grow(2 * number, None if self._native is None else self._native.grow)
+                self._free += range(number + 1, 2 * number)[::-1]
+                self._numbers = 2 * number
+        try:
+            slot = self._slot(number, keep_state=True)
+            self._check_keeping(slot)
+            with self._lock:
+                self._check_open()
+                if self._native is not None:
+                    self._native.set_slot(number, entries_of(self.pool, self.plan, slot) or ())
+                self._slots[number] = slot
+        except BaseException:
+            with self._lock:
+                self._free.append(number)
+            raise
+        return slot
+
+    def close_slot(self, slot: Slot) -> None:
+        """See :meth:`placeit.runtime.plan_executor.PlanExecutor.close_slot`."""
+        with self._lock:
+            if self._slots.get(slot.number) is slot:
+                if self._native is not None:
+                    self._native.forget(slot.number)
+                del self._slots[slot.number]
+                self._free.append(slot.number)
+
+    def _check_keeping(self, slot: Slot) -> None:
+        """Raise UsageError if a device cannot keep the state of a segment."""
+        stateful = self.book.model.stateful
+        for segment, start in zip(self.plan.segments, slot.starts, strict=True):
+            held = sorted(stateful.intersection(self.book.op_names(segment)))
+            if held and not (start is not None and isinstance(start[0], KeepsState)):
+                raise UsageError(
+                    f"{self._devices[segment.device].name} does not keep the state of op '{held[0]}' from one request to the "
+                    "next: place it on a device that OpenVINO drives, here or on a node."
+                )
+
+    @property
+    def _ordinary(self) -> list[Slot]:
+        """The slots of requests of no sequence; none once it is closed."""
+        return [slot for number, slot in [*self._slots.items()] if number < self.in_flight]
 
     @property
     def native(self) -> bool:
@@ -151,13 +203,14 @@ class Executor(PlanExecutor):
         return {name: np.array(buffer.array(), order="C") for name, buffer in self._slots[request].outputs.items()}
 
     def _prepare(self, count: int, bell: Bell | None = None) -> LaneRun:
-        for slot in self._slots:
+        for slot in self._ordinary:
             slot.clear()
-        slots = self._slots[:count]
+        slots = self._ordinary[:count]
         for slot in slots:
             slot.written = None if slot.blanked is None else {}  # the run after it was blanked is the one that is checked
             slot.blanked = None
-        return LaneRun(slots, count - len(slots), threading.get_ident() if self._first is None else None, bell)
+        caller = threading.get_ident() if self._first is None else None
+        return LaneRun([slot.number for slot in slots], count - len(slots), caller, bell)
 
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
         self._write(inputs, request)
@@ -166,7 +219,7 @@ class Executor(PlanExecutor):
         slot.written = slot.blanked = None
         with self._lock:
             if not run.begun:
-                lanes.slots.append(slot)
+                lanes.requests.append(request)
                 lanes.left += 1
                 return
         if lanes.native is not None:
@@ -197,7 +250,10 @@ class Executor(PlanExecutor):
         native = narrowed(LaneRun, run).native
         if native is not None:
             self._look(run, native)
-            run.ended += native.ended()
+            for number in native.ended():
+                if (failure := native.failure(number)) is not None:
+                    run.failures[number] = self._segment_failed("failed on", *failure)
+                run.ended.append(number)
         return [run.ended.popleft() for _ in range(len(run.ended))]
 
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
@@ -260,14 +316,32 @@ class Executor(PlanExecutor):
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
         """Segments and transfers of each request of the last call, by its number among those in flight."""
-        return [(slot.number, tuple(slot.ran), tuple(slot.moved)) for slot in self._slots]
+        return [(slot.number, tuple(slot.ran), tuple(slot.moved)) for slot in self._ordinary]
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
         return seconds_of(self._samples, last=last)
 
+    @contextlib.contextmanager
+    def _sequence(self) -> Iterator[None]:
+        slot = self._slots[0]
+        slot.reset_state()
+        slot.keep_state(keep=True)
+        try:
+            yield
+        finally:
+            slot.keep_state(keep=False)
+
+    def _blend(self, runs: Sequence[Timed]) -> None:
+        slot = self._slots[0]
+        slot.ran[:], slot.moved[:] = blended(runs)
+        for s, start, finish in slot.ran:
+            for _ in runs:
+                self._samples[s].pop()
+            self._samples[s].append(finish - start)
+
     def _blank(self, sentinel: int) -> str | None:
-        found = [what for slot in self._slots if (what := slot.blank(sentinel)) is not None]
+        found = [what for slot in self._ordinary if (what := slot.blank(sentinel)) is not None]
         if not found:
             return None
         what, names = found[0], self.pool.cluster.names
@@ -320,7 +394,7 @@ class Executor(PlanExecutor):
         if run.stopped:  # an interrupt came first, and nobody waits for it
             return []
         run.begun = True
-        return [step for slot in run.slots for step in self._scheduler.begin(slot.number)]
+        return [step for request in run.requests for step in self._scheduler.begin(request)]
 
     def _begin_natively(self, native: NativePlan, run: LaneRun) -> None:
         """Have lanes run it without Python, unless those of another executor do so now. On the thread of the first lane."""
@@ -354,8 +428,8 @@ class Executor(PlanExecutor):
                 run.begin, run.end = ran.begin, ran.end
                 self._lost |= ran.lost
                 if run.bell is None and not ran.lost:
-                    for slot, segments, transfers in zip(self._slots, ran.segments, ran.transfers, strict=True):
-                        self._note(slot, segments, transfers)
+                    for number, (segments, transfers) in enumerate(zip(ran.segments, ran.transfers, strict=True)):
+                        self._note(self._slots[number], segments, transfers)
                 if ran.failed is not None:
                     run.failed, op, error = ran.failed
                     run.error = self._segment_failed("failed on", op, error)
@@ -427,8 +501,8 @@ class Executor(PlanExecutor):
         """Have the scheduler forget a run that has ended in the middle of a decision; nothing of it is anywhere any more."""
         scheduler = self._scheduler
         try:
-            for slot in self._slots:
-                scheduler.abort(slot.number)
+            for number in self._slots:
+                scheduler.abort(number)
             for step in scheduler.running():
                 if isinstance(step, Start):
                     scheduler.op_finished(step.request, step.op)
@@ -446,8 +520,10 @@ class Executor(PlanExecutor):
     ) -> None:
         scheduler = self._scheduler
         todo: deque[Instruction] = deque()
-        if error is not None or run.stopped:  # before the event, or what reads from a failed segment would start
-            todo.extend(self._stop(run, error, None if error is None else request))
+        if error is not None and request is not None:  # before the event, or what reads from a failed segment would start
+            todo.extend(self._fail(run, error, request))
+        elif run.stopped:
+            todo.extend(self._stop(run))
         todo.extend(event())
         while todo:
             step = todo.popleft()
@@ -462,7 +538,7 @@ class Executor(PlanExecutor):
                 except BaseException as refusal:  # noqa: BLE001
                     self._working.discard((step.request, step.op))
                     failure = self._segment_failed("could not be started on", step.op, refusal)
-                    todo.extend(self._stop(run, failure, step.request))
+                    todo.extend(self._fail(run, failure, step.request))
                 todo.extend(scheduler.op_finished(step.request, step.op))
             elif type(step) is Transfer:
                 copy = slot.copies.get((step.tensor, step.dst))
@@ -475,7 +551,7 @@ class Executor(PlanExecutor):
                 except BaseException as refusal:  # noqa: BLE001
                     self._working.discard((step.request, step.tensor, step.dst))
                     failure = self._transfer_failed(step.tensor, step.src, step.dst, refusal)
-                    todo.extend(self._stop(run, failure, step.request))
+                    todo.extend(self._fail(run, failure, step.request))
                 todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
             elif run.waiting:
                 run.waiting -= 1
@@ -489,17 +565,24 @@ class Executor(PlanExecutor):
                 run.left -= 1
                 run.end_if_over()
 
-    def _stop(self, run: LaneRun, error: PlaceitError | None, request: int | None) -> list[Instruction]:
-        """Drop what has not started, as a request has failed or nobody waits any more."""
-        if error is not None and run.caller == threading.get_ident() and not isinstance(error.__cause__, Exception | None):
+    def _fail(self, run: LaneRun, error: PlaceitError, request: int) -> list[Instruction]:
+        """Drop what has not started of a request that has failed; of a run that no requests are added to, of all."""
+        if run.caller == threading.get_ident() and not isinstance(error.__cause__, Exception | None):
             raise error.__cause__  # an interrupt, and not what a device says
+        if run.bell is not None and not run.stopped:
+            run.failures.setdefault(request, error)
+            return self._scheduler.abort(request)
         if run.error is None:
             run.error, run.failed = error, request
+        return self._stop(run)
+
+    def _stop(self, run: LaneRun) -> list[Instruction]:
+        """Drop what has not started, as a request has failed or nobody waits any more."""
         run.stop()
         if run.dropped or not run.begun:
             return []
         run.dropped, run.waiting = True, 0
-        return [step for slot in self._slots for step in self._scheduler.abort(slot.number)]
+        return [step for number in self._slots for step in self._scheduler.abort(number)]
 
 
 def _worker_of(driver: object) -> Worker | None:

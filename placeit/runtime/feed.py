@@ -171,8 +171,15 @@ class Feed(Protocol):
 
     bell: Bell
 
-    def take(self) -> Any | None:
-        """The next request, with its ``inputs`` by name as the model wants them; None if there is none to take now."""
+    def take(self, *, room: bool) -> Any | None:
+        """The next request; None if there is none to take now.
+
+        It has ``inputs``, by name as the model wants them, and ``slot``: the number of the slot that its sequence has
+        (:meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`), where nothing runs; None for one of no sequence.
+
+        Args:
+            room: whether it may be one of no sequence.
+        """
         ...
 
     def patience(self) -> float:
@@ -183,6 +190,6 @@ class Feed(Protocol):
         """A request has ended: copies of its outputs, and what ran and moved."""
         ...
 
-    def failed(self, item: Any, error: PlaceitError) -> None:
-        """A request has failed. Nothing happens if it has ended."""
+    def failed(self, item: Any, error: PlaceitError, *, begun: bool = True) -> None:
+        """A request has failed, maybe without having begun. Nothing happens if it has ended."""
         ...

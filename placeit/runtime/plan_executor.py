@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -9,7 +10,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType, TracebackType
@@ -18,14 +19,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import checked_inputs
+from placeit.backends.base import Sample, checked_inputs
 from placeit.core.errors import ExecutionError, NoRoomError, PlaceitError, UsageError, forget_frames
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.feed import Bell, Feed
-from placeit.runtime.spans import Labels, Moved, Ran, Span
+from placeit.runtime.slots import Slot
+from placeit.runtime.spans import Labels, Moved, Ran, Span, Timed
 from placeit.runtime.stats import DeviceStats
 
 __all__ = [
@@ -116,6 +118,9 @@ class PlanExecutor(ABC):
         in_flight: how many requests may be in flight at once.
         inputs: of the model, by name.
 
+    Attributes:
+        uncounted: seconds of the last :meth:`time` over those that it counted for; 1 of one request.
+
     Raises:
         UsageError: no request at all.
     """
@@ -129,6 +134,8 @@ class PlanExecutor(ABC):
         self._run: ActiveRun | None = None  # the last one
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
+        self.uncounted = 1.0
+        self._timed_on: Sequence[Sample] = ()  # what time() runs on, if that is more than one request
 
     # -- what lanes differ in; called in turn, and but for _start while nothing runs ------------------------------------
 
@@ -183,11 +190,40 @@ class PlanExecutor(ABC):
 
     @abstractmethod
     def _ended(self, run: ActiveRun) -> list[int]:
-        """The requests of a run with a bell that have ended well since this was last asked, by their numbers."""
+        """The requests of a run with a bell that have ended since this was last asked, by their numbers.
+
+        ``run.failures`` says which of them have failed.
+        """
 
     @abstractmethod
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
         """Copies of the outputs of a request that has ended, and what ran and moved when."""
+
+    def open_slot(self) -> Slot:
+        """Make a slot for the requests of one sequence, each of which goes on from the state that the one before has left.
+
+        Its number is that of their requests in :meth:`serve`. Other requests may run meanwhile.
+
+        Raises:
+            UsageError: devices of the plan do not keep state.
+            DeviceError: there is no room for buffers.
+            ExecutionError: the executor is closed.
+        """
+        raise UsageError(
+            "This placement runs on streams of an accelerator, which keep no state from one request to the next: place the "
+            "model on CPU core sets, or on other devices that OpenVINO drives."
+        )
+
+    @property
+    def room_for_state(self) -> dict[str, float]:
+        """Bytes that its devices may hold besides the plan's weights, by device name; ``inf`` if that is not known."""
+        problem, used = self.plan.problem, [0.0] * self.plan.problem.devices
+        for segment, weights in zip(self.plan.segments, problem.param_bytes.tolist(), strict=False):
+            used[segment.device] += weights
+        return dict(zip(problem.device_names, (problem.memory - used).tolist(), strict=True))
+
+    def close_slot(self, slot: Slot) -> None:  # noqa: B027 (there may be none)
+        """Release a slot of :meth:`open_slot`, of which nothing runs. A second call has no effect."""
 
     def devices(self) -> list[DeviceStats]:
         """What is known of the devices of its cluster, whether it uses them or not."""
@@ -229,6 +265,15 @@ class PlanExecutor(ABC):
     @abstractmethod
     def _release(self) -> None:
         """Release buffers and programs; once more, if that was interrupted."""
+
+    @contextlib.contextmanager
+    def _sequence(self) -> Iterator[None]:
+        """Have each request of a block go on from the state in which the one before has left the model."""
+        yield
+
+    def _blend(self, runs: Sequence[Timed]) -> None:  # noqa: ARG002
+        """Have the mean of the last runs count as one run."""
+        raise UsageError("This executor is timed on one request.")
 
     def _pass_time(self, run: ActiveRun) -> None:  # noqa: B027 (for lanes of a virtual clock)
         """Have a run end, if nothing does so by itself."""
@@ -284,6 +329,16 @@ class PlanExecutor(ABC):
             self._settle()
             self._write(checked_inputs(inputs, self.inputs), request)
 
+    def set_requests(self, requests: Sequence[Sample]) -> None:
+        """Have :meth:`time` run on each of some requests; of one, put the inputs in place.
+
+        Raises:
+            UsageError, ExecutionError: as :meth:`set_inputs` does.
+        """
+        checked = [Sample(checked_inputs(request.inputs, self.inputs), request.share) for request in requests]
+        self.set_inputs(checked[0].inputs)
+        self._timed_on = checked if len(checked) > 1 else ()
+
     def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
         """Return copies of the outputs of the last run, by name. Raises ExecutionError if the executor is closed."""
         self._check_open()
@@ -301,8 +356,25 @@ class PlanExecutor(ABC):
             return self._read(0)
 
     def time(self, *, timeout: float | None = None) -> float:
-        """Run once on the inputs in place and return the seconds it took; see :meth:`times`. Raises ExecutionError."""
-        return self.times(1, timeout=timeout)
+        """Run once on the inputs in place and return the seconds it took; see :meth:`times`. Raises ExecutionError.
+
+        On several requests (:meth:`set_requests`) it runs each of them, as one sequence if the model keeps state, and returns
+        the mean by their shares. Spans and times of segments then are such means, too.
+        """
+        if not self._timed_on:
+            return self.times(1, timeout=timeout)
+        deadline, found = self._deadline(timeout), list[Timed]()
+        with self._turn:
+            self._settle(deadline)
+            with self._sequence():
+                for request in self._timed_on:
+                    self._write(request.inputs, 0)
+                    seconds = self._times(1, deadline)
+                    found.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
+            self._blend(found)
+        counted = sum(one.share * one.seconds for one in found)
+        self.uncounted = sum(one.seconds for one in found) / counted
+        return counted
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
         """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.
@@ -325,9 +397,9 @@ class PlanExecutor(ABC):
     def serve(self, feed: Feed) -> None:
         """Run the requests that a feed gives, each as soon as one of those in flight has ended, until it gives none.
 
-        A request that fails ends the run: the feed is told which it was. Those that were in flight beside it have to begin
-        again, and so have all if this raises. The executor can be used again, unless :meth:`check` says otherwise; the next
-        call waits for what still runs.
+        The feed is told of a request that fails. Where it can be, nothing else notices; else that ends the run, and those that
+        were in flight beside it have to begin again, and so have all if this raises. The executor can be used again, unless
+        :meth:`check` says otherwise; the next call waits for what still runs.
 
         Raises:
             ExecutionError: something has been closed, a thread has died, or nobody can say which request has failed.
@@ -337,7 +409,7 @@ class PlanExecutor(ABC):
         with self._turn:
             self._check_known()
             self._settle()
-            item = feed.take()
+            item = feed.take(room=True)
             if item is None:
                 return
             serving = _Serving(self._prepare(0, feed.bell))
@@ -364,34 +436,46 @@ class PlanExecutor(ABC):
 
     def _serve(self, feed: Feed, serving: _Serving, item: Any) -> None:
         """Run requests until none is left, or the run is stopped, and nothing of it runs any more."""
-        run, free = serving.run, list(range(self.in_flight))[::-1]
+        run, free = serving.run, set(range(self.in_flight))
         self._run = run
         self._start(run)
         while not run.stopped:
             while item is not None and not run.stopped:
-                serving.item = serving.flying[request := free.pop()] = item
-                self._admit(run, request, checked_inputs(item.inputs, self.inputs))  # whose owner may have changed them
+                serving.item = item
+                try:
+                    inputs = checked_inputs(item.inputs, self.inputs)  # whose owner may have changed them
+                except UsageError as error:
+                    feed.failed(item, failure_of("This request could not be served", error), begun=False)
+                else:
+                    request = free.pop() if item.slot is None else item.slot
+                    serving.flying[request] = item
+                    self._admit(run, request, inputs)
                 serving.item = None
-                item = feed.take() if free and not self._wanted(run) else None
+                item = None if self._wanted(run) else feed.take(room=bool(free))
             if not serving.flying:
                 break
             self._pass_time(run)
             if not run.stopped:
                 feed.bell.wait(min(_LOOK_S, feed.patience()))
-            free += self._hand_over(feed, serving)
+            free.update(number for number in self._hand_over(feed, serving) if number < self.in_flight)
             self._check_lanes()
-            if free and not run.stopped and not self._wanted(run):
-                item = feed.take()
+            if not run.stopped and not self._wanted(run):
+                item = feed.take(room=bool(free))
         self._admit_no_more(run)
         self._wait(run, math.inf)
         self._hand_over(feed, serving)
 
     def _hand_over(self, feed: Feed, serving: _Serving) -> list[int]:
-        """Give the outputs of requests that have ended to the feed, and return the numbers of these requests."""
+        """Tell the feed of requests that have ended, and return the numbers of these requests."""
         ended = self._ended(serving.run)
         for request in ended:
+            if request in serving.run.failures and (gone := self.gone) is not None:
+                raise gone
             serving.item = serving.flying[request]
-            feed.ended(serving.item, *self._outcome(serving.run, request))
+            if request in serving.run.failures:
+                feed.failed(serving.item, serving.run.failures.pop(request))
+            else:
+                feed.ended(serving.item, *self._outcome(serving.run, request))
             del serving.flying[request]
             serving.item = None
         return ended

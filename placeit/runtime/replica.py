@@ -72,8 +72,8 @@ class Host(Protocol):
     replacements: list[Replacement]
     history: History
 
-    def take(self, replica: Replica) -> Pending | None:
-        """The next request for a replica; None if there is none, or another replica has to take it."""
+    def take(self, replica: Replica, *, room: bool) -> Pending | None:
+        """The next request for a replica, maybe of no sequence; None if there is none, or another replica has to take it."""
         ...
 
     def patience(self) -> float:
@@ -95,6 +95,7 @@ class Host(Protocol):
         ran: Sequence[Ran] = (),
         moved: Sequence[Moved] = (),
         ended: float = math.nan,
+        failure: PlaceitError | None = None,
     ) -> bool:
         """Take note that a request is not in flight any more; False if it had ended before."""
         ...
@@ -153,6 +154,11 @@ class Replica:
     def able(self) -> bool:
         """True if it may take requests."""
         return not (self.lost or self.retired)
+
+    @property
+    def room(self) -> bool:
+        """True if it may take a request of no sequence; those of sequences have slots of their own."""
+        return self.able and sum(request.line is None for request in self.flying) < self.executor.in_flight
 
     def is_here(self) -> bool:
         """Return whether this is its thread."""
@@ -213,9 +219,9 @@ class Replica:
         time.sleep(_PAUSE_S * 2**self._failures)
         return None
 
-    def take(self) -> Pending | None:
+    def take(self, *, room: bool) -> Pending | None:
         """See :class:`placeit.runtime.feed.Feed`."""
-        request = self._server.take(self)
+        request = self._server.take(self, room=room)
         if request is not None:
             request.future.begun = perf_counter()
         return request
@@ -238,7 +244,16 @@ class Replica:
             self._server.tell(item, ran, self)
         except BaseException as error:  # noqa: BLE001 (the outputs are there)
             report("A request has ended and was not counted:", error)
-        item.future.end(lambda future: future.set_result(dict(outputs)))
+            _settle(item, error)
+
+        def tell(future: Answer) -> None:
+            try:
+                future.set_result(dict(outputs))
+            finally:
+                if item.line is not None and not future.done():
+                    item.line.failed(ExecutionError("The outputs of a request could not be handed over."), for_good=True)
+
+        item.future.end(tell)
 
     def _first_answer(self, ended: float) -> None:
         """Say how long the first answer has taken, if this replica replaces another one."""
@@ -249,7 +264,7 @@ class Replica:
             self._server.history.happened("first answer", str(replacement), seconds=ended - self._ready, until=ended)
             _LOG.warning("%s", replacement)
 
-    def failed(self, item: Pending, error: PlaceitError) -> None:
+    def failed(self, item: Pending, error: PlaceitError, *, begun: bool = True) -> None:
         """See :class:`placeit.runtime.feed.Feed`."""
         if item.explored and self._server.without(self):
             return  # it begins again elsewhere, and that says whether it is the fault of the request
@@ -257,7 +272,17 @@ class Replica:
 
         def tell(future: Answer) -> None:
             if not item.over:
-                self._server.release(self, item)
+                self._server.release(self, item, failure=error if begun or item.replay else None)
+            elif item.line is not None:  # its outputs were there, and could not be handed over
+                item.line.failed(error, for_good=True)
             future.set_exception(error)
 
         item.future.end(tell)
+        _settle(item, error)
+
+
+def _settle(item: Pending, error: BaseException) -> None:
+    """Have the sequence of a request that is over go on, though the server did not count it; nobody knows its state then."""
+    if item.line is not None and not item.settled:
+        item.line.failed(failure_of("a request was not counted", error), for_good=True)
+        item.line.flying, item.settled = False, True

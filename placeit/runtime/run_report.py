@@ -20,7 +20,23 @@ from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Measurement
 from placeit.runtime.spans import Done, Span
 
-__all__ = ["RunReport"]
+__all__ = ["AtSize", "RunReport"]
+
+
+@dataclass(frozen=True)
+class AtSize:
+    """What requests of one size take.
+
+    Attributes:
+        shapes: of the inputs with open sizes, by name.
+        measured_s: median seconds of some requests.
+        simulated_s: what the simulator says, by the times of segments at the next smaller and the next larger size; None where
+            these are measured themselves.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    measured_s: float
+    simulated_s: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +66,7 @@ class RunReport(Shown):
         host_paced: devices with streams on which nothing was launched ahead, as others beside them have none, or something was
             slowed down on purpose: the host waited for the end of each of their segments.
         gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; none without NVML.
+        sizes: what it takes at other sizes, ascending, where sizes are open.
         interrupted: whether Ctrl-C ended the timed runs early. There is no traced run then, and no outputs, and
             ``output_error`` is of the check before the timed runs.
     """
@@ -75,6 +92,7 @@ class RunReport(Shown):
     traced: Done | None = None
     readings: Sequence[Series] = ()
     interrupted: bool = False
+    sizes: Sequence[AtSize] = ()
     precision: str = "f32"
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,6 +115,9 @@ class RunReport(Shown):
                 "gpus": {name: vars(use) for name, use in self.gpus.items()},
                 "output_error": self.output_error.to_dict(),
                 "failed": self.failed,
+                "sizes": [
+                    {"shapes": one.shapes, "measured_s": one.measured_s, "simulated_s": one.simulated_s} for one in self.sizes
+                ],
                 "emulated": self.cluster.emulated_names,
                 "interrupted": self.interrupted,
             }

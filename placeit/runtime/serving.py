@@ -7,23 +7,25 @@ import functools
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import replace as changed
 from time import perf_counter
 from types import TracebackType
 from typing import Self
 
 from placeit.backends.base import Arrays, checked_inputs
-from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, UsageError
+from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, SequenceError, UsageError
 from placeit.core.threads import Gate, apart
 from placeit.core.views import Closable, Watched
 from placeit.planning.segments import Plan
 from placeit.runtime.answers import Answer, Outputs, Pending, fail, late
 from placeit.runtime.attendant import Attendant, Request
 from placeit.runtime.history import History
+from placeit.runtime.line import Line
 from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of
 from placeit.runtime.refining import Refinement
 from placeit.runtime.replica import Replace, Replacement, Replica
+from placeit.runtime.sequences import Sequence, Sequences
 from placeit.runtime.spans import Done, Moved, Ran
 from placeit.runtime.stats import DeviceStats, ServerStats
 from placeit.runtime.waiting import Waiting
@@ -50,6 +52,8 @@ class Server(Watched):
         executors: of the same model, which nobody else is to call meanwhile; closed with the server.
         queue: how many requests may wait, besides those in flight.
         replace: makes an executor in place of one that is lost; None for no such thing.
+        state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now. On a
+            device they may take nine tenths of what it may hold besides weights in any case.
 
     Attributes:
         busy: seconds that segments ran, by device name.
@@ -58,11 +62,22 @@ class Server(Watched):
         repeated: how often a request ended that had ended before; a future keeps its first outcome. More than 0 is an error of
             the server.
         history: of the last requests, and of what has happened, for a trace. :meth:`stats` sums it up.
+        sequences: those that are open.
+        ends_with_sequences: whether it is closed with the last of its sequences.
     """
 
-    def __init__(self, executors: Sequence[PlanExecutor], *, queue: int = QUEUE, replace: Replace | None = None) -> None:
+    def __init__(
+        self,
+        executors: abc.Sequence[PlanExecutor],
+        *,
+        queue: int = QUEUE,
+        replace: Replace | None = None,
+        state_memory: float | None = None,
+    ) -> None:
         if not executors:
             raise UsageError("A server needs an executor at least.")
+        if state_memory is not None and not state_memory > 0:
+            raise UsageError(f"'state_memory' must be a positive number of bytes; got {state_memory}.")
         if queue < 1:
             raise UsageError(f"A server lets at least one request wait; got {queue}.")
         self.queue = queue
@@ -79,6 +94,8 @@ class Server(Watched):
         self._closed = self._over = False
         self._reason: PlaceitError | None = None  # why nothing can run
         self._begun = 0  # how often a request has
+        self.ends_with_sequences = False
+        self.sequences = Sequences(self._lock, self._waiting, self._for_sequences, self._call_somebody, state_memory)
         self._attendants: list[Attendant] = []
         self._watchers: list[Closable] = []
         self._every, self._since = 1, 0  # which request a candidate takes, and how many have begun since its last one
@@ -100,8 +117,10 @@ class Server(Watched):
         wait: bool = True,
         timeout: float | None = None,
         arrived: float | None = None,
+        sequence: Sequence | None = None,
+        behind: bool = True,
     ) -> Answer:
-        """Ask for a run of the model.
+        """Ask for a run of the model, from its initial state unless it is of a sequence.
 
         A future that waits can be cancelled. Its callbacks run on a thread of the server, which does nothing else meanwhile.
 
@@ -111,11 +130,14 @@ class Server(Watched):
             wait: whether to wait for room in the queue.
             timeout: seconds to wait at most; None for as long as it takes.
             arrived: when it was to arrive, in seconds of ``time.perf_counter``, from which its latency counts; None for now.
+            sequence: the sequence of this server that it belongs to.
+            behind: whether it may wait for earlier requests of its sequence.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants; a time is not positive.
             QueueFullError: the queue is full and stays so, or this is a callback of one of the server's futures.
             DeadlineError: it stays so for as long as it may wait to begin.
+            SequenceError: its sequence is closed; or it may not wait for earlier requests, and one has not ended.
             ExecutionError: the server is closed, or nothing can run any more.
         """
         check_process(self._process)
@@ -130,14 +152,15 @@ class Server(Watched):
             if not arrived <= now:
                 raise UsageError(f"A request has arrived before it is submitted; got {arrived}, and it is {now} now.")
             request.future.arrived = arrived
+        request.line = None if sequence is None else sequence.line
         until = min(request.deadline, now + timeout) if timeout is not None else request.deadline
         if not wait or any(replica.is_here() for replica in self._replicas):
             until = -math.inf
-        while (room := self._put(request, until)) is not None:
+        while (room := self._put(request, until, behind=behind)) is not None:
             room.wait(max(0.0, min(until - perf_counter(), _LOOK_S)))
         return request.future
 
-    def _put(self, request: Pending, until: float) -> Gate | None:
+    def _put(self, request: Pending, until: float, *, behind: bool) -> Gate | None:
         """Queue a request; if there is no room, return a gate that opens when there may be, or after some time raise."""
         outcomes = self.history.outcomes
         with self._lock:
@@ -146,6 +169,18 @@ class Server(Watched):
                 raise self._why()
             now = perf_counter()
             self._expire(now)
+            line = request.line
+            if line is not None:
+                outcomes["refused"] += 1
+                line.check_open()
+                if line not in self.sequences:
+                    raise UsageError(f"Sequence {line.number} is one of another server: make one of this server.")
+                if not behind and (line.flying or self._waiting.first(line) is not None):
+                    raise SequenceError(
+                        f"A request of sequence {line.number} has not ended, and this one was not to wait for it: wait for the "
+                        "future of that one, or let requests of a sequence queue."
+                    )
+                outcomes["refused"] -= 1
             if len(self._waiting) >= self.queue:
                 if now < until:
                     self._room = self._room or Gate()
@@ -159,6 +194,9 @@ class Server(Watched):
                     "what they wait for. Submit fewer, wait longer, or make the queue larger."
                 )
             try:
+                if line is not None:
+                    line.submitted += 1
+                    request.position, request.resets = line.submitted, line.resets
                 self._waiting.add(request)
                 if request.deadline == self._waiting.soonest < math.inf:
                     self._ring()  # any of the replicas may be the one that has the time to look
@@ -167,6 +205,47 @@ class Server(Watched):
                 self._waiting.remove(request)
                 raise
         return None
+
+    def sequence(self, *, recompute: bool = False) -> Sequence:
+        """Make a sequence of requests, each of which goes on from the model's state that the one before has left.
+
+        Until it is closed, it keeps its state, and buffers of its own, on the devices of one replica, the one with the fewest
+        sequences. Its requests are in flight besides those that ``in_flight`` counts.
+
+        Args:
+            recompute: whether to keep copies of the inputs since the last reset, and to run them again where the state was lost
+                with a device or by a request that failed.
+
+        Raises:
+            UsageError: devices of the placement do not keep state from one request to the next.
+            StateMemoryError: there is no room for another state.
+            DeviceError: there is no room for buffers.
+            ExecutionError: the server is closed, or nothing can run any more.
+        """
+        check_process(self._process)
+        return Sequence(self, self.sequences.open(recompute=recompute))
+
+    def check_thread(self) -> None:
+        """Raise ExecutionError if this is a callback of one of its futures, in which nobody can wait for another one."""
+        if any(replica.is_here() for replica in self._replicas):
+            raise ExecutionError("A callback of one of a server's futures cannot wait for its requests: submit them instead.")
+
+    def end(self, line: Line, *, drain: bool) -> None:
+        """Close a sequence; see :meth:`placeit.runtime.sequences.Sequence.close`."""
+        with self._lock:
+            dropped = self.sequences.end(line, drain=drain)
+            self.history.outcomes["failed"] += len(dropped)
+            self._make_room()
+            last = self.ends_with_sequences and not any(self.sequences.open_lines)
+        fail(dropped, SequenceError(f"Sequence {line.number} was closed before this request had begun."))
+        if last:
+            self.close(drain=drain)
+
+    def _for_sequences(self) -> list[Replica]:
+        """The replicas that may have sequences; with the lock."""
+        if self._closed or self._reason is not None:
+            raise self._why()
+        return [replica for replica in self._replicas if replica.able and not replica.exploring]
 
     def turn_away(self) -> None:
         """Count a request as refused that nobody submits, as the queue was full when it was to arrive."""
@@ -214,6 +293,7 @@ class Server(Watched):
             outcomes["expired"] += self._waiting.expired
             outcomes["cancelled"] += self._waiting.cancelled
             waiting, replicas = len(self._waiting), self._replicas.copy()
+            sequences, state_bytes = len(self.sequences), self.sequences.bytes
             in_flight = 0 if self._over else sum(len(replica.flying) for replica in replicas)
         devices = {device.name: device for replica in replicas for device in replica.executor.devices()}
         for name in busy:
@@ -227,6 +307,8 @@ class Server(Watched):
             latency_s=latency_s,
             latencies=history.latencies(),
             replacements=len(self.replacements),
+            sequences=sequences,
+            state_bytes=state_bytes,
             devices=tuple(changed(device, busy_s=busy.get(name, 0.0)) for name, device in devices.items()),
             events=history.events(),
         )
@@ -314,14 +396,15 @@ class Server(Watched):
     # -- for replicas ------------------------------------------------------------------------------------------------------
 
     def _call_somebody(self) -> None:
-        """Wake the replica whose turn it is to take what waits, if one has room; with the lock."""
-        replica = self._next()
-        if replica is not None and self._waiting:
-            replica.bell.ring()
+        """Wake the replicas whose turn it is to take what waits, if they have room; with the lock."""
+        following = None if self._waiting.first() is None else self._next()
+        for replica in self._replicas if self._waiting else ():
+            if replica is following or self.sequences.next(replica) is not None:
+                replica.bell.ring()
 
     def _next(self) -> Replica | None:
-        """The replica that takes the next request; with the lock."""
-        able = [replica for replica in self._replicas if replica.able and len(replica.flying) < replica.executor.in_flight]
+        """The replica that takes the next request of no sequence; with the lock."""
+        able = [replica for replica in self._replicas if replica.room]
         if any(replica.able and not replica.exploring for replica in self._replicas):
             for replica in able:
                 if replica.exploring and not replica.flying and self._since >= self._every - 1:
@@ -330,7 +413,7 @@ class Server(Watched):
         return min(able, key=lambda replica: len(replica.flying), default=None)
 
     def _is_turn_of(self, replica: Replica) -> bool:
-        """Return whether a replica that asks may have the next request; with the lock."""
+        """Return whether a replica that asks may have the next request of no sequence; with the lock."""
         following = self._next()
         if following is replica:
             return True
@@ -338,19 +421,45 @@ class Server(Watched):
             return False
         return following is None or len(following.flying) >= len(replica.flying)
 
-    def take(self, replica: Replica) -> Pending | None:
-        """The next request for a replica; None if there is none, or another replica has to take it."""
+    def take(self, replica: Replica, *, room: bool) -> Pending | None:
+        """The next request for a replica; None if there is none, or another replica has to take it.
+
+        Args:
+            replica: that asks.
+            room: whether it may be one of no sequence.
+        """
+        while (request := self._take(replica, room=room)) is not None:
+            try:
+                if request.line is not None:
+                    self.sequences.make_ready(request.line, request, replica)
+            except SequenceError as error:
+                replica.failed(request, error, begun=False)
+            except Exception as error:  # noqa: BLE001 (of this sequence alone, unless nothing can run here any more)
+                replica.executor.check()
+                replica.failed(request, failure_of("This request cannot begin", error), begun=False)
+            else:
+                request.started = True
+                return request
+        return None
+
+    def _take(self, replica: Replica, *, room: bool) -> Pending | None:
         taken = None
         with self._lock:
             self._waiting.expire(perf_counter())
-            while taken is None and self._is_turn_of(replica) and (request := self._waiting.first) is not None:
+            while taken is None:
+                request = self.sequences.next(replica)
+                if request is None and room and self._is_turn_of(replica):
+                    request = self._waiting.first()
+                if request is None:
+                    break
                 try:
                     self._waiting.remove(request)
                     if request.future.begin():
                         self._hand_over(request, replica)
                         taken = request
                 except BaseException:
-                    self._waiting.add_first(request)
+                    if not request.replay:
+                        self._waiting.add_first(request)
                     raise
             self._make_room()
             self._call_somebody()
@@ -362,6 +471,8 @@ class Server(Watched):
         request.number, request.alone = self._begun + 1, not any(other.flying for other in self._replicas)
         request.explored = replica.exploring
         replica.flying.append(request)
+        if request.line is not None:
+            request.line.flying, request.settled = True, False
         self._begun = request.number
         self._since = 0 if replica.exploring else self._since + 1
 
@@ -373,6 +484,7 @@ class Server(Watched):
         with self._lock:
             now = perf_counter()
             self._waiting.expire(now)
+            self.sequences.tidy()
             if self._waiting.over:
                 self._make_room()
             soonest = self._waiting.soonest
@@ -385,22 +497,33 @@ class Server(Watched):
             with self._lock:
                 request = next(iter(self._waiting.over), None)
             if request is not None:
-                fail([request], late())
+                fail([request], late() if request.failure is None else request.failure)
                 self._waiting.over.pop(request, None)
 
     def release(
         self,
         replica: Replica,
         request: Pending,
-        ran: Sequence[Ran] = (),
-        moved: Sequence[Moved] = (),
+        ran: abc.Sequence[Ran] = (),
+        moved: abc.Sequence[Moved] = (),
         ended: float = math.nan,
+        failure: PlaceitError | None = None,
     ) -> bool:
         """A request of a replica is not in flight any more; its segments have run if it has ended well.
+
+        Args:
+            replica: that had it.
+            request: the request.
+            ran: its segments.
+            moved: its transfers.
+            ended: when it has ended well; NaN if it has not.
+            failure: what failed after it had begun, so that it has left its sequence in an unknown state.
 
         Returns:
             False if it had ended before.
         """
+        if request.line is not None and math.isfinite(ended):
+            self.sequences.measure(request.line)
         with self._lock:
             if request.over:
                 self.repeated += 1
@@ -409,12 +532,18 @@ class Server(Watched):
                 replica.flying.remove(request)
             request.over = True
             request.alone &= self._begun == request.number
+            if request.line is not None:
+                self.sequences.released(request.line, request, failure, well=math.isfinite(ended))
+                self._call_somebody()
+            self.sequences.tidy()
             if self._closed and not self._waiting:
                 self._ring()
             future = request.future
             labels = replica.executor.labels
-            if not self._over:  # what has not ended before counts as failed
-                self.history.ended(Done(request.number, labels, future.arrived, future.begun, ended, ran, moved))
+            if not self._over and not request.replay:  # what has not ended before counts as failed
+                of = 0 if request.line is None else request.line.number
+                times = future.arrived, future.begun, ended
+                self.history.ended(Done(request.number, labels, *times, ran, moved, sequence=of))
         return True
 
     def without(self, replica: Replica) -> bool:
@@ -424,38 +553,54 @@ class Server(Watched):
             replica.lost |= others
         return others
 
-    def tell(self, request: Pending, ran: Sequence[Ran], replica: Replica) -> None:
+    def tell(self, request: Pending, ran: abc.Sequence[Ran], replica: Replica) -> None:
         """Tell the attendants of a request that has ended."""
         future = request.future
         for attendant in self._attendants:
             attendant.ended(Request(replica.executor.plan, future.begun, future.ended, ran, request.alone, request.explored))
 
-    def again(self, replica: Replica) -> None:
-        """Have the requests that a replica has taken, and that have not ended, begin again before all others."""
+    def again(self, replica: Replica, why: PlaceitError | None = None) -> None:
+        """Have the requests that a replica has taken, and that have not ended, begin again before all others.
+
+        Those of sequences that had begun fail, unless their states can be computed anew: they cannot run twice.
+
+        Args:
+            replica: that had them.
+            why: what is the matter with it; None if nothing is any more.
+        """
         with self._lock:
             left = [request for request in replica.flying if not request.future.done()]
-            again = [] if self._over else left
+            for request in replica.flying:
+                if request.line is not None and not request.settled:
+                    request.failure = self.sequences.interrupted(request.line, request, why)
+            broken = [request for request in left if request.failure is not None and not (self._over or request.replay)]
+            again = [request for request in left if request.failure is None and not (self._over or request.replay)]
             try:
                 for request in reversed(again):
                     self._waiting.add_first(request)
-                given_up = len(replica.flying) - len(left)
+                for request in broken:
+                    self._waiting.over[request] = None
+                given_up, failed = 0 if self._over else len(replica.flying) - len(left), len(broken)
                 replica.flying.clear()
-                self.history.outcomes["cancelled"] += 0 if self._over else given_up
+                self.history.outcomes["cancelled"] += given_up
+                self.history.outcomes["failed"] += failed
             except BaseException:
                 for request in again:
                     self._waiting.remove(request)
                 raise
             self._call_somebody()
-        if not again:
+        if self._over:
             fail(left, _too_late())
+        self._end_late()
 
     def lose(self, replica: Replica, error: PlaceitError) -> None:
         """Nothing runs on a replica any more: have another one made. If there is none, nobody waits in vain."""
         noticed, happened = perf_counter(), self.history.happened
         happened("lost", str(error), until=noticed)
-        self.again(replica)
+        self.again(replica, error)
         with self._lock:
             replica.lost = True
+            self.sequences.lose(replica, error)
             self._replacing += 1
             left = [other.executor for other in self._replicas if other.able and not other.exploring]
             self._call_somebody()
@@ -497,7 +642,8 @@ class Server(Watched):
                 raise gone
             patience = self.patience()
             with self._lock:
-                turn = bool(self._waiting) and self._next() is replica
+                turn = self._waiting.first() is not None and self._next() is replica
+                turn |= self.sequences.next(replica) is not None
                 over = self._closed and not self._waiting and not any(other.flying for other in self._replicas)
             if turn or over or replica.retired:
                 return turn
@@ -551,11 +697,12 @@ class Server(Watched):
         self._leave(leaving)
         return adopt
 
-    def _leave(self, leaving: Sequence[Replica]) -> None:
+    def _leave(self, leaving: abc.Sequence[Replica]) -> None:
         """Close replicas that get no more requests, when those that they have are over."""
         for replica in leaving:
             while not replica.gone.wait(_LOOK_S):
                 pass
+        self.sequences.leave(leaving)
         with self._lock:
             self._replicas = [replica for replica in self._replicas if replica not in leaving]
         for replica in leaving:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from placeit.planning.segments import Plan
 from placeit.runtime.device_pool import DevicePool
@@ -32,6 +32,9 @@ class _AtOnce(Scheduler):
 
     def abort(self, request: int) -> list[Instruction]:  # noqa: ARG002 (what is in flight has started)
         return []
+
+    def grow(self, slots: int, grow: Callable[[int], object] | None = None) -> None:
+        """Do nothing: there is room for any number."""
 
     def running(self) -> list[Start | Transfer]:
         return list(self._flying.values())

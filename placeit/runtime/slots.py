@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +14,15 @@ from placeit.core.errors import DeviceError
 from placeit.planning.segments import Plan
 from placeit.runtime.blank import is_blank
 from placeit.runtime.device_pool import DevicePool
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice
+from placeit.runtime.devices.base import (
+    Buffer,
+    BufferSpec,
+    DoneCallback,
+    Instance,
+    KeepsState,
+    Program,
+    RuntimeDevice,
+)
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.segment_book import SegmentBook
 
@@ -30,6 +40,7 @@ class Slot:
         number: of the request.
         op_done: told of each segment that has ended: request, segment, start, finish, error.
         transfer_done: told of each transfer that has ended: request, tensor, source, destination, start, finish, error.
+        keep_state: whether each request goes on from the state in which the one before has left its segments.
     """
 
     def __init__(
@@ -41,8 +52,11 @@ class Slot:
         number: int,
         op_done: Callable[..., None],
         transfer_done: Callable[..., None],
+        *,
+        keep_state: bool = False,
     ) -> None:
         self.number = number
+        self._keeping: list[tuple[str, KeepsState]] = []
         self.inputs: dict[str, Buffer] = {}
         self.outputs: dict[str, Buffer] = {}
         self.starts: list[tuple[Instance, DoneCallback] | None] = []
@@ -76,6 +90,9 @@ class Slot:
             else:
                 with pool.on(d):
                     instance = pool.devices[d].instance(program)
+                if isinstance(instance, KeepsState):
+                    instance.keep_state(keep=keep_state)
+                    self._keeping.append((pool.devices[d].name, instance))
                 for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in book.inputs_of(segment))]):
                     instance.bind(i, buffer)
                 if hasattr(instance, "write_to") and not _shares(pool.devices[d]):
@@ -135,6 +152,32 @@ class Slot:
             if not undisturbed:
                 found = what
         self.blanked, self.written = sentinel, None
+        return found
+
+    def keep_state(self, *, keep: bool) -> None:
+        """Have requests go on from the state as it is, or each begin with the initial one; nothing of it runs."""
+        for _, instance in self._keeping:
+            instance.keep_state(keep=keep)
+
+    def reset_state(self) -> None:
+        """Return to the model's initial state; nothing of it runs."""
+        for _, instance in self._keeping:
+            instance.reset_state()
+
+    def states(self) -> dict[str, Any]:
+        """Copies of the values of the model's variables, by name; nothing of it runs."""
+        return {name: value for _, instance in self._keeping for name, value in instance.states().items()}
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Go on from the state of another slot, maybe of another executor of the same model. Raises DeviceError."""
+        for _, instance in self._keeping:
+            instance.set_states(states)
+
+    def state_bytes(self) -> Counter[str]:
+        """Bytes of state by device name; nothing of it runs."""
+        found = Counter[str]()
+        for device, instance in self._keeping:
+            found[device] += instance.state_bytes()
         return found
 
     def clear(self) -> None:

@@ -7,7 +7,8 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,13 +17,15 @@ from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.sizes import fits
 from placeit.core.version import __version__
 from placeit.runtime.answers import Answer, Outputs
+from placeit.runtime.sequences import Sequence
 from placeit.runtime.serving import Server
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
+from placeit.serve.sequences import Asked, Sequences
 from placeit.serve.tensors import DATATYPES, check_datatype, taken
 
 __all__ = ["Call", "ServedModel", "Service", "is_name"]
 
-_EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
+_EXTENSIONS = ("binary_tensor_data", "model_configuration", "sequence", "statistics")
 
 
 def is_name(text: str) -> bool:
@@ -83,7 +86,7 @@ class ServedModel:
     """
 
     def __init__(
-        self, name: str, server: Server, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], version: str = "1"
+        self, name: str, server: Server, inputs: Listed[TensorSpec], outputs: Listed[TensorSpec], version: str = "1"
     ) -> None:
         if not is_name(name):
             raise UsageError(f"A model cannot be served as '{name}': take letters, digits, '-', '_' and '.', as in NAME=PATH.")
@@ -96,6 +99,7 @@ class ServedModel:
         self.name, self.server, self.version = name, server, version
         self.inputs = {spec.name: spec for spec in inputs}
         self.outputs = {spec.name: spec for spec in outputs}
+        self.sequences = Sequences(server)
         self._durations = {what: _Duration() for what in _DURATIONS}
         self._last = 0  # milliseconds since 1970
 
@@ -104,7 +108,7 @@ class ServedModel:
         """True if its server takes requests, and there are devices that run them."""
         return self.server.able
 
-    def spec(self, name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:
+    def spec(self, name: str, datatype: str, shape: Listed[int]) -> TensorSpec:
         """Return what an input is as it is sent. Raises RefusedError if there is no such input, or the model takes no such."""
         spec = self.inputs.get(name)
         if spec is None:
@@ -114,7 +118,7 @@ class ServedModel:
             raise invalid(f"The input '{name}' is sent with the shape {list(shape)}; the model takes {taken(spec)}.")
         return replace(spec, shape=tuple(shape), limits=None)
 
-    def named_once(self, what: str, names: Sequence[str]) -> None:
+    def named_once(self, what: str, names: Listed[str]) -> None:
         """Raise RefusedError if inputs or outputs are unknown or there twice, or inputs are missing."""
         known = self.inputs if what == "input" else self.outputs
         for name in names:
@@ -264,7 +268,12 @@ class Service:
             self._look()
 
     async def run(
-        self, call: Call, inputs: Arrays, timeout_s: float | None = None, gone: Callable[[], Awaitable[object]] | None = None
+        self,
+        call: Call,
+        inputs: Arrays,
+        timeout_s: float | None = None,
+        gone: Callable[[], Awaitable[object]] | None = None,
+        sequence: Asked | None = None,
     ) -> Outputs:
         """Run the model of a request.
 
@@ -273,16 +282,33 @@ class Service:
             inputs: by name.
             timeout_s: seconds, from when it began, until the outputs have to be there; None for as long as it takes.
             gone: waits until the client does not want them any more; None if this is cancelled then.
+            sequence: of which it is; None for none.
 
         Raises:
             RefusedError: no outputs come, or not in time. The request does not run then, if it has not begun.
         """
+        if sequence is None:
+            return await self._run(call, call.model.server, inputs, timeout_s, gone)
+        sequences = call.model.sequences
+        try:
+            return await self._run(call, await sequences.find(sequence), inputs, timeout_s, gone)
+        finally:
+            sequences.ended(sequence)
+
+    async def _run(
+        self,
+        call: Call,
+        server: Server | Sequence,
+        inputs: Arrays,
+        timeout_s: float | None,
+        gone: Callable[[], Awaitable[object]] | None,
+    ) -> Outputs:
         call.submitted = time.perf_counter()
         left = None if timeout_s is None else call.begun + timeout_s - call.submitted
         if left is not None and left <= 0:
             raise _late()
         try:
-            call.answer = call.model.server.submit(inputs, wait=False, start_within_s=left)
+            call.answer = server.submit(inputs, wait=False, start_within_s=left)
         except PlaceitError as error:
             raise refusal_of(error, closed=True) from error
         answer: asyncio.Future[Outputs] = asyncio.wrap_future(call.answer)

@@ -6,6 +6,7 @@ that began first goes first; under ``fifo``, whatever was queued first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias, get_args
@@ -140,7 +141,7 @@ class Scheduler:
         self._nodes = ops + len(problem.edges)
         self._slot_of: dict[int, int] = {}
         self._number_of: dict[int, int] = {}
-        self._free = list(range(in_flight))[::-1]
+        self._free, self._slots = list(range(in_flight))[::-1], in_flight
         self._machine = _core.Machine(compiled(problem), place, *rules.compiled, in_flight)
         if rules.queue != "fifo":
             high = b_level(problem, place) if priority is None else np.asarray(priority, np.float64)
@@ -172,7 +173,7 @@ class Scheduler:
         if request in self._slot_of:
             raise ExecutionError(f"Request {request} was begun while a request of that number is in flight.")
         if not self._free:
-            self._grow()
+            self.grow(2 * self._slots)
         slot = self._free.pop()
         told = self._machine.begin(slot)
         if told is None:
@@ -257,11 +258,17 @@ class Scheduler:
                 found.append(self.instruction(self._number_of[slot], node))
         return found
 
-    def _grow(self) -> None:
-        """Make room for as many requests again."""
-        slots = len(self._number_of)
-        self._machine.grow(2 * slots)
-        self._free = list(range(slots, 2 * slots))[::-1]
+    def grow(self, slots: int, grow: Callable[[int], object] | None = None) -> None:
+        """Make room for so many requests in flight; nothing happens if there is room for them.
+
+        Args:
+            slots: how many.
+            grow: has the compiled rules make room; None for :attr:`machine`'s own method.
+        """
+        if slots > self._slots:
+            (grow or self._machine.grow)(slots)
+            self._free[:0] = range(self._slots, slots)[::-1]
+            self._slots = slots
 
 
 def b_level(problem: Problem, placement: ArrayLike) -> NDArray[np.float64]:

@@ -22,7 +22,6 @@ from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, InfeasibleError, UsageError
 from placeit.core.interrupts import come_through
 from placeit.core.placement import Conditions, Placement
-from placeit.core.sizes import spelled_shape
 from placeit.core.threads import apart, within
 from placeit.devices.caps import capped
 from placeit.devices.clusterfile import discover
@@ -92,7 +91,9 @@ class OpenSession:
             loaded = model
         else:
             samples = {name: value.shape for name, value in (given.arrays or {}).items() if isinstance(value, np.ndarray)}
-            loaded = backends.load(model, input_shapes=given.shapes, batch=given.batch, sample_shapes=samples)
+            loaded = backends.load(
+                model, input_shapes=given.shapes, batch=given.batch, sample_shapes=samples, state=given.state
+            )
         if given.arrays is not None:
             loaded = loaded.with_inputs(given.arrays)
         self.cluster = drive(cluster, loaded)
@@ -203,7 +204,8 @@ class OpenSession:
     @property
     def _opens_onnx(self) -> bool:
         """True if there is an ONNX file that ONNX Runtime opens in the precision of the session."""
-        return self.precision == "f32" and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
+        fits = self.precision == "f32" and not self.model.states
+        return fits and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
 
     @property
     def executable(self) -> bool:
@@ -400,7 +402,8 @@ class OpenSession:
         return Conditions(
             self.precision,
             compression() if away else "none",
-            {spec.name: tuple(spelled_shape(spec.shape, spec.limits)) for spec in self.model.inputs},
+            {spec.name: tuple(spec.sizes(self.model.times)) for spec in self.model.inputs},
+            self.model.caches,
         )
 
     def plan_of(self, placement: Placement, segmenter: Segmenter | None = None) -> Plan:
@@ -439,9 +442,10 @@ class OpenSession:
                 if plan.problem.device_names == (device.name,):
                     return self.alone(device).executor(plan, in_flight=in_flight)
         executor = self.runtime.executor(plan, in_flight=in_flight)
-        inputs = self.model.sample_inputs()
-        for request in range(in_flight):
-            executor.set_inputs(inputs, request=request)
+        requests = self.model.sample_requests()
+        for request in range(1, in_flight):
+            executor.set_inputs(requests[request % len(requests)].inputs, request=request)
+        executor.set_requests(requests)
         return executor
 
     def best_in_flight(self, plan: Plan, otherwise: int) -> int:

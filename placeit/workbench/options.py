@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +29,14 @@ class Inputs:
             inputs. Costs are kept for each of them apart.
         shapes: sizes by input name; a range (``"32..512@128"``) stays open: the model runs at any size in it.
         batch: first size of every input that leaves it open. Sizes that neither gives are those of ``arrays``.
+        state: outputs that become the state of inputs, by input; ``"none"`` to keep caches as inputs and outputs; None to find
+            them by name (``past_key_values.0.key``).
     """
 
     arrays: Arrays | None = None
     shapes: Mapping[str, Sequence[int | str | SizeRange]] | None = None
     batch: int | None = None
+    state: Mapping[str, str] | Literal["none"] | None = None
 
     @classmethod
     def of(cls, given: Inputs | Arrays | None) -> Inputs:

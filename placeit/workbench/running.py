@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import Arrays, checked_inputs
+from placeit.backends.base import Arrays, Sample, checked_inputs
 from placeit.core.placement import Placement
 from placeit.devices.meters import Sampler
 from placeit.devices.nvml import gpu_use
@@ -14,8 +14,9 @@ from placeit.profiler.trace import utilization
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Race, check_length
 from placeit.runtime.run_log import RunLog
-from placeit.runtime.run_report import RunReport
+from placeit.runtime.run_report import AtSize, RunReport
 from placeit.runtime.spans import Done, Span
+from placeit.workbench.between import at_sizes
 from placeit.workbench.opened import OpenSession
 
 __all__ = ["given_to", "run"]
@@ -47,6 +48,7 @@ def run(
     with session.executor(plan) as executor:
         check = session.output_check(None if inputs is None else given)
         error = check(executor)
+        executor.set_requests(session.model.sample_requests() if inputs is None else [Sample(given)])
         log = RunLog(executor, MOST_SPANS)
         with Sampler() as sampler:
             race = Race({"placement": log.time}, warmup=warmup)
@@ -61,10 +63,12 @@ def run(
                 session.hurry()
         latency, segment_s = race.results()["placement"], executor.segment_seconds()
         outputs: dict[str, NDArray[np.generic]] = {}
+        sizes: list[AtSize] = []
         spans: list[Span] = []
         traced: Done | None = None
         if not interrupted:
             error = error.worse(check(executor, after=True))
+            sizes = at_sizes(session.model, executor, plan) if inputs is None else []
             outputs = executor.run(given)
             error = error.worse(OutputDifference.between(outputs, check.expected))
             spans, traced = executor.spans(), log.last()
@@ -90,5 +94,6 @@ def run(
         traced=traced,
         readings=sampler.readings,
         interrupted=interrupted,
+        sizes=sizes,
         precision=session.precision,
     )

@@ -99,8 +99,25 @@ def test_a_file_without_conditions_runs_in_float32(model: Path, placement: Path)
     assert run(model, "-p", placement, "--batch", "8")["precision"] == "f32"
 
 
-def test_conditions_that_make_no_sense_are_an_error(placement: Path) -> None:
-    placement.write_text(placement.read_text().replace('"precision": "bf16"', '"precision": 16'))
+def test_inputs_that_are_kept_as_state_are_so_when_the_placement_runs(tmp_path: Path) -> None:
+    ends = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "h", "h_next", "y")}
+    nodes = [helper.make_node("Add", ["h", "x"], ["h_next"]), helper.make_node("Neg", ["h_next"], ["y"])]
+    graph = helper.make_graph(nodes, "graph", [ends["x"], ends["h"]], [ends["y"], ends["h_next"]])
+    path, file = tmp_path / "model.onnx", tmp_path / "placement.json"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    with Session(path, "CPU", inputs=Inputs(state={"h": "h_next"}), cache=None) as session:
+        session.placement(np.zeros(len(session.grouping.groups), np.int32)).save(file)
+    kept = Placement.load(file).conditions
+    assert kept is not None
+    assert (kept.state, kept.shapes) == ({"h": "h_next"}, {"x": (1, 4)})
+    assert set(run(path, "-p", file)["devices"]) == {"CPU"}
+
+
+@pytest.mark.parametrize(
+    "change", [('"precision": "bf16"', '"precision": 16'), ('"precision"', '"state": {"x": 1}, "precision"')]
+)
+def test_conditions_that_make_no_sense_are_an_error(placement: Path, change: tuple[str, str]) -> None:
+    placement.write_text(placement.read_text().replace(*change))
     with pytest.raises(PlacementError, match=r"'precision' and 'compression' are names"):
         Placement.load(placement)
 

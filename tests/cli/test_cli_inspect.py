@@ -2,6 +2,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from placeit.workloads.decoder import TINY, write_decoder
+
 TABLE = """\
 model       MODEL
 inputs      x float32 1x3x16x16
@@ -56,8 +60,8 @@ def test_json_has_every_figure(cli: Any, tiny: Path) -> None:
         "ops_with_constants": 11,
         "edges_with_constants": 11,
     }
-    assert result["inputs"] == [{"name": "x", "shape": [1, 3, 16, 16], "dtype": "float32"}]
-    assert result["outputs"] == [{"name": "y", "shape": [1, 16, 16, 16], "dtype": "float32"}]
+    assert result["inputs"] == [{"name": "x", "shape": [1, 3, 16, 16], "dtype": "float32", "sizes": None}]
+    assert result["outputs"] == [{"name": "y", "shape": [1, 16, 16, 16], "dtype": "float32", "sizes": None}]
     assert result["kinds"] == {"Convolution": 3, "Relu": 2, "Concat": 1, "Parameter": 1, "Result": 1}
     assert result["parameters"] == 3 * 8 * 9 + 2 * 8 * 8 * 9
     assert result["parameter_bytes"] == 4 * result["parameters"]
@@ -83,3 +87,31 @@ def test_an_open_size_that_nothing_sets_is_an_error_that_says_what_to_type(cli: 
     result = cli("inspect", tiny_open)
     assert result.exit_code == 1
     assert "--batch" in result.stderr
+
+
+def test_caches_are_listed_as_state_and_not_as_inputs(cli: Any, tmp_path: Path) -> None:
+    path = write_decoder(TINY, tmp_path / "decoder.xml", cache="inputs")
+    sizes = {"input_ids": "1..64@1", "attention_mask": "1..128@65", "position_ids": "1..64@1"}
+    given = [word for name, size in sizes.items() for word in ("--input-shape", f"{name}:1,{size}")]
+    shown = " ".join(cli("inspect", path, *given).stdout.split())
+    assert "outputs logits float32 1x[0..@1]x256 state 4 tensors, past_key_values.0.key float32 1x2x[0..@64]x8 to" in shown
+    data = json.loads(cli("inspect", path, *given, "--json").stdout)
+    assert [spec["name"] for spec in data["inputs"]] == list(sizes)
+    assert [spec["name"] for spec in data["states"]] == [past for past, _ in TINY.caches]
+    refused = cli("inspect", path, "--state", "none")
+    assert "input 'past_key_values.0.key' has the open shape" in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["h"], "Cannot read --state 'h'; write IN=OUT"),
+        (["h=y", "h=z"], "--state gives the input 'h' twice"),
+        (["none", "h=y"], "--state none keeps nothing as state"),
+        (["x=y"], "cannot be one state"),
+    ],
+)
+def test_state_that_makes_no_sense_is_an_error(cli: Any, tiny: Path, texts: list[str], words: str) -> None:
+    refused = cli("inspect", tiny, *(word for text in texts for word in ("--state", text)))
+    assert refused.exit_code == 2
+    assert words in " ".join(refused.stderr.split())

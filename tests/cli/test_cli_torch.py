@@ -27,7 +27,7 @@ def test_a_program_is_inspected(cli: Any, program: Path) -> None:
     result = cli("inspect", program, "--json")
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
-    assert data["inputs"] == [{"name": "image", "shape": [1, 3, 8, 8], "dtype": "float32"}]
+    assert data["inputs"] == [{"name": "image", "shape": [1, 3, 8, 8], "dtype": "float32", "sizes": None}]
     assert data["kinds"]["conv2d"] == 3
     assert data["graph"]["groups"] < data["graph"]["ops"]
     assert data["parameters"] == sum(weight.numel() for weight in [*ConvNet().parameters(), *ConvNet().buffers()]) - 1

@@ -19,11 +19,11 @@ WIDTH = 8
 
 
 def layers(folder: Path) -> Path:
-    """Write three layers, whose last result is read by an op as well."""
+    """Write two layers, whose last result is read by an op as well."""
     rng = np.random.default_rng(0)
     x = ops.parameter(ov.PartialShape([-1, WIDTH]), ov.Type.f32, name="x")
     y = x
-    for _ in range(3):
+    for _ in range(2):
         y = ops.relu(ops.matmul(y, ops.constant(rng.standard_normal((WIDTH, WIDTH)).astype(np.float32)), False, False))
     z = ops.reduce_mean(y, ops.constant([0]))
     for port, name in ((x, "x"), (y, "y"), (z, "z")):

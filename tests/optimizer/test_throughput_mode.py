@@ -84,9 +84,9 @@ def test_where_it_serves_most_it_is_chosen_stored_run_and_given_back(cache: Cach
 def test_requests_in_flight_are_at_work_at_the_same_time(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[threading.Barrier] = []
 
-    def waiting(request: Any, state: bool) -> None:
+    def waiting(request: Any) -> None:
         met[0].wait(60.0)  # for all that are in flight
-        run(request, state)
+        run(request)
 
     run = throughput._run
     monkeypatch.setattr(throughput, "_run", waiting)

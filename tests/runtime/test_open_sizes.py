@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import onnx
@@ -16,6 +17,7 @@ from open_models import (
     LENGTHS,
     OPEN,
     TWO,
+    WIDTH,
     Arrays,
     Shapes,
     assert_close,
@@ -28,6 +30,7 @@ from open_models import (
 
 import placeit.runtime.devices.openvino as driver
 from placeit.backends import load
+from placeit.backends.base import Sample
 from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.core.placement import Placement
 from placeit.core.sizes import SizeRange
@@ -35,8 +38,11 @@ from placeit.devices.openvino import openvino_core
 from placeit.runtime.check import OutputDifference, other_inputs
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.spans import Timed, blended
 from placeit.session import Session
+from placeit.workbench.between import at_sizes
 from placeit.workbench.options import Inputs
+from placeit.workloads.decoder import TINY, write_decoder
 
 ops = ov.opset13
 
@@ -145,7 +151,25 @@ def test_typical_sizes_that_contradict_each_other_are_refused(tmp_path: Path) ->
         load(attention(tmp_path), input_shapes={"ids": (1, "1..64@16"), "mask": (1, "1..64@17")})
 
 
-@pytest.mark.parametrize("text", ["4", "4..", "..4", "5..4", "0..4", "1..4@5", "1..4@0", "2..4@1", "1...4", "1..4@", "a..b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4",
+        "4..",
+        "..4",
+        "5..4",
+        "0..4",
+        "1..4@5",
+        "1..4@0",
+        "2..4@1",
+        "1...4",
+        "1..4@",
+        "a..b",
+        "1..4@2x0",
+        "1..4@2/",
+        "1..4@2/5",
+    ],
+)
 def test_ranges_that_make_no_sense(text: str) -> None:
     with pytest.raises(UsageError, match=r"make no sense|Cannot read the sizes"):
         SizeRange.parse(text)
@@ -175,6 +199,124 @@ def test_without_tensors_of_the_binding_the_c_library_refuses_open_sizes(monkeyp
     monkeypatch.setattr(native, "takes_tensors", False)
     with pytest.raises(DeviceError, match="a shape is not fixed"):
         native.compile(model, "CPU", {})
+
+
+SEVERAL: Shapes = {"ids": (1, "1..64@8x3/40"), "mask": (1, "1..64@8/40")}
+
+
+def test_several_typical_sizes_are_one_graph_of_means(tmp_path: Path) -> None:
+    path = attention(tmp_path)
+    model, *apart = (load(path, input_shapes=shapes) for shapes in (SEVERAL, at(8), at(40)))
+    for name in ("flops", "tensor_bytes"):
+        short, long = (getattr(one.graph, name).sum() for one in apart)
+        assert getattr(model.graph, name).sum() == pytest.approx(0.75 * short + 0.25 * long)
+    assert [sample.share for sample in model.sample_requests()] == [0.75, 0.25]
+    assert [sample.inputs["ids"].shape for sample in model.sample_requests()] == [(1, 8), (1, 40)]
+    assert model.graph.hash not in (apart[0].graph.hash, apart[1].graph.hash)
+    assert model.inputs[1].sizes(model.times) == [1, "1..64@8x3/40"]
+    given = model.with_inputs(values(20))
+    assert [sample.inputs["ids"].shape for sample in given.sample_requests()] == [(1, 20)]
+
+
+def at(length: int) -> Shapes:
+    return dict.fromkeys(OPEN, (1, f"1..64@{length}"))
+
+
+def test_an_executor_is_timed_on_all_of_them(tmp_path: Path) -> None:
+    path = attention(tmp_path)
+    with Session(path, TWO[0], inputs=Inputs(shapes=SEVERAL), cache=None) as session:
+        plan = session.plan_of(divided(session, 3))
+        with session.executor(plan) as executor:
+            assert executor.time() > 0
+            spans = sorted((s, finish - start) for _, ran, _ in executor.last_run() for s, start, finish in ran)
+            assert [s for s, _ in spans] == list(range(3))
+            np.testing.assert_allclose(executor.segment_seconds(), [taken for _, taken in spans])
+            np.testing.assert_allclose(executor.segment_seconds(last=True), [taken for _, taken in spans])
+            assert executor.outputs()["tokens"].shape == (1, 40, WIDTH)
+            executor.set_requests([Sample(values(5))])
+            assert executor.time() > 0
+            assert executor.outputs()["tokens"].shape == (1, 5, WIDTH)
+
+
+def test_spans_of_several_requests_are_means_by_their_shares() -> None:
+    short = Timed(0.75, 2.0, 100.0, [(0, 100.0, 101.0), (1, 101.0, 102.0)], [(4, 0, 1, 101.0, 101.5)])
+    long = Timed(0.25, 6.0, 200.0, [(0, 200.0, 204.0), (1, 204.0, 206.0)], [(4, 0, 1, 204.0, 205.0)])
+    ran, moved = blended([short, long])
+    assert ran == [(0, 200.0, 201.75), (1, 201.75, 203.0)]
+    assert moved == [(4, 0, 1, 201.75, 202.375)]
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"ids": (1, "1..64@8/40"), "mask": (1, "1..64@8/16/40")},
+        {"ids": (1, "1..64@8x3/40"), "mask": (1, "1..64@8/40x2")},
+    ],
+)
+def test_typical_sizes_that_do_not_go_together(tmp_path: Path, shapes: Shapes) -> None:
+    with pytest.raises(UsageError, match="do not go together"):
+        load(attention(tmp_path), input_shapes=shapes)
+
+
+def test_requests_of_one_text_are_timed_as_one_sequence(tmp_path: Path) -> None:
+    file = write_decoder(TINY, tmp_path / "decoder.xml")
+    shapes: Shapes = {"input_ids": (1, "1..64@9/1x3"), "attention_mask": (1, "1..64@9/10"), "position_ids": (1, "1..64@9/1")}
+    with Session(file, TWO[0], inputs=Inputs(shapes=shapes), cache=None) as session:
+        assert [sample.share for sample in session.model.sample_requests()] == [0.25, 0.75]
+        with session.executor(session.plan_of(divided(session, 2))) as executor:
+            tokens = np.arange(10)[None]
+            whole = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "position_ids": tokens}
+            at_once = executor.run(whole)["logits"]
+            first, last = ({name: value[:, part] for name, value in whole.items()} for part in (slice(9), slice(9, 10)))
+            last["attention_mask"] = np.ones_like(tokens)
+            executor.set_requests([Sample(first, 0.5), Sample(last, 0.5)])
+            for _ in range(2):  # the second time, too, it begins with the initial state
+                assert executor.time() > 0
+                # OpenVINO keeps keys and values in 8 bits
+                np.testing.assert_allclose(executor.outputs()["logits"], at_once[:, 9:], rtol=0, atol=0.01)
+            alone = executor.run({name: value[:, -1:] for name, value in last.items()})["logits"]
+            assert np.abs(alone - at_once[:, 9:]).max() > 0.1
+            assert_close(executor.run(whole), {"logits": at_once})
+
+
+class Linear:
+    """An executor whose times are linear in the length of a text."""
+
+    def __init__(self, segments: int) -> None:
+        self.segments, self.lengths = segments, list[int]()
+
+    def set_requests(self, requests: Sequence[Sample]) -> None:
+        self.lengths.append(requests[0].inputs["ids"].shape[1])
+
+    def time(self, *, timeout: float | None = None) -> float:
+        return 0.5 + float(self.segment_seconds().sum())
+
+    def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
+        return np.array([1.0 + (s + 1) * self.lengths[-1] for s in range(self.segments)])
+
+
+def test_between_measured_sizes_the_simulator_is_exact_where_times_are_linear(tmp_path: Path) -> None:
+    with Session(attention(tmp_path), TWO[0], inputs=Inputs(shapes=SEVERAL), cache=None) as session:
+        plan = session.plan_of(divided(session, 3))
+        executor = Linear(len(plan.segments))
+        found = at_sizes(session.model, cast("PlanExecutor", executor), plan)
+    assert executor.lengths == [1, 8, 40, 64, 3, 18, 51]
+    assert [one.shapes["mask"] for one in found] == [(1, n) for n in (1, 3, 8, 18, 40, 51, 64)]
+    assert [one.simulated_s is None for one in found] == [True, False] * 3 + [True]
+    for one in found[1::2]:
+        assert one.simulated_s == pytest.approx(one.measured_s)
+
+
+def test_a_run_tells_what_other_sizes_take(tmp_path: Path) -> None:
+    with Session(attention(tmp_path), TWO[0], inputs=Inputs(shapes=OPEN), cache=None) as session:
+        report = session.run(divided(session, 2), runs=2)
+        assert [one.shapes["ids"] for one in report.sizes] == [(1, n) for n in (1, 4, 16, 32, 64)]
+        assert report.outputs["tokens"].shape == (1, 16, WIDTH)
+        given = session.run(divided(session, 2), runs=2, inputs=values(20))
+        assert not given.sizes
+        assert given.outputs["tokens"].shape == (1, 20, WIDTH)
+    with Session(attention(tmp_path), TWO[0], inputs=Inputs(shapes=dict.fromkeys(OPEN, (1, 9))), cache=None) as session:
+        assert not session.run(divided(session, 2), runs=2).sizes
 
 
 @pytest.mark.parametrize("output", ["tokens", "pooled"])

@@ -83,12 +83,12 @@ def test_requests_leave_in_order_when_they_begin_are_given_up_or_come_too_late()
     second.future.set_exception(TimeoutError("its owner gave up"))
     waiting.expire(1)
     assert list(waiting.over) == [third, second, fourth]
-    assert (len(waiting), waiting.first, waiting.soonest) == (1, first, 4)
+    assert (len(waiting), waiting.first(), waiting.soonest) == (1, first, 4)
     waiting.remove(first)
     waiting.add(last := Pending({}, math.inf))
     waiting.add_first(first)  # as it has to begin again, and then without a deadline
     waiting.expire(1000)
-    assert waiting.first is first
+    assert waiting.first() is first
     assert waiting.clear() == [first, last]
     assert len(waiting) == 0
 
@@ -97,12 +97,12 @@ OPERATIONS: dict[str, Callable[[Waiting, list[Pending]], object]] = {
     "adding": lambda waiting, _: waiting.add(Pending({}, Compared(1e6))),
     "adding the soonest": lambda waiting, _: waiting.add(Pending({}, Compared(0.5))),
     "adding first": lambda waiting, _: waiting.add_first(Pending({}, math.inf)),
-    "taking the first": lambda waiting, _: waiting.remove(waiting.first),  # type: ignore[arg-type]
+    "taking the first": lambda waiting, _: waiting.remove(waiting.first()),  # type: ignore[arg-type]
     "taking one from the middle": lambda waiting, requests: waiting.remove(requests[len(requests) // 2]),
     "expiring none": lambda waiting, _: waiting.expire(0.5),
     "expiring one": lambda waiting, _: waiting.expire(1.5),
     "cancelling": lambda waiting, requests: (requests[len(requests) // 2].future.cancel(), waiting.expire(0.5)),
-    "looking": lambda waiting, _: (len(waiting), waiting.first, waiting.soonest),
+    "looking": lambda waiting, _: (len(waiting), waiting.first(), waiting.soonest),
 }
 
 

@@ -105,7 +105,12 @@ BAD: dict[str, tuple[Any, str]] = {
         asking() | {"outputs": [{"name": "out_bool", "parameters": {"classification": 3}}]},
         "'classification' asks for",
     ),
-    "a sequence": (asking() | {"parameters": {"sequence_id": 7}}, "'sequence_id' asks for"),
+    "a sequence without a name": (asking() | {"parameters": {"sequence_start": True}}, "needs its name"),
+    "a sequence of no name": (asking() | {"parameters": {"sequence_id": [7]}}, "'sequence_id' has to be a number or a text"),
+    "a start that is none": (
+        asking() | {"parameters": {"sequence_id": 7, "sequence_start": 1}},
+        "'sequence_end' are true or false",
+    ),
     "a negative time": (asking() | {"parameters": {"timeout": -1}}, "'timeout' has to be a whole number of microseconds"),
     "a time that is text": (asking() | {"parameters": {"timeout": "1"}}, "'timeout' has to be"),
     "a number as the id": (asking() | {"id": 1}, "'id' has to be text"),
@@ -256,10 +261,15 @@ BAD_CALLS: dict[str, tuple[Callable[[Any], object], str, str]] = {
         "'shared_memory_region' asks for",
     ),
     "an unknown output": (lambda r: r.outputs.add(name="other"), "INVALID_ARGUMENT", "no output 'other'"),
-    "a sequence": (
+    "a sequence that nobody has begun": (
         lambda r: r.parameters["sequence_id"].CopyFrom(messages.InferParameter(int64_param=1)),
+        "NOT_FOUND",
+        "no sequence 1",
+    ),
+    "a sequence of no name": (
+        lambda r: r.parameters["sequence_id"].CopyFrom(messages.InferParameter(bool_param=True)),
         "INVALID_ARGUMENT",
-        "'sequence_id' asks for",
+        "'sequence_id' has to be",
     ),
     "a negative time": (
         lambda r: r.parameters["timeout"].CopyFrom(messages.InferParameter(int64_param=-1)),

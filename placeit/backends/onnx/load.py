@@ -10,6 +10,7 @@ from placeit.backends.base import Model
 from placeit.backends.onnx.whole import FromOnnxFile
 from placeit.backends.openvino.inputs import OpenSizesError, Sizes
 from placeit.backends.openvino.reader import UNKNOWN_OPS, check_readable, read
+from placeit.backends.openvino.state import StateOption
 from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, ModelError
 from placeit.core.extras import install
@@ -40,6 +41,7 @@ def load(
     input_shapes: Mapping[str, Sequence[int | str | SizeRange]] | None = None,
     batch: int | None = None,
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
+    state: StateOption = None,
 ) -> Model:
     """Read an ONNX file by OpenVINO; if that cannot, and ONNX Runtime can, for the devices of ONNX Runtime alone.
 
@@ -48,6 +50,7 @@ def load(
         input_shapes: sizes, or ranges of sizes, by input name, for inputs that the file leaves open, or to change.
         batch: the first size of every input where the file leaves it open.
         sample_shapes: shapes of the inputs that the model is to run on, by name: the sizes where all else leaves them open.
+        state: outputs that become the state of inputs; see :func:`placeit.backends.openvino.reader.load`.
 
     Raises:
         UsageError: a sample does not fit an input with open sizes.
@@ -57,12 +60,14 @@ def load(
     path, sizes = Path(path), Sizes.of(input_shapes, batch, sample_shapes)
     check_readable(path)
     try:
-        model = read(path, sizes)
+        model = read(path, sizes, state)
+        if model.states:  # the file has other inputs, and ONNX Runtime keeps nothing from run to run
+            return model
         return OpenVinoOnnxModel(**{field.name: getattr(model, field.name) for field in fields(model)})
     except OpenSizesError:
         raise
     except ModelError as error:
-        if _TOO_LARGE in str(error):
+        if _TOO_LARGE in str(error) or isinstance(state, Mapping):
             raise
         if not has_onnxruntime():
             hint = f" ONNX Runtime may be able to run it: install it with `{install('ort')}`, and give -d ort:CPU."

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+from placeit.backends.digest import digest
 from placeit.backends.openvino.digest import openvino_digest
 from placeit.backends.openvino.flops import bodies, bounded_shape, node_flops
 from placeit.backends.openvino.sized import Sized
@@ -17,6 +18,7 @@ from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
 
 __all__ = [
+    "ARRANGING",
     "build_graph",
     "constant_nodes",
     "constants",
@@ -26,6 +28,7 @@ __all__ = [
     "inside_bytes",
     "name_nodes",
     "separate_transposed",
+    "single_reader_ops",
     "upper_bound_ops",
 ]
 
@@ -34,6 +37,10 @@ openvino = import_openvino()
 _NEVER_CONSTANT = frozenset(
     ("Parameter", "Result", "ReadValue", "Assign", "RandomUniform", "Multinomial", "If", "Loop", "TensorIterator")
 )
+_HEAVY = frozenset(("Convolution", "GroupConvolution", "MatMul", "Parameter", "ReadValue", "ScaledDotProductAttention"))
+_LIGHT = 1 << 16  # bytes of weights of an op that only scales or shifts
+ARRANGING = frozenset(("Broadcast", "Concat", "Convert", "Gather", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+"""Kinds of ops between a state and the attention that reads it."""
 _NO_TENSOR = frozenset(("Result", "Assign"))
 _DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "boolean": "bool"}
 _GENERATED_NAME = re.compile(r"[A-Z][A-Za-z0-9]*_\d+")
@@ -163,7 +170,9 @@ def constant_nodes(model: Any, stand_ins: Collection[str] = ()) -> dict[str, fro
     return leaves
 
 
-def build_graph(model: Any, path: object, sized: Sized, *, stand_ins: Collection[str] = ()) -> OpGraph:
+def build_graph(
+    model: Any, path: object, sized: Sequence[Sized], *, shares: Sequence[float] = (1.0,), stand_ins: Collection[str] = ()
+) -> OpGraph:
     """Build the task graph of a model.
 
     Constants, and nodes computed from constants only (weights being decompressed or dequantised), are part of the op that
@@ -174,7 +183,9 @@ def build_graph(model: Any, path: object, sized: Sized, *, stand_ins: Collection
     Args:
         model: an ``openvino.Model`` with unique friendly names.
         path: the file it came from, for messages.
-        sized: its nodes with the shapes that the graph is to have.
+        sized: its nodes with the shapes that the graph is to have, for each typical size. The graph has those of the first, and
+            operations and bytes are means.
+        shares: how often each comes, as a share of all.
         stand_ins: friendly names of nodes that stand for constants; their bytes are not counted.
 
     Raises:
@@ -206,16 +217,18 @@ def build_graph(model: Any, path: object, sized: Sized, *, stand_ins: Collection
                 moved.add(tensor)
                 edges.append((index[producer], v))
                 edge_tensor.append(tensor)
-        flops[v] = node_flops(sized.node(name))
+        at = [point.node(name) for point in sized]
+        flops[v] = sum(share * node_flops(seen) for share, seen in zip(shares, at, strict=True))
         param_bytes[v] = sum(leaf_bytes.get(leaf, 0) for leaf in read) + inside_bytes(node)
         if kind in _NO_TENSOR:
             continue
-        for output in sized.node(name).outputs():
-            shape = _sizes(output, name, kind, path)
-            tensors[v, output.get_index()] = len(shapes)
-            shapes.append(shape)
+        for port, output in enumerate(node.outputs()):
+            each = [_sizes(seen.output(port), name, kind, path) for seen in at]
+            tensors[v, port] = len(shapes)
+            shapes.append(each[0])
             dtypes.append(dtype_name(output.get_element_type()))
-            sizes.append(math.ceil(math.prod(shape) * output.get_element_type().bitwidth / 8))
+            bits = output.get_element_type().bitwidth
+            sizes.append(sum(share * math.ceil(math.prod(shape) * bits / 8) for share, shape in zip(shares, each, strict=True)))
     return OpGraph(
         names=tuple(index),
         kinds=tuple(node.get_type_name() for node in ops),
@@ -228,7 +241,7 @@ def build_graph(model: Any, path: object, sized: Sized, *, stand_ins: Collection
         tensor_dtypes=tuple(dtypes),
         edges=np.array(edges, np.int32).reshape(-1, 2),
         edge_tensor=np.array(edge_tensor, np.int32),
-        content=openvino_digest(model),
+        content=openvino_digest(model) + ("" if len(sized) == 1 else digest([*shares])),
     ).verify()
 
 
@@ -273,8 +286,9 @@ def upper_bound_ops(model: Any, sized: Sized, names: Collection[str]) -> tuple[s
 def inseparable_ops(model: Any, graph: OpGraph, bounded: Collection[str]) -> tuple[tuple[str, ...], ...]:
     """Return sets of ops that must be on one device and in one segment.
 
-    Those are ops that share a variable (``ReadValue`` and ``Assign``), and each op whose output sizes depend on the data with
-    what reads it: buffers between programs are of one size for good.
+    Those are ops that share a variable (``ReadValue`` and ``Assign``), with the attention that reads it, which OpenVINO fuses
+    with them, and each op whose output sizes depend on the data with what reads it: buffers between programs are of one size
+    for good.
 
     Args:
         model: an ``openvino.Model``.
@@ -289,9 +303,47 @@ def inseparable_ops(model: Any, graph: OpGraph, bounded: Collection[str]) -> tup
     return (*_state_sharers(model), *map(tuple, readers.values()))
 
 
+def single_reader_ops(graph: OpGraph) -> tuple[tuple[str, ...], ...]:
+    """Return each op with the ops without weights and products whose results nothing else reads, in sets of two and more.
+
+    These are the parts of a normalization or of a rotary embedding, which OpenVINO fuses when it compiles a model.
+    """
+    cone = list(range(len(graph)))
+    for v in range(len(graph) - 1, -1, -1):
+        edges = graph.successors.edge[graph.successors.ptr[v] : graph.successors.ptr[v + 1]]
+        readers = {cone[int(graph.edges[e, 1])] for e in edges}
+        light = graph.param_bytes[v] <= _LIGHT and graph.kinds[v] not in _HEAVY
+        if light and len(readers) == 1:
+            cone[v] = readers.pop()
+    members: dict[int, list[str]] = {}
+    for v, root in enumerate(cone):
+        members.setdefault(root, []).append(graph.names[v])
+    return tuple(tuple(names) for names in members.values() if len(names) > 1)
+
+
 def _state_sharers(model: Any) -> tuple[tuple[str, ...], ...]:
     by_variable: dict[str, list[str]] = {}
     for node in model.get_ordered_ops():
         if node.get_type_name() in ("ReadValue", "Assign"):
-            by_variable.setdefault(node.get_variable_id(), []).append(node.get_friendly_name())
-    return tuple(tuple(names) for names in by_variable.values())
+            sharing = by_variable.setdefault(node.get_variable_id(), [])
+            sharing.append(node.get_friendly_name())
+            sharing += _attention(node)
+    return tuple(tuple(dict.fromkeys(names)) for names in by_variable.values())
+
+
+def _attention(read: Any) -> list[str]:
+    """Return the attention that reads a state, and what asks for the state's shape; what is on the way only arranges it."""
+    found: list[str] = []
+    waiting, seen = [read], set[str]()
+    while waiting:
+        for output in waiting.pop().outputs():
+            for reader in (port.get_node() for port in output.get_target_inputs()):
+                kind, name = reader.get_type_name(), reader.get_friendly_name()
+                if name in seen:
+                    continue
+                seen.add(name)
+                if kind in ("ScaledDotProductAttention", "ShapeOf"):
+                    found.append(name)
+                elif kind in ARRANGING:
+                    waiting.append(reader)
+    return found

@@ -78,11 +78,13 @@ class Resolved:
 
     Attributes:
         partial: a ``PartialShape`` for each input, by name, with bounds where a size stays open.
-        typical: the shape for which placements are sought, for each input with open sizes.
+        typical: the shapes for which placements are sought, for each input with open sizes, as many for each.
+        times: how often each of them comes, in proportion.
     """
 
     partial: dict[str, Any]
-    typical: dict[str, tuple[int, ...]]
+    typical: dict[str, tuple[tuple[int, ...], ...]]
+    times: tuple[int, ...] = (1,)
 
 
 def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> Resolved:
@@ -105,7 +107,8 @@ def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> Reso
         if name not in partial:
             raise ModelError(f"{path} has no input '{name}', for which a shape is given; its inputs are {', '.join(partial)}.")
     resolved: dict[str, Any] = {}
-    typical: dict[str, tuple[int, ...]] = {}
+    typical: dict[str, tuple[tuple[int, ...], ...]] = {}
+    times: tuple[int, ...] = (1,)
     takes_batch = False
     for name, shape in partial.items():
         if name in shapes:
@@ -116,7 +119,8 @@ def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> Reso
                 raise ModelError(f"{spelled}, has {len(shapes[name])} dimensions where the model has {shape}.")
             resolved[name] = openvino.PartialShape([_dimension(size) for size in shapes[name]])
             if resolved[name].is_dynamic:
-                typical[name] = _typical(name, shapes[name], samples.get(name))
+                typical[name], often = _typical(name, shapes[name], samples.get(name))
+                times = _common_times(f"The typical sizes of the input '{name}' and those of others", times, often)
             continue
         if batch is not None and shape.rank.is_static and len(shape) > 0:
             takes_batch = takes_batch or shape[0].compatible(openvino.Dimension(batch))
@@ -134,24 +138,47 @@ def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> Reso
     if batch is not None and not takes_batch and not shapes:
         listing = ", ".join(f"'{name}' {shape}" for name, shape in partial.items())
         raise ModelError(f"{path}: no input takes a batch of {batch} (inputs: {listing}); give shapes with --input-shape.")
-    return Resolved(resolved, typical)
+    several = {name: found * (len(times) // len(found)) for name, found in typical.items()}
+    return Resolved(resolved, several, times)
 
 
 def _dimension(size: int | SizeRange) -> Any:
     return openvino.Dimension(size) if isinstance(size, int) else openvino.Dimension(size.least, size.most)
 
 
-def _typical(name: str, shape: Sequence[int | SizeRange], sample: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the typical shape: where no size is said to be typical, that of the sample. Raises UsageError if it is no such."""
+def _typical(
+    name: str, shape: Sequence[int | SizeRange], sample: Sequence[int] | None
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Return the typical shapes, and how often each comes; where no size is said to be typical, that of the sample is.
+
+    Raises:
+        UsageError: the sample is out of range, or several dimensions have different numbers of typical sizes.
+    """
     limits = tuple((size, size) if isinstance(size, int) else (size.least, size.most) for size in shape)
+    spelled = ", ".join(map(str, shape))
     if sample is not None and not fits(sample, (), limits):
-        spelled = ", ".join(map(str, shape))
         raise UsageError(f"The input '{name}' has the shape {list(sample)}, which is not within [{spelled}].")
-    found = [size if isinstance(size, int) else size.size for size in shape]
-    for i, size in enumerate(shape if sample is not None else ()):
-        if isinstance(size, SizeRange) and size.typical is None and sample is not None:
-            found[i] = sample[i]
-    return tuple(found)
+    columns: list[tuple[int, ...]] = []
+    times: tuple[int, ...] = (1,)
+    for i, size in enumerate(shape):
+        if isinstance(size, int) or not size.typical:
+            known = size if isinstance(size, int) else size.most if sample is None else sample[i]
+            columns.append((known,))
+        else:
+            columns.append(size.typical)
+            times = _common_times(f"The sizes [{spelled}] of the input '{name}'", times, size.times)
+    return tuple(zip(*(sizes * (len(times) // len(sizes)) for sizes in columns), strict=True)), times
+
+
+def _common_times(what: str, one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how often typical sizes come, as two inputs or dimensions say. Raises UsageError if these differ."""
+    if len(one) == 1:
+        return other
+    if len(other) == 1 or other == one:
+        return one
+    if len(one) != len(other) or len({*other}) > 1 < len({*one}):
+        raise UsageError(f"{what} do not go together: give the same number of typical sizes everywhere, each as often.")
+    return one if len({*one}) > 1 else other
 
 
 def with_suggestion(

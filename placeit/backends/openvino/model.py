@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,16 +17,24 @@ from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.openvino.alike import function_digest, weight_readers
 from placeit.backends.openvino.flops import bounded_shape
-from placeit.backends.openvino.graph import build_graph, constants, dtype_name, inseparable_ops, name_nodes, upper_bound_ops
+from placeit.backends.openvino.graph import (
+    build_graph,
+    constants,
+    dtype_name,
+    inseparable_ops,
+    name_nodes,
+    single_reader_ops,
+    upper_bound_ops,
+)
 from placeit.backends.openvino.quantized import quantized_pairs, rounding_steps
 from placeit.backends.openvino.segment import channels_last_tensors, extract
-from placeit.backends.openvino.sized import Sized, Typical
+from placeit.backends.openvino.sized import Points, Sized, Typical
 from placeit.backends.openvino.values import allowed_values
 from placeit.backends.openvino.view import View, exact_view, fused_copy, inseparable, match, param_bytes
 from placeit.backends.values import draw
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import DeviceError, ModelError
+from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.core.graph import OpGraph
 from placeit.core.sizes import LARGEST, Limits
 from placeit.core.telemetry import import_openvino
@@ -48,12 +56,12 @@ class OpenVinoModel(base.Model):
         ov_model: the ``openvino.Model`` as OpenVINO itself reads it, with unique friendly names, and inputs that are static or
             have bounds. It runs whole, and segments are cut out of it.
         view: the nodes of ``ov_model`` that the ops and tensors of ``graph`` stand for.
-        typical: the sizes of the graph where those of ``ov_model`` are open.
+        points: the sizes of the graph where those of ``ov_model`` are open.
     """
 
     ov_model: Any
     view: View
-    typical: Typical = Typical()
+    points: Points = Points()
 
     @cached_property
     def channels_last(self) -> frozenset[int]:
@@ -88,20 +96,36 @@ class OpenVinoModel(base.Model):
         over what it allows. Other floating-point inputs are standard normal; other integers are ones, which is right for an
         attention mask; other booleans are true.
         """
-        rng = np.random.default_rng(seed)
-        sized = Sized(self.ov_model, self.typical)
+        return self._drawn(Sized(self.ov_model, self.points.typical[0]), np.random.default_rng(seed))
+
+    def sample_requests(self, seed: int = 0) -> Sequence[base.Sample]:
+        """Return what the model is measured on: random inputs of each typical size, or the ones that were given."""
+        if self.given is not None:
+            return super().sample_requests(seed)
+        sized = Sized.all(self.ov_model, self.points)
+        drawn = (self._drawn(point, np.random.default_rng(seed)) for point in sized)
+        return [base.Sample(inputs, share) for inputs, share in zip(drawn, self.points.shares, strict=True)]
+
+    def inputs_at(self, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, NDArray[np.generic]]:
+        """Draw inputs of some sizes; see :meth:`placeit.backends.base.Model.inputs_at`."""
+        point = Typical(tuple(tuple(shapes[spec.name]) if spec.name in shapes else None for spec in self.inputs))
+        try:
+            return self._drawn(Sized(self.ov_model, point), np.random.default_rng(seed))
+        except ModelError as error:
+            raise UsageError(str(error)) from error
+
+    def _drawn(self, sized: Sized, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
         nodes = [sized.node(node.get_friendly_name()) for node in self.ov_model.get_parameters()]
-        parameters = dict(zip(self.inputs, nodes, strict=True))
         drawn: dict[str, NDArray[Any]] = {}
-        for spec in self.inputs:
-            dtype = np.dtype(spec.dtype)
-            allowed = allowed_values(parameters[spec])
+        for spec, node in zip(self.inputs, nodes, strict=True):
+            dtype, shape = np.dtype(spec.dtype), tuple(node.get_output_shape(0))
+            allowed = allowed_values(node)
             if allowed is not None:
-                drawn[spec.name] = draw(rng, allowed, spec.shape, spec.dtype)
+                drawn[spec.name] = draw(rng, allowed, shape, spec.dtype)
             elif dtype.kind == "f":
-                drawn[spec.name] = rng.standard_normal(spec.shape).astype(dtype)
+                drawn[spec.name] = rng.standard_normal(shape).astype(dtype)
             else:
-                drawn[spec.name] = np.ones(spec.shape, dtype)
+                drawn[spec.name] = np.ones(shape, dtype)
         return drawn
 
     def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:
@@ -139,6 +163,11 @@ class OpenVinoModel(base.Model):
 
     def prepared(self, cluster: Cluster, graph: str = "") -> base.Model:  # noqa: ARG002
         """Itself. Raises DeviceError if ONNX Runtime, which reads other files, drives one of the devices."""
+        if self.states and any(device.kind == "ort" for device in cluster.devices):
+            raise DeviceError(
+                f"ONNX Runtime keeps no state from run to run, and {self.path} has some ('{self.states[0].name}'): choose "
+                "devices that OpenVINO drives, or leave caches inputs with --state none."
+            )
         if any(device.kind == "ort" for device in cluster.devices):
             raise DeviceError(
                 f"ONNX Runtime runs ONNX models, and {self.path} is not an ONNX model: choose devices that OpenVINO drives, or "
@@ -180,45 +209,45 @@ def relu_chain(elements: int, hops: int) -> OpenVinoModel:
 _NUMPY_DTYPE = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
 
 
-def describe(model: Any, path: Path, typical: Typical = Typical()) -> OpenVinoModel:
+def describe(model: Any, path: Path, points: Points = Points()) -> OpenVinoModel:
     """Wrap an ``openvino.Model`` whose friendly names are unique; its nodes become ops.
 
     Raises:
         ModelError: a tensor's type or size cannot be handled, or typical sizes do not fit the model.
     """
-    sized = Sized(model, typical)
-    graph = build_graph(model, path, sized)
-    return _described(model, model, path, graph, exact_view(graph), sized, typical)
+    sized = Sized.all(model, points)
+    graph = build_graph(model, path, sized, shares=points.shares)
+    return _described(model, model, path, graph, exact_view(graph), sized, points)
 
 
-def describe_fused(model: Any, path: Path, typical: Typical = Typical()) -> OpenVinoModel:
+def describe_fused(model: Any, path: Path, points: Points = Points()) -> OpenVinoModel:
     """Wrap an ``openvino.Model`` as :func:`describe` does, with ops that stand for all nodes that OpenVINO fuses.
 
     Args:
         model: as it was read. One with state, and one that OpenVINO's converter has written with all fusions done, has an op
             for each node.
         path: the file it came from.
-        typical: sizes of what it leaves open.
+        points: sizes of what it leaves open.
 
     Raises:
         ModelError: a tensor's type or size cannot be handled, or typical sizes do not fit the model.
     """
     if model.get_sinks() or model.has_rt_info("conversion_parameters"):
-        return describe(model, path, typical)
+        return describe(model, path, points)
     try:
         copy = fused_copy(model)
     except RuntimeError as error:
         if "std::bad_alloc" in str(error):  # OpenVINO could not compute the model's constants when it compiles it, either
             raise
-        return describe(model, path, typical)  # one of the fusions does not like it; OpenVINO can run models without them
+        return describe(model, path, points)  # one of the fusions does not like it; OpenVINO can run models without them
     name_nodes(copy.model, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
     stand_ins = {node.get_friendly_name() for node in copy.weights}
-    whole, fused = Sized(model, typical), Sized(copy.model, typical)
-    graph = build_graph(copy.model, path, fused, stand_ins=stand_ins)
-    view = match(model, whole, copy, fused, graph)
+    whole, fused = Sized(model, points.typical[0]), Sized.all(copy.model, points)
+    graph = build_graph(copy.model, path, fused, shares=points.shares, stand_ins=stand_ins)
+    view = match(model, whole, copy, fused[0], graph)
     read = param_bytes(model, view)
     graph = replace(graph, param_bytes=np.array([read.get(name, 0.0) for name in graph.names]))
-    return _described(model, copy.model, path, graph, view, fused, typical, inseparable(model, graph, view), stand_ins)
+    return _described(model, copy.model, path, graph, view, fused, points, inseparable(model, graph, view), stand_ins)
 
 
 def _described(
@@ -227,8 +256,8 @@ def _described(
     path: Path,
     graph: OpGraph,
     view: View,
-    sized: Sized,
-    typical: Typical,
+    sized: Sequence[Sized],
+    points: Points,
     together: tuple[tuple[str, ...], ...] = (),
     stand_ins: Collection[str] = (),
 ) -> OpenVinoModel:
@@ -241,8 +270,11 @@ def _described(
                     f"{path}: {what} '{spec.name}' has type {spec.dtype}, which NumPy arrays cannot hold: convert it to "
                     "another type inside the model."
                 )
-    bounded = upper_bound_ops(viewed, sized, graph.index)
-    limits = _open_tensors(model, view, bounded, graph) if typical.open or model.get_sinks() else {}
+    reads = {node.get_variable_id(): node for node in viewed.get_ops() if node.get_type_name() == "ReadValue"}
+    written = [(name, reads[name]) for name in (node.get_variable_id() for node in viewed.get_sinks()) if name in reads]
+    states = tuple(_tensor(name, read, read.get_output_partial_shape(0), sized) for name, read in written)
+    bounded = upper_bound_ops(viewed, sized[0], graph.index)
+    limits = _open_tensors(model, view, bounded, graph) if points.typical[0].open or model.get_sinks() else {}
     return OpenVinoModel(
         path=path,
         graph=graph,
@@ -250,22 +282,29 @@ def _described(
         view=view,
         inputs=inputs,
         outputs=outputs,
+        states=states,
         limits=limits,
-        typical=typical,
+        points=points,
+        times=points.times,
         bounded=bounded,
         together=(*inseparable_ops(viewed, graph, bounded), *together),
-        pairs=quantized_pairs(viewed, graph),
+        pairs=(*quantized_pairs(viewed, graph), *(single_reader_ops(graph) if states else ())),
         rounding=rounding_steps(viewed, graph, stand_ins),
     )
 
 
-def _spec(port: Any, viewed: Any, sized: Sized) -> TensorSpec:
-    op = viewed.get_node().get_friendly_name()
-    partial = sized.node(op).output(0).get_partial_shape()
-    shape = bounded_shape(partial)
-    assert shape is not None  # the graph was built, so every tensor has a bound  # noqa: S101
-    limits = _limits(port.get_partial_shape()) if partial.is_static else None
-    return TensorSpec(tensor_name(port, port.get_node()), op, shape, dtype_name(port.get_element_type()), limits)
+def _spec(port: Any, viewed: Any, sized: Sequence[Sized]) -> TensorSpec:
+    return _tensor(tensor_name(port, port.get_node()), viewed.get_node(), port.get_partial_shape(), sized)
+
+
+def _tensor(name: str, node: Any, open_shape: Any, sized: Sequence[Sized]) -> TensorSpec:
+    """Describe the first output of a node of the graph, whose shape may be open, at the typical sizes."""
+    op = node.get_friendly_name()
+    partial = [point.shape(op, 0) for point in sized]
+    shapes = [shape for shape in map(bounded_shape, partial) if shape is not None]  # all: the graph was built
+    limits = _limits(open_shape) if partial[0].is_static else None
+    dtype = dtype_name(node.get_output_element_type(0))
+    return TensorSpec(name, op, shapes[0], dtype, limits, tuple(shapes) if limits is not None and len(shapes) > 1 else ())
 
 
 def _limits(partial: Any) -> Limits | None:

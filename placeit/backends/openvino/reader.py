@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from placeit.backends.openvino.graph import fix_shapes, name_nodes, separate_tra
 from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Resolved, Sizes, resolve_shapes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
-from placeit.backends.openvino.sized import Typical
-from placeit.core.errors import FileError, ModelError
+from placeit.backends.openvino.sized import Points, Sized, Typical
+from placeit.backends.openvino.state import Kinds, StateOption, cache_pairs, keep_caches
+from placeit.core.errors import FileError, ModelError, UsageError
 from placeit.core.files import check_regular
 from placeit.core.memory import give_back_freed_memory
 from placeit.core.sizes import SizeRange
@@ -62,6 +63,7 @@ def load(
     input_shapes: Mapping[str, Sequence[int | str | SizeRange]] | None = None,
     batch: int | None = None,
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
+    state: StateOption = None,
 ) -> OpenVinoModel:
     """Read an ONNX file (``.onnx``) or an OpenVINO IR (``.xml`` with its ``.bin``).
 
@@ -73,41 +75,101 @@ def load(
             :class:`placeit.core.sizes.SizeRange`) stays open: the model runs with any size in it, and is placed for one.
         batch: the first size of every input where the file leaves it open.
         sample_shapes: shapes of the inputs that the model is to run on, by name: the sizes where all else leaves them open.
+        state: outputs that become the state of inputs, by input; ``"none"`` for no such state. By default the caches that
+            exporters call ``past_key_values.0.key`` and ``present.0.key`` (:func:`placeit.backends.openvino.state.cache_pairs`)
+            are, unless a shape is given for them.
 
     Raises:
-        UsageError: a sample does not fit an input with open sizes.
+        UsageError: a sample does not fit an input with open sizes; or an input and an output cannot be one state.
         FileError: the file is missing or cannot be read.
         ModelError: it holds no model, a damaged one, or one that OpenVINO cannot read; or a size is left open.
     """
     path = Path(path)
     check_readable(path)
-    return read(path, Sizes.of(input_shapes, batch, sample_shapes))
+    return read(path, Sizes.of(input_shapes, batch, sample_shapes), state)
 
 
-def read(path: Path, sizes: Sizes) -> OpenVinoModel:
+def read(path: Path, sizes: Sizes, state: StateOption = None) -> OpenVinoModel:
     """Read a file that :func:`check_readable` takes. Raises UsageError and ModelError as :func:`load` does."""
     with _explaining(path):
         try:
-            found = _read(path, sizes)
+            found = _read(path, sizes, state)
         except OpenSizesError as error:
             asked = sizes.shapes
 
             def again(more: Mapping[str, tuple[int, ...]]) -> OpenVinoModel:
-                return _read(path, replace(sizes, shapes={**asked, **more}, batch=None))
+                return _read(path, replace(sizes, shapes={**asked, **more}, batch=None), state)
 
             raise with_suggestion(error, again, _useful_line) from None
     give_back_freed_memory()  # what the file was read into, and the copy that ops were fused in
     return found
 
 
-def _read(path: Path, sizes: Sizes) -> OpenVinoModel:
+def _read(path: Path, sizes: Sizes, state: StateOption) -> OpenVinoModel:
     read_file = _read_ir if path.suffix.lower() == ".xml" else _read_onnx
-    model, wanted, keep = read_file(path, sizes)
+    found = read_file(path, sizes, state)
+    model, typical = found.model, found.sizes.typical
+    keep_caches(model, found.caches, path, batch=sizes.batch)
     fix_shapes(model)
     separate_transposed(model)
-    name_nodes(model, keep)
-    names = ([name for name in port.get_names() if name in wanted.typical] for port in model.inputs)
-    return describe_fused(model, path, Typical(tuple(wanted.typical[found[0]] if found else None for found in names)))
+    name_nodes(model, found.keep)
+    names = ([name for name in port.get_names() if name in typical] for port in model.inputs)
+    shapes = [typical[known[0]] if known else (None,) * len(found.sizes.times) for known in names]
+    points = [Typical(point) for point in zip(*shapes, strict=True)] or [Typical()]
+    if model.get_sinks():
+        points = _one_after_another(model, points)
+    return replace(describe_fused(model, path, Points(tuple(points), found.sizes.times)), caches=found.caches)
+
+
+def _one_after_another(model: Any, points: Sequence[Typical]) -> list[Typical]:
+    """Return the typical sizes of a model with state, each with the length of the state that the ones before have left.
+
+    Raises:
+        UsageError: one is in the middle of a text, and those before are not what comes before.
+        ModelError: the sizes of one do not fit each other, whatever the state.
+    """
+    found, left = list[Typical](), 0
+    for point in points:
+        found.append(Typical(point.inputs, left))
+        try:
+            left = Sized(model, found[-1]).state_after
+        except ModelError as error:
+            length = _fitting(model, point)
+            if length is None:
+                raise
+            raise UsageError(
+                f"The typical sizes of the inputs are those of a request after {length} steps of a text, and those of the "
+                f"requests before leave {left}: give typical sizes for what comes before as well, which need not count. A "
+                "token after 128 others is --input-shape input_ids:1,1..512@128x0/1 --input-shape mask:1,1..512@128/129."
+            ) from error
+    return found
+
+
+def _fitting(model: Any, point: Typical) -> int | None:
+    """Return a length of the state with which sizes of the inputs fit each other; None if there is none."""
+    sizes = sorted({size for shape in point.inputs for size in shape or ()})
+    for length in sorted({0, *(more - less for more in sizes for less in sizes if more > less)}):
+        with contextlib.suppress(ModelError):
+            Sized(model, Typical(point.inputs, length))
+            return length
+    return None
+
+
+@dataclass(frozen=True)
+class _FromFile:
+    """What a file holds.
+
+    Attributes:
+        model: an ``openvino.Model``.
+        sizes: of its inputs that stay inputs.
+        caches: outputs that become the state of inputs, by input.
+        keep: whether a name of a node that looks made up is one of the file.
+    """
+
+    model: Any
+    sizes: Resolved
+    caches: dict[str, str]
+    keep: Callable[[str], bool]
 
 
 def check_readable(path: Path) -> None:
@@ -175,16 +237,33 @@ def _useful_line(message: str) -> str:
     return where + best.removeprefix("-- ").rstrip(".") + "."
 
 
-def _read_ir(path: Path, sizes: Sizes) -> tuple[Any, Resolved, Callable[[str], bool]]:
+def _read_ir(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
     weights = path.with_suffix(".bin")
     _check_weights(path, weights)
     model = openvino_core().read_model(str(path), str(weights))
     inputs = {tensor_name(port, port.get_node()): port for port in model.inputs}
-    partial = {name: port.get_partial_shape() for name, port in inputs.items()}
+    outputs = {tensor_name(port, port.get_node()): port for port in model.outputs}
+    caches = _caches(_kinds(inputs), _kinds(outputs), sizes, state, path)
+    partial = _resolvable({name: port.get_partial_shape() for name, port in inputs.items()}, caches, sizes)
     wanted = resolve_shapes(path, partial, sizes)
     if any(wanted.partial[name] != shape for name, shape in partial.items()):
-        model.reshape({port: wanted.partial[name] for name, port in inputs.items()})
-    return model, wanted, lambda _: True
+        model.reshape({inputs[name]: shape for name, shape in wanted.partial.items()})
+    return _FromFile(model, wanted, caches, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
+
+
+def _kinds(ports: Mapping[str, Any]) -> Kinds:
+    return {name: (port.get_element_type(), port.get_partial_shape()) for name, port in ports.items()}
+
+
+def _caches(inputs: Kinds, outputs: Kinds, sizes: Sizes, state: StateOption, path: Path) -> dict[str, str]:
+    """Return the pairs of inputs and outputs that become state; without an option, no inputs that a user gives sizes for."""
+    given = {*sizes.shapes, *sizes.samples} if state is None else set()
+    return cache_pairs({name: kind for name, kind in inputs.items() if name not in given}, outputs, state, path)
+
+
+def _resolvable(partial: Mapping[str, Any], caches: Mapping[str, str], sizes: Sizes) -> dict[str, Any]:
+    """Return the shapes of inputs that are to be made static: not of caches, but those of which the user does say so."""
+    return {name: shape for name, shape in partial.items() if name not in caches or name in sizes.shapes}
 
 
 def _check_weights(path: Path, weights: Path) -> None:
@@ -196,7 +275,7 @@ def _check_weights(path: Path, weights: Path) -> None:
         )
 
 
-def _read_onnx(path: Path, sizes: Sizes) -> tuple[Any, Resolved, Callable[[str], bool]]:
+def _read_onnx(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
     if foreign := find_ops(path, FOREIGN_OPS):  # before it reads their tables
         raise ModelError(f"Cannot read a model from {path}: {UNKNOWN_OPS}{', '.join(foreign)}.")
     front_end = openvino.frontend.FrontEndManager().load_by_framework("onnx")
@@ -204,27 +283,39 @@ def _read_onnx(path: Path, sizes: Sizes) -> tuple[Any, Resolved, Callable[[str],
         raise ModelError(f"Cannot read a model from {path}: OpenVINO does not recognise it as an ONNX model.")
     check_nodes(path)
     with front_end_source(read_plain(path)) if unusual_parts(path) else contextlib.nullcontext(str(path)) as file:
-        model, wanted = _converted(front_end, front_end.load(file), path, sizes)
-    _join_twins(model, wanted.partial)
-    _rename_inputs(model, wanted.partial)
+        model, known, wanted, caches = _converted(front_end, front_end.load(file), path, sizes, state)
+    _join_twins(model, known)
+    _rename_inputs(model, known)
     for port in model.inputs:
-        if not port.get_names() & wanted.partial.keys():
+        if not port.get_names() & known.keys():
             name = tensor_name(port, port.get_node())
             raise ModelError(
                 f"{path}: the tensor '{name}' is read before any op produces it, and is not an input of the model."
             )
-    return model, wanted, node_names(path).__contains__
+    return _FromFile(model, wanted, caches, node_names(path).__contains__)
 
 
-def _converted(front_end: Any, source: Any, path: Path, sizes: Sizes) -> tuple[Any, Resolved]:
-    """Convert what a front end has loaded; return the model, and the shapes of its inputs."""
+def _converted(
+    front_end: Any, source: Any, path: Path, sizes: Sizes, state: StateOption
+) -> tuple[Any, dict[str, Any], Resolved, dict[str, str]]:
+    """Convert what a front end has loaded.
+
+    Returns:
+        the model; the shapes of all inputs in the file; those of the inputs that stay inputs; and the caches.
+    """
     places = {place.get_names()[0]: place for place in source.get_inputs()}
-    partial = {name: source.get_partial_shape(place) for name, place in places.items()}
-    wanted = resolve_shapes(path, partial, sizes)
-    for name, place in places.items():
-        if wanted.partial[name] != partial[name]:  # some models can be read only if the sizes are known
-            source.set_partial_shape(place, wanted.partial[name])
-    return front_end.convert(source), wanted
+    inputs = {name: (source.get_element_type(place), source.get_partial_shape(place)) for name, place in places.items()}
+    outputs = {
+        place.get_names()[0]: (source.get_element_type(place), source.get_partial_shape(place))
+        for place in source.get_outputs()
+    }
+    caches = _caches(inputs, outputs, sizes, state, path)
+    partial = {name: shape for name, (_, shape) in inputs.items()}
+    wanted = resolve_shapes(path, _resolvable(partial, caches, sizes), sizes)
+    for name, shape in wanted.partial.items():
+        if shape != partial[name]:  # some models can be read only if the sizes are known
+            source.set_partial_shape(places[name], shape)
+    return front_end.convert(source), partial | wanted.partial, wanted, caches
 
 
 def _join_twins(model: Any, inputs: Mapping[str, Any]) -> None:

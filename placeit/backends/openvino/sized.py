@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from placeit.core.errors import ModelError
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["Sized", "Typical"]
+__all__ = ["Points", "Sized", "Typical"]
 
 openvino = import_openvino()
 
@@ -20,23 +20,34 @@ class Typical:
 
     Attributes:
         inputs: the shape of each input, in the model's order; None for an input without open sizes.
-        state: the length of the model's state along its open dimension; None for a guess by the inputs.
+        state: the length of the model's state along its open dimension, which requests before have left.
     """
 
     inputs: tuple[tuple[int, ...] | None, ...] = ()
-    state: int | None = None
+    state: int = 0
 
     @property
     def open(self) -> bool:
         """True if an input has open sizes."""
         return any(shape is not None for shape in self.inputs)
 
-    def states(self) -> list[int]:
-        """Lengths of the state that may fit the inputs: as many steps as the longest input has beyond the shortest, or has."""
-        if self.state is not None:
-            return [self.state]
-        sizes = sorted(max(shape) for shape in self.inputs if shape)
-        return [*dict.fromkeys((max(1, sizes[-1] - sizes[0]), sizes[-1]))] if sizes else [1]
+
+@dataclass(frozen=True)
+class Points:
+    """Typical sizes for which one placement is sought.
+
+    Attributes:
+        typical: sizes. The shapes of the task graph are those of the first; operations and bytes are means.
+        times: how often each comes, in proportion.
+    """
+
+    typical: tuple[Typical, ...] = (Typical(),)
+    times: tuple[int, ...] = (1,)
+
+    @property
+    def shares(self) -> list[float]:
+        """How often each comes, as a share of all."""
+        return [often / sum(self.times) for often in self.times]
 
 
 class Sized:
@@ -48,23 +59,31 @@ class Sized:
         model: an ``openvino.Model`` with unique friendly names; it is not changed.
         typical: its sizes.
 
+    Attributes:
+        state_after: length of its state along open dimensions, when it has run.
+
     Raises:
         ModelError: the model does not fit them.
     """
+
+    state_after = 0
 
     def __init__(self, model: Any, typical: Typical) -> None:
         if not typical.open and not model.get_sinks():
             self._nodes: Mapping[str, Any] = {node.get_friendly_name(): node for node in model.get_ops()}
             return
-        failed: RuntimeError | None = None
-        for length in typical.states():
-            try:
-                self._nodes, self._model = _nodes_of(model, typical.inputs, length)
-            except RuntimeError as error:
-                failed = failed or error
-            else:
-                return
-        raise ModelError(f"The typical sizes of the inputs do not fit each other: {str(failed).strip().splitlines()[-1]}")
+        try:
+            self._nodes, self._model = _nodes_of(model, typical.inputs, typical.state)
+        except RuntimeError as error:
+            raise ModelError(
+                f"The typical sizes of the inputs do not fit each other: {str(error).strip().splitlines()[-1]}"
+            ) from error
+        self.state_after = _length_after(model, self._nodes, typical.state)
+
+    @classmethod
+    def all(cls, model: Any, points: Points) -> list[Self]:
+        """Infer the shapes of a model at several points. Raises ModelError."""
+        return [cls(model, typical) for typical in points.typical]
 
     def node(self, name: str) -> Any:
         """Return the node of a friendly name."""
@@ -98,7 +117,24 @@ def _nodes_of(model: Any, inputs: Sequence[tuple[int, ...] | None], length: int)
     copy.add_results(kept)
     copy.add_parameters([stand_in for _, stand_in in stand_ins])
     copy.validate_nodes_and_infer_types()
+    for node in nodes.values():
+        if node.get_type_name() == "ScaledDotProductAttention" and node.get_input_size() > 3:
+            keys, mask = node.get_input_partial_shape(1), node.get_input_partial_shape(3)
+            if keys.is_static and mask.is_static and len(mask) > 0 and mask.to_shape()[-1] not in (1, keys.to_shape()[-2]):
+                # a single key would be broadcast, which no kernel of an attention does
+                raise RuntimeError("Attention mask is not as long as the keys.")
     return nodes | dict(stand_ins), copy
+
+
+def _length_after(model: Any, nodes: Mapping[str, Any], length: int) -> int:
+    """Return the length of the states that are written along an open dimension; without any, that of those that are read."""
+    for write in model.get_sinks():
+        shape = write.get_input_partial_shape(0)
+        for axis, size in enumerate(shape if shape.rank.is_static else ()):
+            written = nodes[write.get_friendly_name()].get_input_partial_shape(0)[axis]
+            if size.is_dynamic and written.is_static:
+                return int(written.get_length())
+    return length
 
 
 def _fixed(read: Any, written: Any, length: int) -> Any:

@@ -18,6 +18,7 @@ __all__ = [
     "ends",
     "exact_view",
     "foreign",
+    "fuse_in_place",
     "fused_copy",
     "inseparable",
     "match",
@@ -88,13 +89,29 @@ def fused_copy(model: Any) -> FusedCopy:
     Args:
         model: an ``openvino.Model`` with unique friendly names and without state.
     """
-    fuse = importlib.import_module("openvino._offline_transformations").apply_moc_transformations
     copy = model.clone()
-    marks, weights = _mark(copy), _hide_weights(copy)
-    for _ in range(2):  # some fusions, such as that of attention, fit only what others have made
-        fuse(copy, cf=False, smart_reshape=True)
+    marks, weights = _mark(copy), [stand_in for stand_in, _ in _hide_weights(copy)]
+    _fuse(copy)
     _add_constants_first(copy, {node.get_friendly_name() for node in weights})
     return FusedCopy(copy, weights, marks)
+
+
+def fuse_in_place(model: Any) -> None:
+    """Apply those fusions to a model itself, whose weights stay as they are."""
+    hidden = _hide_weights(model)
+    _fuse(model)
+    for stand_in, weight in hidden:
+        for reader in stand_in.output(0).get_target_inputs():
+            reader.replace_source_output(weight.output(0))
+        model.remove_parameter(stand_in)
+    model.validate_nodes_and_infer_types()
+
+
+def _fuse(model: Any) -> None:
+    fuse = importlib.import_module("openvino._offline_transformations").apply_moc_transformations
+    # without "smart reshape", by which the shape of reshaped weights is computed from that of the other factor
+    for _ in range(2):  # some fusions, such as that of attention, fit only what others have made
+        fuse(model, cf=False)
 
 
 # These are functions of their own because fusions do not touch what has other readers, and nodes that Python still holds are
@@ -117,15 +134,16 @@ def _mark(copy: Any) -> dict[str, Holder]:
     return marks
 
 
-def _hide_weights(copy: Any) -> list[Any]:
-    weights: list[Any] = []
-    for node in copy.get_ordered_ops():
+def _hide_weights(model: Any) -> list[tuple[Any, Any]]:
+    """Put parameters in the places of weights; return both."""
+    weights: list[tuple[Any, Any]] = []
+    for node in model.get_ordered_ops():
         if node.get_type_name() == "Constant" and node.get_byte_size() > _SMALL:
             stand_in = openvino.op.Parameter(node.get_output_element_type(0), node.get_output_partial_shape(0))
             for reader in node.output(0).get_target_inputs():
                 reader.replace_source_output(stand_in.output(0))
-            weights.append(stand_in)
-    copy.add_parameters(weights)
+            weights.append((stand_in, node))
+    model.add_parameters([stand_in for stand_in, _ in weights])
     return weights
 
 

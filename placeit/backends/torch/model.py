@@ -106,6 +106,12 @@ class TorchModel(base.Model):
         return drawn
 
     @property
+    def stateful(self) -> frozenset[str]:
+        """Names of the ops that read a buffer which the program changes, or make its new value."""
+        name = dict(zip(self.layout.nodes, self.graph.names, strict=True))
+        return frozenset(name[op] for ops in self.lowered.state.values() for op in ops)
+
+    @property
     def formats(self) -> frozenset[base.Format]:
         """PyTorch's."""
         return frozenset({"torch"})

@@ -8,9 +8,9 @@ what a device is, so a new kind of device is one file in this folder.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from placeit.backends.base import Format
 from placeit.core.sizes import Limits
 
-__all__ = ["Buffer", "BufferSpec", "DoneCallback", "Instance", "Program", "RuntimeDevice", "Transport"]
+__all__ = ["Buffer", "BufferSpec", "DoneCallback", "Instance", "KeepsState", "Program", "RuntimeDevice", "Transport"]
+
+T = TypeVar("T")
 
 DoneCallback = Callable[[float, float, BaseException | None], None]
 """``done(start, finish, error)``, in seconds of ``time.perf_counter``, called once from any thread."""
@@ -43,7 +45,11 @@ class BufferSpec:
     @property
     def memory_shape(self) -> tuple[int, ...]:
         """Shape in memory order."""
-        return tuple(self.shape[i] for i in (0, 2, 3, 1)) if self.channels_last else self.shape
+        return self.in_memory(self.shape)
+
+    def in_memory(self, dimensions: Sequence[T]) -> tuple[T, ...]:
+        """Return what is said of each dimension, in memory order."""
+        return tuple(dimensions[i] for i in (0, 2, 3, 1)) if self.channels_last else tuple(dimensions)
 
     @property
     def nbytes(self) -> int:
@@ -112,6 +118,8 @@ class Instance(Protocol):
 
     If its outputs can be written elsewhere, a method ``write_to`` with the arguments of ``bind`` has it write output ``index``
     to ``buffer``, of its device's space, in every later run. ``output`` then returns that buffer.
+
+    Every run starts from the segment's initial state, if it has any. One that can keep state is a :class:`KeepsState`.
     """
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -126,6 +134,34 @@ class Instance(Protocol):
 
     def output(self, index: int) -> Buffer:
         """Return the buffer of output ``index``: the same for the life of the instance, except after ``write_to``."""
+        ...
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """An instance whose runs can go on from the state in which the last one has left it. Nothing of it runs meanwhile."""
+
+    def keep_state(self, *, keep: bool) -> None:
+        """Have every later run go on from the state as it is, initial at first, or begin with the initial one, as at first."""
+        ...
+
+    def reset_state(self) -> None:
+        """Return to the initial state."""
+        ...
+
+    def states(self) -> Mapping[str, Any]:
+        """Copies of the values of its variables, by name, for other instances of segments of the same model.
+
+        They are ``openvino.Tensor``, or, where they are not in this process, have a method ``fetch`` that returns one.
+        """
+        ...
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Take over the values of its own variables from those of all segments of a model. Raises DeviceError."""
+        ...
+
+    def state_bytes(self) -> int:
+        """Size of its state. It may take as long as copying the state."""
         ...
 
 

@@ -57,6 +57,11 @@ class BySize(Generic[P]):
         self._kept: OrderedDict[Shapes, P] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def has_state(self) -> bool:
+        """True if the segment keeps state, which programs for several sizes cannot share."""
+        return bool(self._model.get_variables())
+
     def at(self, shapes: Shapes) -> P:
         """Return the program for some sizes. Raises DeviceError if it cannot be compiled."""
         with self._lock:

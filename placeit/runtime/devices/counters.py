@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.cluster import Device
@@ -31,21 +32,42 @@ def kernels(model: OpenVinoModel, graph: OpGraph, device: Device, precision: str
     Raises:
         DeviceError: the device cannot run the model.
     """
-    compiled = compile_model(model.ov_model, device, precision, PERF_COUNT=True)
-    request = compiled.create_infer_request()
-    for i, value in enumerate(model.sample_inputs().values()):
-        tensor = request.get_input_tensor(i)
-        tensor.shape = value.shape
-        tensor.data[...] = value
-    with explaining(f"The model cannot be run on {device.name}"):
-        _run_bound(device.cores, functools.partial(_repeat, request.infer, passes))
+    found: list[Kernel] = []
+    before: Any = None
+    for sample in model.sample_requests():  # counters are means over all runs of what is compiled
+        compiled = compile_model(model.ov_model, device, precision, PERF_COUNT=True)
+        request = compiled.create_infer_request()
+        for i, value in enumerate(sample.inputs.values()):
+            tensor = request.get_input_tensor(i)
+            tensor.shape = value.shape
+            tensor.data[...] = value
+        with explaining(f"The model cannot be run on {device.name}"):
+            run = functools.partial(_run_after, before, request)
+            _run_bound(device.cores, functools.partial(_repeat, run, passes))
+        found += _kernels(model, graph, compiled, sample.share)
+        before = request
+    return found
+
+
+def _run_after(before: Any, request: Any) -> None:
+    """Run a request in the state in which another one has left the model; in the initial one if there is none."""
+    states = {} if before is None else {state.name: state.state for state in before.query_state()}
+    for state in request.query_state():
+        if before is None:
+            state.reset()
+        else:
+            state.state = states[state.name]
+    request.infer()
+
+
+def _kernels(model: OpenVinoModel, graph: OpGraph, compiled: Any, share: float) -> list[Kernel]:
     found = []
     for kernel in compiled.get_runtime_model().get_ordered_ops():
         info = kernel.get_rt_info()
         spent, originals = info["execTimeMcs"].astype(str), info["originalLayersNames"].astype(str)
         ops = tuple(graph.index[op] for op in model.view.ops_named(originals))
         if ops and spent.isdigit():  # else "not_executed"
-            found.append(Kernel(ops, int(spent) * 1e-6))
+            found.append(Kernel(ops, share * int(spent) * 1e-6))
     return found
 
 

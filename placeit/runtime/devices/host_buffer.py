@@ -67,8 +67,7 @@ class HostBuffer:
 
     def resize(self, shape: Sequence[int]) -> None:
         """Give a tensor with open sizes a logical shape, and more memory if needed. Values are lost."""
-        order = (0, 2, 3, 1) if self.spec.channels_last else range(len(shape))
-        self.tensor.shape = [shape[i] for i in order]
+        self.tensor.shape = self.spec.in_memory(shape)
 
     def blank(self, sentinel: int) -> None:
         """Fill the memory."""

@@ -119,14 +119,18 @@ class OpenVinoInstance:
     """An infer request of the Python binding. Tensors are set once: running it copies nothing here and looks nothing up.
 
     A GPU's plugin knows the tensors that it has allocated itself, for the same GPU: those are not copied.
+
+    Args:
+        program: what it runs.
+        infer: runs an infer request.
     """
 
-    def __init__(self, program: OpenVinoProgram) -> None:
+    def __init__(self, program: OpenVinoProgram, infer: Callable[[Any], object] | None = None) -> None:
         self.program = program
         self.request = program.compiled.create_infer_request()
-        self.run: Callable[[], object] = functools.partial(self.request.infer, share_outputs=True)
-        if self.request.query_state():
-            self.run = functools.partial(_run_from_initial_state, self.request)
+        self._infer: Callable[[], object] = functools.partial(infer or _infer, self.request)
+        self._variables, self._keep = self.request.query_state(), False
+        self.run: Callable[[], object] = self._run_with_state if self._variables else self._infer
         self._outputs: list[HostBuffer] = []
         for i, spec in enumerate(program.outputs):
             own = spec.limits is None and not program.is_open
@@ -152,6 +156,34 @@ class OpenVinoInstance:
         """Return the buffer that output ``index`` is written to."""
         return self._outputs[index]
 
+    def _run_with_state(self) -> None:
+        if not self._keep:  # which request ran before in these buffers is chance, and nothing that a result may depend on
+            self.reset_state()
+        self._infer()
+
+    def keep_state(self, *, keep: bool) -> None:
+        """Have every later run go on from the state as it is, or begin with the initial one."""
+        self._keep = keep
+
+    def reset_state(self) -> None:
+        """Return to the initial state."""
+        self.request.reset_state()
+
+    def states(self) -> dict[str, Any]:
+        """Copies of the variables' values, as ``openvino.Tensor`` by name."""
+        return {variable.name: _copied(variable.state) for variable in self._variables}
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Take over its variables' values. Raises DeviceError."""
+        with explaining("A segment cannot take over the state of another one"):
+            for variable in self._variables:
+                value = states[variable.name]
+                variable.state = value.fetch() if hasattr(value, "fetch") else value
+
+    def state_bytes(self) -> int:
+        """Size of its variables' values; of an attention's cache, OpenVINO copies the value for that."""
+        return sum(int(variable.state.byte_size) for variable in self._variables)
+
 
 class CopiedInstance(OpenVinoInstance):
     """An infer request whose outputs are copied from memory of its own.
@@ -160,25 +192,28 @@ class CopiedInstance(OpenVinoInstance):
     """
 
     def __init__(self, program: OpenVinoProgram) -> None:
-        super().__init__(program)
-        self._infer, self.run = self.run, self._run
+        super().__init__(program, self._infer_and_copy)
 
     def write_to(self, index: int, buffer: Buffer) -> None:
         """Write output ``index`` to ``buffer`` from now on."""
         self._outputs[index] = narrowed(HostBuffer, buffer)
 
-    def _run(self) -> None:
+    def _infer_and_copy(self, request: Any) -> None:
         for index, buffer in self._bound.items():
-            self.request.set_input_tensor(index, buffer.tensor)
-        self._infer()
+            request.set_input_tensor(index, buffer.tensor)
+        _infer(request)
         for index, buffer in enumerate(self._outputs):
-            buffer.copy(self.request.get_output_tensor(index).data)
+            buffer.copy(request.get_output_tensor(index).data)
 
 
-def _run_from_initial_state(request: Any) -> None:
-    # which request ran before in these buffers is chance, and nothing that a result may depend on
-    request.reset_state()
+def _infer(request: Any) -> None:
     request.infer(share_outputs=True)
+
+
+def _copied(tensor: Any) -> Any:
+    copy = import_openvino().Tensor(tensor.element_type, tensor.shape)
+    tensor.copy_to(copy)
+    return copy
 
 
 class OpenVinoDevice(OnWorker):
@@ -240,6 +275,8 @@ class OpenVinoDevice(OnWorker):
         if self._device.where.family == "CPU" or all(spec.limits is None for spec in segment.inputs):
             return self._compiled(segment)
         apart = BySize(segment, self._compiled)
+        if apart.has_state:  # one request keeps it
+            return self._compiled(segment, native=False)
         typical = apart.at_typical_sizes()
         if typical.is_open:  # what enters are sizes as well
             return self._compiled(segment, native=False)

@@ -10,6 +10,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
+from placeit.devices.openvino_errors import explaining
 from placeit.runtime.devices.base import DoneCallback, Instance, Program
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino import KIND as OPENVINO
@@ -46,10 +47,8 @@ class ThroughputDevice(OpenVinoDevice):
 
     def instance(self, program: Program) -> OpenVinoInstance:
         """Make an infer request that runs on a stream, and not on the thread that waits for it. Raises DeviceError."""
-        made = super().instance(program)
-        assert isinstance(made, OpenVinoInstance)  # noqa: S101 (properties of its own rule out the C library)
-        made.run = functools.partial(_run, made.request, bool(made.request.query_state()))
-        return made
+        with explaining(f"OpenVINO cannot make buffers for {self.name}"):
+            return OpenVinoInstance(narrowed(OpenVinoProgram, program), _run)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Run an instance beside those that run already."""
@@ -78,9 +77,7 @@ class ThroughputDevice(OpenVinoDevice):
         super().close()
 
 
-def _run(request: Any, state: bool) -> None:
-    if state:
-        request.reset_state()
+def _run(request: Any) -> None:
     request.start_async()
     request.wait()
 

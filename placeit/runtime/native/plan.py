@@ -27,7 +27,7 @@ from placeit.runtime.slots import Slot
 from placeit.runtime.spans import Ran
 from placeit.simulator.scheduler import Scheduler, Transfer
 
-__all__ = ["NativePlan", "NativeRan", "native_plan"]
+__all__ = ["NativePlan", "NativeRan", "entries_of", "native_plan"]
 
 _EXIT_PATIENCE_S = 2.0  # for segments that run when the interpreter exits
 
@@ -88,29 +88,44 @@ class NativePlan:
         workers: Sequence[Worker],
         explain: Sequence[Callable[[], str]],
     ) -> None:
+        self._plan, self._links, self._device_lane = plan, links, device_lane
         self.workers = tuple(workers)
         self.needs_python = any(callable(entry) for of_slot in entries for entry in of_slot)
         self._explain = tuple(explain)
         self.lanes = _core.Lanes(scheduler.machine, np.array(slowdown, np.float64))
-        self._requests, self._segments = len(entries), len(plan.segments)
+        self._requests, self._segments = len(entries), len(plan.segments)  # those of a run that nobody adds requests to
         self._nodes = self._segments + len(plan.problem.edges)
         for slot, of_slot in enumerate(entries):
-            base = slot * self._nodes
-            for s, (segment, entry) in enumerate(zip(plan.segments, of_slot, strict=True)):
-                if callable(entry):
-                    self.lanes.set_call(base + s, device_lane[segment.device], entry)
-                elif entry is not None:
-                    self.lanes.set_entry(base + s, device_lane[segment.device], *entry)
-            for p, (lane, seconds) in links.items():
-                self.lanes.set_transfer(base + self._segments + p, lane, seconds)
+            self.set_slot(slot, of_slot)
         self._lock = threading.Lock()
         self._inside: set[int] = set()  # lanes that have not left
         self._ended: list[int] = []
         self._failed: _core.Failed | None = None
+        self._failed_in: dict[int, _core.Failed] = {}  # in runs that requests are added to, by slot
+        self._serving = False
         self._failure: BaseException | None = None
         self._late: list[tuple[int, int]] | None = None
         self._refused: BaseException | None = None
         self._lost = False
+
+    def grow(self, slots: int) -> None:
+        """Make room for so many requests in flight, also in the scheduler's machine. Also during a run."""
+        self.lanes.grow(slots)
+
+    def set_slot(self, slot: int, entries: Sequence[Entry | None]) -> None:
+        """Say what runs the segments of a request that is not in flight; also during a run."""
+        base = slot * self._nodes
+        for s, (segment, entry) in enumerate(zip(self._plan.segments, entries, strict=True)):
+            if callable(entry):
+                self.lanes.set_call(base + s, self._device_lane[segment.device], entry)
+            elif entry is not None:
+                self.lanes.set_entry(base + s, self._device_lane[segment.device], *entry)
+        for p, (lane, seconds) in self._links.items():
+            self.lanes.set_transfer(base + self._segments + p, lane, seconds)
+
+    def forget(self, slot: int) -> None:
+        """Let go of what runs the segments of a request that is not in flight; also during a run."""
+        self.lanes.forget(slot)
 
     def prepare(self, slots: Sequence[int], waiting: int, bell: Bell | None = None, deadline: float = math.inf) -> None:
         """Make ready for a run; from here on it can be stopped.
@@ -123,6 +138,8 @@ class NativePlan:
         """
         _RUNNING.check()
         self._ended, self._failed, self._failure, self._late, self._refused, self._lost = [], None, None, None, None, False
+        self._serving = bell is not None
+        self._failed_in.clear()
         self.lanes.prepare(np.array(slots, np.int32), waiting, None if bell is None else bell.counter, deadline)
 
     def start(self, ended: Callable[[NativeRan], object]) -> None:
@@ -154,11 +171,16 @@ class NativePlan:
         self.lanes.admit_no_more()
 
     def ended(self) -> list[int]:
-        """Requests that have ended well since this was last asked."""
+        """Requests that have ended since this was last asked, well unless :meth:`failure` says otherwise."""
         with self._lock:
             self._hear()
             found, self._ended = self._ended, []
         return found
+
+    def failure(self, slot: int) -> tuple[int, BaseException] | None:
+        """Return the segment that has failed of a request that has ended, and what its device says; None if none has."""
+        failed = self._failed_in.pop(slot, None)
+        return None if failed is None else (failed.node % self._nodes, self._said(failed))
 
     def wanted(self) -> bool:
         """Return whether others wait for the threads, all of which have come."""
@@ -207,8 +229,12 @@ class NativePlan:
             self._hear()
             failed = self._failed
         if failed is not None and failed.lane == k:
-            error, said = self.lanes.error(failed.node), self._explain[k]
-            self._failure = error.with_traceback(None) if isinstance(error, BaseException) else ExecutionError(said())
+            self._failure = self._said(failed)
+
+    def _said(self, failed: _core.Failed) -> BaseException:
+        """What the device says of an entry that has failed."""
+        error = self.lanes.error(failed.node)
+        return error.with_traceback(None) if isinstance(error, BaseException) else ExecutionError(self._explain[failed.lane]())
 
     def _hear(self) -> None:
         """Take note of what has happened; with the lock."""
@@ -216,6 +242,8 @@ class NativePlan:
             match event:
                 case _core.Ended():
                     self._ended.append(event.slot)
+                case _core.Failed() if self._serving:
+                    self._failed_in.setdefault(event.node // self._nodes, event)
                 case _core.Failed():
                     self._failed = event
                 case _core.Late():
@@ -287,7 +315,7 @@ def native_plan(pool: DevicePool, plan: Plan, slots: Sequence[Slot], scheduler: 
     if pool.wait is not None or not used:
         return None
     drivers: list[Any] = [pool.devices[d] for d in used]
-    found = [_entries(pool, plan, slot) for slot in slots]
+    found = [entries_of(pool, plan, slot) for slot in slots]
     entries = [of_slot for of_slot in found if of_slot is not None]
     if len(entries) < len(found) or not any(isinstance(entry, tuple) for of_slot in entries for entry in of_slot):
         return None
@@ -315,7 +343,7 @@ def native_plan(pool: DevicePool, plan: Plan, slots: Sequence[Slot], scheduler: 
     return NativePlan(plan, scheduler, entries, links, slowdown, device_lane, known, explain)
 
 
-def _entries(pool: DevicePool, plan: Plan, slot: Slot) -> list[Entry | None] | None:
+def entries_of(pool: DevicePool, plan: Plan, slot: Slot) -> list[Entry | None] | None:
     """Return the compiled entries that run the segments of a slot; None if only its device knows how to run some segment."""
     entries: list[Entry | None] = []
     for segment, start in zip(plan.segments, slot.starts, strict=True):

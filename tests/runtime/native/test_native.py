@@ -453,11 +453,11 @@ class Troubled:
 
     def __init__(self, made: Bench, count: int, trouble: BaseException) -> None:
         self.bell, self._left, self._trouble = Bell(), count, trouble
-        self.inputs = made.runtime.model.random_inputs()
+        self.inputs, self.slot = made.runtime.model.random_inputs(), None
 
-    def take(self) -> Troubled | None:
-        self._left -= 1
-        return self if self._left >= 0 else None
+    def take(self, *, room: bool) -> Troubled | None:
+        self._left -= room
+        return self if room and self._left >= 0 else None
 
     def patience(self) -> float:
         return 1.0
@@ -465,7 +465,7 @@ class Troubled:
     def ended(self, item: object, outputs: object, ran: object, moved: object) -> None:
         raise self._trouble
 
-    def failed(self, item: object, error: Exception) -> None:
+    def failed(self, item: object, error: Exception, *, begun: bool = True) -> None:
         raise error.__cause__ or error
 
 

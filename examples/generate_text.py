@@ -1,0 +1,154 @@
+"""Generate text with a decoder whose layers, with their caches of keys and values, are on several devices.
+
+python -m examples.generate_text --devices CPU@0,CPU@1 --tokens 64 --texts 4
+
+Without a model, it is one of 12 layers and 109 million parameters with random weights, so the text means nothing: tokens are
+numbers here, as tokenisers and sampling belong to other packages. A model of yours is an OpenVINO IR with state, as
+optimum-intel writes it, or an ONNX file with caches (``past_key_values.0.key``, ``present.0.key``).
+
+The placement is the one that is fastest for ``--measure token`` (each further token), ``first`` (the first token, after a
+prompt) or ``text`` (both, in the proportion of prompt and tokens). No device gets more than fits into its memory, as a cluster
+file says it (examples/cluster.yaml). The tokens are compared with those of the uncut model in plain OpenVINO.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit import Inputs, PlaceitError, Placement, Session
+from placeit.core.sizes import SizeRange
+from placeit.devices.openvino import explaining, openvino_core
+from placeit.workloads.decoder import Decoder, write_decoder
+
+EVERY = ("input_ids", "attention_mask", "position_ids", "beam_idx")
+Arrays = Mapping[str, NDArray[np.generic]]
+Step = Callable[[dict[str, NDArray[np.generic]]], Arrays]
+
+
+def step_inputs(names: Sequence[str], tokens: Sequence[int], past: int) -> dict[str, NDArray[np.generic]]:
+    """Inputs for some tokens of a text, after ``past`` others."""
+    end = past + len(tokens)
+    places = np.arange(past, end)[None]
+    every = zip(EVERY, (np.array([tokens]), np.ones((1, end), np.int64), places, np.zeros(1, np.int32)), strict=True)
+    return {name: value for name, value in every if name in names}
+
+
+def generate(step: Step, names: Sequence[str], prompt: Sequence[int], tokens: int) -> tuple[list[int], list[float]]:
+    """Continue a prompt by the most likely tokens; return them, and the seconds that each took."""
+    found: list[int] = []
+    seconds: list[float] = []
+    new, past = list(prompt), 0
+    for _ in range(tokens):
+        begin = time.perf_counter()
+        logits = step(step_inputs(names, new, past))["logits"]
+        seconds.append(time.perf_counter() - begin)
+        past += len(new)
+        new = [int(logits[0, -1].argmax())]
+        found += new
+    return found, seconds
+
+
+def shapes(names: Sequence[str], prompt: int, tokens: int, measure: str) -> dict[str, tuple[int | SizeRange, ...]]:
+    """Sizes of the inputs: any up to those of a whole text, typical for a prompt, and for a token after it."""
+    most, times = prompt + tokens, {"first": (1, 0), "token": (0, 1), "text": (1, tokens)}[measure]
+    new, all_ = SizeRange(1, most, (prompt, 1), times), SizeRange(1, most, (prompt, prompt + 1), times)
+    return {name: shape for name, shape in zip(EVERY, ((1, new), (1, all_), (1, new), (1,)), strict=True) if name in names}
+
+
+def uncut(model: Any) -> Step:
+    """Compile a whole model with plain OpenVINO, on all cores."""
+    import openvino  # noqa: TID251 (as a program without placeit does)
+
+    compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    request, logits = compiled.create_infer_request(), compiled.output("logits")
+    return lambda inputs: {"logits": request.infer(inputs)[logits]}
+
+
+def halves(session: Session) -> Placement:
+    """Put the first half of the groups on the first device, and the others on the second one, each as one segment."""
+    second = np.arange(len(session.grouping.groups)) * 2 // len(session.grouping.groups)
+    placed = session.placement(second)
+    return replace(placed, segments=second[session.grouping.group_of].astype(np.int32))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Place a decoder, and have it continue some prompts at once; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path, help="a stateful IR, or ONNX with caches; without it, one is made")
+    parser.add_argument("--devices", default="CPU@0,CPU@1", help="names, or a cluster file (default: CPU@0,CPU@1)")
+    parser.add_argument("--layers", type=int, default=12, help="of the model that is made (default: 12)")
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt (default: 64)")
+    parser.add_argument("--tokens", type=int, default=64, help="that follow it (default: 64)")
+    parser.add_argument("--texts", type=int, default=1, help="at once (default: 1)")
+    parser.add_argument(
+        "--measure", choices=("token", "first", "text"), default="token", help="what is to be fast (default: token)"
+    )
+    parser.add_argument("--budget", type=float, default=60, help="seconds to find a placement in (default: 60)")
+    parser.add_argument("--halves", action="store_true", help="put half of the groups on each of two devices, without a search")
+    options = parser.parse_args(arguments)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            made = options.model or write_decoder(Decoder(layers=options.layers), Path(folder) / "decoder.xml")
+            return _generate(made, options)
+    except PlaceitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _generate(model: Path, options: argparse.Namespace) -> int:
+    sizes = shapes(inputs_of(model), options.prompt, options.tokens, options.measure)
+    names, rng = [*sizes], np.random.default_rng(0)
+    prompts = [rng.integers(0, 256, options.prompt).tolist() for _ in range(options.texts)]
+    with Session(model, options.devices, inputs=Inputs(shapes=sizes)) as session:
+        if options.halves:
+            placement = halves(session)
+        else:
+            found = session.optimize(budget=options.budget, progress=_progress)
+            print(f"\nchosen: {found.chosen.name}; {found.reason}")
+            placement = found.placement
+        print("ops:", ", ".join(f"{device} {count}" for device, count in placement.counts().items() if count))
+
+        def text(prompt: Sequence[int]) -> tuple[list[int], list[float]]:
+            with server.sequence() as sequence:
+                return generate(sequence.run, names, prompt, options.tokens)
+
+        with session.serve(placement) as server, ThreadPoolExecutor(len(prompts)) as threads:
+            begin = time.perf_counter()
+            texts = list(threads.map(text, prompts))
+            taken = time.perf_counter() - begin
+        tokens, seconds = generate(uncut(session.model.ov_model), names, prompts[0], options.tokens)
+    _show("placed", [each for _, each in texts])
+    _show("uncut, by plain OpenVINO on all cores", [seconds])
+    print(f"{len(prompts)} at once: {len(prompts) * options.tokens / taken:.1f} tokens per second")
+    same = texts[0][0] == tokens
+    print(f"tokens: {'the same as uncut' if same else 'NOT those of the uncut model'}: {' '.join(map(str, tokens[:10]))} ...")
+    return 0 if same else 1
+
+
+def inputs_of(model: Path) -> list[str]:
+    """Names of the inputs of a decoder that are no caches."""
+    with explaining(f"{model} cannot be read"):
+        names = {name for port in openvino_core().read_model(model).inputs for name in port.get_names()}
+    return [name for name in EVERY if name in names]
+
+
+def _show(what: str, seconds: Sequence[Sequence[float]]) -> None:
+    first, further = [each[0] for each in seconds], [one for each in seconds for one in each[1:]]
+    print(f"{what}: first token {np.median(first) * 1e3:.1f} ms, each further one {np.median(further) * 1e3:.1f} ms")
+
+
+def _progress(what: str, share: float) -> None:
+    print(f"\r{what:60.60} {share:4.0%}", end="", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""Caches that a model takes as inputs and returns as outputs, kept as its state (``ReadValue`` and ``Assign``) instead."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from placeit.backends.openvino.view import fuse_in_place
+from placeit.core.errors import UsageError
+from placeit.core.telemetry import import_openvino
+
+__all__ = ["Kinds", "StateOption", "cache_pairs", "fuse_with_attention", "keep_caches"]
+
+openvino = import_openvino()
+
+StateOption: TypeAlias = Mapping[str, str] | Literal["none"] | None
+"""Outputs that are the next values of inputs, by input; ``none`` for no state, None for pairs that are found by name."""
+
+Kinds: TypeAlias = Mapping[str, tuple[Any, Any]]
+"""Element type and ``PartialShape`` of tensors, by name."""
+
+
+def cache_pairs(inputs: Kinds, outputs: Kinds, asked: StateOption, path: Path) -> dict[str, str]:
+    """Return the inputs of a model that are caches, with the outputs that have their next values.
+
+    Exporters call them ``past_key_values.0.key`` and ``present.0.key``, ``past_key_0`` and ``present_key_0``,
+    ``cache_params.past.conv.0`` and ``cache_params.present.conv.0``, or ``past_key_0_in`` and ``past_key_0_out``. They have one
+    type and equal shapes, as far as these are known.
+
+    Args:
+        inputs: those that may be caches.
+        outputs: of the model.
+        asked: what the user says.
+        path: the file, for messages.
+
+    Raises:
+        UsageError: a pair that was asked for does not exist, does not fit, or shares its output with another.
+    """
+    if asked == "none":
+        return {}
+    if asked is None:
+        found = {name: next((other for other in _next_names(name) if other in outputs), None) for name in inputs}
+        return {name: other for name, other in found.items() if other is not None and _fits(inputs[name], outputs[other])}
+    for what, names, known in (("input", asked, inputs), ("output", asked.values(), outputs)):
+        for name in names:
+            if name not in known:
+                raise UsageError(f"{path} has no {what} '{name}' to keep as state; its {what}s are {', '.join(known)}.")
+    for name, other in asked.items():
+        takers = [f"'{taker}'" for taker, output in asked.items() if output == other]
+        if len(takers) > 1:
+            raise UsageError(f"{path}: the output '{other}' cannot be the state of {' and '.join(takers)} at once.")
+        if not _fits(inputs[name], outputs[other]):
+            raise _misfit(path, name, inputs[name], other, outputs[other])
+    return dict(asked)
+
+
+def _next_names(name: str) -> list[str]:
+    if "past" not in name:
+        return []
+    ends = [name.removesuffix("in") + "out"] if name.endswith(("_in", ".in")) else []
+    return [name.replace("past_key_values", "present"), name.replace("past", "present"), *ends]
+
+
+def _fits(taken: tuple[Any, Any], given: tuple[Any, Any]) -> bool:
+    return bool(taken[0] == given[0] and taken[1].rank.is_static and taken[1].compatible(given[1]))
+
+
+def _misfit(path: Path, name: str, taken: tuple[Any, Any], other: str, given: tuple[Any, Any]) -> UsageError:
+    kinds = (f"{kind.get_type_name()} {shape}" for kind, shape in (taken, given))
+    what = f"the input '{name}' is {next(kinds)} and the output '{other}' {next(kinds)}"
+    return UsageError(
+        f"{path}: {what}, so they cannot be one state, which keeps its type and all sizes but an open one that grows: export "
+        "the model with an open size there, or leave them inputs and outputs with --state none."
+    )
+
+
+def keep_caches(model: Any, pairs: Mapping[str, str], path: Path, *, batch: int | None = None) -> None:
+    """Make state of inputs and outputs: at first empty along the dimension that grows, or all zeros where none does.
+
+    Args:
+        model: an ``openvino.Model`` whose other inputs have their final shapes; it is changed.
+        pairs: outputs by input, by tensor names.
+        path: the file, for messages.
+        batch: size of dimensions that are open and do not grow; None for 1.
+
+    Raises:
+        UsageError: a pair does not fit, or the dimension that grows cannot be told from others.
+    """
+    if not pairs:
+        return
+    inputs = {name: port.get_node() for port in model.inputs for name in port.get_names()}
+    outputs = {name: port.get_node() for port in model.outputs for name in port.get_names()}
+    lost = [name for name in pairs if name not in inputs] + [name for name in pairs.values() if name not in outputs]
+    if lost:
+        raise UsageError(f"{path}: OpenVINO leaves '{lost[0]}' out when it reads the model: give --state without it, or none.")
+    caches = [_Cache(taken, inputs[taken], given, outputs[given]) for taken, given in pairs.items()]
+    for cache in caches:
+        cache.check(path)
+    _find_growing(model, caches, batch or 1)
+    for cache in caches:
+        if len(cache.growing) > 1:
+            raise UsageError(
+                f"{path}: more than one dimension of the input '{cache.taken}' may grow from call to call: give the sizes of "
+                "the others when you export the model, or leave it an input with --state none."
+            )
+        cache.convert(model)
+    model.validate_nodes_and_infer_types()
+    kinds = {node.get_type_name() for node in model.get_ops()}
+    if "Softmax" in kinds and "ScaledDotProductAttention" not in kinds:
+        fuse_in_place(model)  # of products and a softmax it makes attention
+    fuse_with_attention(model)
+
+
+class _Cache:
+    """An input, and the output that has its next value.
+
+    Attributes:
+        taken: name of the input.
+        sizes: its dimensions.
+        growing: those of them that are open, or of these the one that grows.
+    """
+
+    def __init__(self, taken: str, parameter: Any, given: str, result: Any) -> None:
+        self.taken, self._parameter, self._given, self._result = taken, parameter, given, result
+        past, present = self._shapes()
+        others = present if present.rank == past.rank else past
+        self.sizes = [mine if mine.is_static else other for mine, other in zip(past, others, strict=True)]
+        self.growing = [axis for axis, size in enumerate(self.sizes) if size.is_dynamic]
+
+    def check(self, path: Path) -> None:
+        """Raise UsageError if input and output cannot be one state."""
+        kinds = (node.get_element_type() for node in (self._parameter, self._result))
+        taken, given = zip(kinds, self._shapes(), strict=True)
+        if not _fits(taken, given):
+            raise _misfit(path, self.taken, taken, self._given, given)
+
+    def _shapes(self) -> tuple[Any, Any]:
+        return self._parameter.get_partial_shape(), self._result.get_input_partial_shape(0)
+
+    def joined_along(self) -> int | None:
+        """Return the dimension along which the next value is joined of others; None if it is made in another way."""
+        maker = self._result.input_value(0).get_node()
+        return maker.get_axis() % len(self.sizes) if maker.get_type_name() == "Concat" else None
+
+    def resize(self, batch: int, growing: int) -> None:
+        """Set the sizes of open dimensions: of those that grow, and of the others."""
+        sizes = [
+            size if size.is_static else openvino.Dimension(growing if axis in self.growing else batch)
+            for axis, size in enumerate(self.sizes)
+        ]
+        self._parameter.set_partial_shape(openvino.PartialShape(sizes))
+
+    def stays(self, axis: int) -> bool:
+        """Return whether the output is now of the same size as the input."""
+        past, present = self._shapes()
+        return bool(present.rank.is_static and present[axis] == past[axis])
+
+    def convert(self, model: Any) -> None:
+        """Put ``ReadValue`` and ``Assign`` in the places of input and output."""
+        about = openvino.op.util.VariableInfo()
+        about.variable_id = self.taken
+        about.data_shape = shape = self._parameter.get_partial_shape()
+        about.data_type = kind = self._parameter.get_element_type()
+        variable = openvino.op.util.Variable(about)
+        begin = openvino.Shape([0 if size.is_dynamic else size.get_length() for size in shape])
+        read = openvino.op.read_value(openvino.op.Constant(kind, begin, [0]), variable)
+        for reader in self._parameter.output(0).get_target_inputs():
+            reader.replace_source_output(read.output(0))
+        write = openvino.op.assign(read, variable)
+        write.input(0).replace_source_output(self._result.input_value(0))  # its constructor takes the first output of a node
+        read.set_friendly_name(self.taken)
+        write.set_friendly_name(f"{self.taken}/write")
+        model.add_sinks([write])
+        model.remove_result(self._result)
+        model.remove_parameter(self._parameter)
+
+
+def _find_growing(model: Any, caches: list[_Cache], batch: int) -> None:
+    """Tell which of the open dimensions of caches grow, and set the shapes of the inputs."""
+    others = []
+    for cache in caches:
+        axis = cache.joined_along()
+        if axis in cache.growing:
+            cache.growing = [axis]
+        elif cache.growing:
+            others.append(cache)
+        cache.resize(batch, -1)
+    for cache in others:  # see what one step does
+        cache.resize(batch, batch)
+    with contextlib.suppress(RuntimeError):  # the sizes of the other inputs are for states of another length
+        model.validate_nodes_and_infer_types()
+        for cache in others:
+            cache.growing = [axis for axis in cache.growing if not cache.stays(axis)]
+    for cache in others:
+        cache.resize(batch, -1)
+
+
+def fuse_with_attention(model: Any) -> None:
+    """Write states so that OpenVINO's CPU plugin fuses them with the attention that reads them.
+
+    It does so where a state of four dimensions is gathered, by a list of beams, before it is joined with the keys or values of
+    new tokens (2026.4). Here the list has all of them, in their order.
+
+    Args:
+        model: an ``openvino.Model``; it is changed.
+    """
+    ops = openvino.opset13
+    beams: dict[int, Any] = {}  # the plugin looks for one list for both, keys and values
+    for node in model.get_ordered_ops():
+        shape = node.get_output_partial_shape(0) if node.get_type_name() == "ReadValue" else None
+        if shape is None or shape.rank.is_dynamic or len(shape) != 4 or shape[0].is_dynamic:
+            continue
+        for reader in node.output(0).get_target_inputs():
+            join = reader.get_node()
+            if join.get_type_name() == "Concat" and join.get_axis() % 4 != 0:
+                batch = shape[0].get_length()
+                order = beams.setdefault(batch, ops.constant(np.arange(batch, dtype=np.int32)))
+                gather = ops.gather(node, order, ops.constant(0, openvino.Type.i64))
+                gather.set_friendly_name(f"{node.get_friendly_name()}/beams")
+                reader.replace_source_output(gather.output(0))
+    model.validate_nodes_and_infer_types()

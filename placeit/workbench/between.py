@@ -1,0 +1,96 @@
+"""What a placement takes at sizes for which it was not sought, measured and simulated."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Model, Sample
+from placeit.core.errors import ExecutionError, UsageError
+from placeit.planning.segments import Plan
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.run_report import AtSize
+from placeit.simulator.simulate import schedule
+
+__all__ = ["at_sizes"]
+
+_RUNS = 5
+_LONGEST_S = 2.0  # of a run; larger sizes are left out then
+
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
+
+
+def at_sizes(model: Model, executor: PlanExecutor, plan: Plan) -> list[AtSize]:
+    """Measure a placement at its typical sizes and at the ends of the range, and compare it with the simulator between them.
+
+    The time of each segment between two sizes is taken to change evenly from one to the other, with the elements of all inputs;
+    and so is what a request takes beyond what is simulated.
+
+    Args:
+        model: without state.
+        executor: of the plan; its inputs are changed.
+        plan: the segments.
+
+    Returns:
+        What was found, by size; nothing if the model's sizes are fixed, or it keeps state.
+    """
+    if not model.has_open_sizes or model.states:
+        return []
+    known: list[tuple[float, NDArray[np.float64], AtSize]] = []  # elements, seconds of segments
+    found: list[AtSize] = []
+    for shapes in _measured_sizes(model):
+        one = _measured(model, executor, shapes)
+        if one is None:
+            break
+        known.append((_elements(shapes), executor.segment_seconds(last=True), one))
+    for low, high in itertools.pairwise(known):
+        found.append(low[2])
+        shapes = {
+            name: tuple(round(math.sqrt(a * b)) for a, b in zip(shape, high[2].shapes[name], strict=True))
+            for name, shape in low[2].shapes.items()
+        }
+        one = None if shapes in (low[2].shapes, high[2].shapes) else _measured(model, executor, shapes)
+        if one is not None:
+            share = (_elements(shapes) - low[0]) / (high[0] - low[0])
+            ends = [(_simulated(plan, seconds), at.measured_s) for _, seconds, at in (low, high)]
+            beyond = [measured - simulated for simulated, measured in ends]
+            simulated = _simulated(plan, low[1] + share * (high[1] - low[1])) + beyond[0] + share * (beyond[1] - beyond[0])
+            found.append(replace(one, simulated_s=simulated))
+    return [*found, *(one for _, _, one in known[-1:])]
+
+
+def _measured_sizes(model: Model) -> list[Shapes]:
+    """Return the typical sizes and the ends of the range, ascending, as far as they differ."""
+    opened = {spec.name: spec for spec in model.inputs if spec.limits is not None}
+    ends: list[Shapes] = [{name: tuple(end[i] for end in spec.limits or ()) for name, spec in opened.items()} for i in (0, 1)]
+    several = len(next(iter(opened.values())).shapes or [()])
+    typical: list[Shapes] = [{name: (spec.shapes or [spec.shape])[i] for name, spec in opened.items()} for i in range(several)]
+    found = [*ends, *typical]
+    return sorted((one for i, one in enumerate(found) if one not in found[:i]), key=_elements)
+
+
+def _elements(shapes: Shapes) -> float:
+    return float(sum(math.prod(shape) for shape in shapes.values()))
+
+
+def _measured(model: Model, executor: PlanExecutor, shapes: Shapes) -> AtSize | None:
+    """Measure requests of one size; None if the model does not run at it, or takes too long."""
+    try:
+        executor.set_requests([Sample(model.inputs_at(shapes))])
+        taken = [executor.time(timeout=_LONGEST_S)]
+        taken = [executor.time() for _ in range(_RUNS)]
+    except (ExecutionError, UsageError):
+        return None
+    return AtSize(shapes, float(np.median(taken)), None)
+
+
+def _simulated(plan: Plan, seconds: Sequence[float] | NDArray[np.float64]) -> float:
+    compute = np.array(plan.problem.compute)
+    compute[np.arange(len(plan.segments)), plan.placement] = seconds
+    return schedule(replace(plan.problem, compute=compute), plan.placement).makespan

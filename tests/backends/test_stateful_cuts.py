@@ -1,0 +1,97 @@
+"""Decoders cut between their layers: each segment keeps the caches of its own layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pytest
+from text_steps import generate
+
+from placeit.backends import load
+from placeit.core.telemetry import import_openvino
+from placeit.planning.coarsen import LARGEST, coarsen
+from placeit.workloads.decoder import TINY, write_decoder
+
+openvino = import_openvino()
+
+OPEN = {"input_ids": [1, "1..16@9/1"], "attention_mask": [1, "1..128@9/10"], "position_ids": [1, "1..16@9/1"]}
+FUSED = ("ScaledDotProductAttention", "MemoryInput", "MemoryOutput", "RoPE", "RMS", "FullyConnected")
+FILES = {
+    "llama.xml": (TINY, {}),
+    "gpt2.xml": (replace(TINY, style="gpt2"), {"beam_idx": True}),
+    "int4.xml": (replace(TINY, hidden=128), {"weights": "int4"}),
+    "inputs.onnx": (TINY, {}),
+}
+
+
+@pytest.fixture(scope="module", params=FILES)
+def decoder(request, tmp_path_factory):
+    """A decoder, and the groups of its ops."""
+    sizes, options = FILES[request.param]
+    path = write_decoder(sizes, tmp_path_factory.mktemp("decoder") / request.param, **options)
+    shapes = OPEN | ({"beam_idx": [1]} if "beam_idx" in options else {})
+    model = load(path, input_shapes=shapes)
+    grouping = coarsen(model.graph, keep_together=model.together, pairs=model.pairs, largest=LARGEST)
+    return model, [list(grouping.members(g)) for g in range(len(grouping.groups))]
+
+
+def compiled(model):
+    return openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+
+def layers(program):
+    return Counter(node.get_rt_info()["layerType"].astype(str) for node in program.get_runtime_model().get_ops())
+
+
+def cut(model, parts):
+    """Cut ops in topological order into parts; return the compiled segments."""
+    graph = model.graph
+    edges = [(u, v, t) for (u, v), t in zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True)]
+    programs = []
+    for part in parts:
+        inside = {graph.index[name] for name in part}
+        enter = sorted({t for u, v, t in edges if v in inside and u not in inside})
+        leave = sorted({t for u, v, t in edges if u in inside and v not in inside})
+        programs.append(compiled(model.segment("openvino", sorted(inside), enter, leave)))
+    return programs
+
+
+def one_after_the_other(model, programs):
+    """Return what runs segments of a model with a request for each, which keeps its state."""
+    requests = [program.create_infer_request() for program in programs]
+
+    def run(inputs):
+        known = {"beam_idx": np.zeros(1, np.int32), **inputs}
+        for program, request in zip(programs, requests, strict=True):
+            names = [port.get_node().get_friendly_name().removeprefix("enters ") for port in program.inputs]
+            answer = request.infer([known[name] for name in names])
+            for i, port in enumerate(program.outputs):
+                known[port.get_node().get_friendly_name().removeprefix("leaves ")] = np.array(answer[i])
+        return {"logits": known[model.outputs[0].op]}
+
+    return run
+
+
+def test_the_state_of_each_layer_is_a_group_with_its_attention(decoder):
+    model, groups = decoder
+    kinds = [Counter(model.graph.kinds[model.graph.index[name]] for name in group) for group in groups]
+    stateful = [found for found in kinds if found["ReadValue"] or found["Assign"]]
+    assert [(found["ReadValue"], found["Assign"], found["ScaledDotProductAttention"]) for found in stateful] == [(2, 2, 1)] * 2
+    assert len(groups) < 18 * TINY.layers
+
+
+@pytest.mark.parametrize("share", [0.4, 0.7])
+def test_a_decoder_in_two_segments_generates_the_text_of_the_whole(decoder, share):
+    model, groups = decoder
+    at = round(share * len(groups))
+    programs = cut(model, [list(chain(*groups[:at])), list(chain(*groups[at:]))])
+    whole = compiled(model.ov_model)
+    text, logits = generate(one_after_the_other(model, [whole]), [3, 1, 4, 1, 5], 64)
+    again, same = generate(one_after_the_other(model, programs), [3, 1, 4, 1, 5], 64)
+    assert again == text
+    np.testing.assert_array_equal(same, logits)
+    fused = sum(map(layers, programs), Counter())
+    assert {kind: fused[kind] for kind in FUSED} == {kind: layers(whole)[kind] for kind in FUSED}

@@ -1,0 +1,30 @@
+"""The example that generates text, on a decoder of two layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from examples.generate_text import main
+from placeit.workloads.decoder import TINY, write_decoder
+
+SHORT = ["--prompt", "5", "--tokens", "6", "--texts", "3", "--budget", "5"]
+
+
+@pytest.mark.two_cores
+@pytest.mark.parametrize("file", ["decoder.xml", "decoder.onnx"])
+@pytest.mark.parametrize("how", [["--halves"], ["--measure", "text"]], ids=["halves", "searched"])
+def test_tokens_are_those_of_the_uncut_model(
+    tmp_path: Path, file: str, how: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(write_decoder(TINY, tmp_path / file)), *SHORT, *how]) == 0
+    printed = capsys.readouterr().out
+    assert "tokens: the same as uncut" in printed
+    assert "3 at once" in printed
+
+
+def test_a_model_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "decoder.xml").write_text("<net/>")
+    assert main([str(tmp_path / "decoder.xml"), *SHORT]) == 1
+    assert "error: " in capsys.readouterr().err
