@@ -24,8 +24,8 @@ from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.measure import Race, faster
 from placeit.runtime.nodes.actor import local as as_on_its_node
-from placeit.runtime.nodes.lane import memory_of
 from placeit.runtime.nodes.package import Package, Unpacked, WeightStore, pack
+from placeit.runtime.nodes.tensors import memory_of
 from placeit.session import Session
 
 __all__ = ["on_nodes"]

@@ -1,4 +1,4 @@
-"""ONNX files of several kinds: recurrent, quantised, in half precision, and with weights that layers share."""
+"""ONNX files of several kinds: recurrent, quantised, compressed, in half precision, and with weights that layers share."""
 
 from __future__ import annotations
 
@@ -108,6 +108,28 @@ def _quantised(path: Path, width: int, how: str) -> Path:
     return path
 
 
+def _compressed(path: Path, width: int, bits: int) -> Path:
+    """Write a transformer whose matrices are integers of 8 or 4 bits, each block of 32 along the inputs with a scale."""
+    source = _transformer(path.with_suffix(".float32.onnx"), width)
+    model = onnx.load(source)
+    source.unlink()
+    kind, most, graph = getattr(onnx.TensorProto, f"INT{bits}"), 2 ** (bits - 1) - 1, model.graph
+    for tensor in [tensor for tensor in graph.initializer if len(tensor.dims) == 2]:
+        matrix, name = numpy_helper.to_array(tensor), tensor.name
+        blocks = matrix.reshape(-1, 32, matrix.shape[1])
+        scales = np.abs(blocks).max(axis=1, keepdims=True) / most
+        integers = np.rint(blocks / scales).astype(np.int8).reshape(-1).view(np.uint8)
+        if bits == 4:
+            integers = (integers[::2] & 15) | (integers[1::2] << 4)
+        graph.initializer.remove(tensor)
+        graph.initializer.append(helper.make_tensor(f"{name} integers", kind, matrix.shape, integers.tobytes(), raw=True))
+        graph.initializer.append(numpy_helper.from_array(scales[:, 0], f"{name} scales"))
+        read = [f"{name} integers", f"{name} scales"]
+        graph.node.insert(0, helper.make_node("DequantizeLinear", read, [name], axis=0, block_size=32))
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
 def _quantization() -> Any:
     import_onnxruntime()
     return importlib.import_module("onnxruntime.quantization")
@@ -133,6 +155,8 @@ KINDS: dict[str, Callable[[Path, int], Path]] = {
     "GRU": functools.partial(_recurrent, kind="GRU"),
     "int8 QDQ": functools.partial(_quantised, how="QDQ"),
     "dynamic int8": functools.partial(_quantised, how="dynamic"),
+    "int8 weights": functools.partial(_compressed, bits=8),
+    "int4 weights": functools.partial(_compressed, bits=4),
     "float16": functools.partial(_transformer, dtype=np.float16),
     "CNN": lambda _path, _width: model_file("resnet50"),
 }

@@ -130,11 +130,11 @@ def _fails(owner: Callable[[_Load], Any], name: str, error: type[Exception], hit
 def _failing_once(owner: Any, name: str, error: type[Exception]) -> Iterator[list[bool]]:
     original, happened = getattr(owner, name), list[bool]()
 
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **named: Any) -> Any:
         if not happened:
             happened.append(True)
             raise error(_SAID)
-        return original(*args)
+        return original(*args, **named)
 
     mine = name in vars(owner)
     setattr(owner, name, call)

@@ -193,7 +193,7 @@ class Bell:
     def ring(self) -> None: ...
 
 class Ended:
-    """A request has ended well."""
+    """A request has ended, well unless an entry of it has failed."""
 
     @property
     def slot(self) -> int: ...
@@ -202,7 +202,7 @@ class Ended:
     def at(self) -> float: ...
 
 class Failed:
-    """The first entry that failed."""
+    """The first entry that failed; in a run with a bell, of a request."""
 
     @property
     def node(self) -> int: ...

@@ -59,3 +59,42 @@ class Totals:
             self.totals[layer] = self.totals[layer] + value
             value = np.tanh(self.totals[layer] @ weights)
         return value
+
+
+def caches(path: Path, layers: int, seed: int = 0) -> Path:
+    """Write layers that each keep all rows they have read, any number at a time, and add their mean to each new row."""
+    rng = np.random.default_rng(seed)
+    x = ops.parameter(ov.PartialShape([1, -1, SIZE]), ov.Type.f32, name="x")
+    x.output(0).set_names({"x"})
+    value, writes = x.output(0), []
+    for layer in range(layers):
+        kept = variable(f"cache{layer}", [1, -1, SIZE])
+        read = ops.read_value(ops.constant(np.zeros((1, 0, SIZE), np.float32)), kept)
+        rows = ops.concat([read.output(0), value], 1)
+        writes.append(ops.assign(rows, kept))
+        weights = ops.constant(rng.standard_normal((SIZE, SIZE)).astype(np.float32))
+        mean = ops.reduce_mean(rows, ops.constant([1]), keep_dims=True)
+        value = ops.tanh(ops.matmul(ops.add(value, mean), weights, False, False)).output(0)
+    value.set_names({"y"})
+    ov.save_model(ov.Model([ops.result(value)], writes, [x], "caches"), path, compress_to_fp16=False)
+    return path
+
+
+class Caches:
+    """What one sequence of :func:`caches` computes, by NumPy in double precision."""
+
+    def __init__(self, layers: int, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self._weights = [rng.standard_normal((SIZE, SIZE)).astype(np.float32) for _ in range(layers)]
+        self.rows = [np.zeros((1, 0, SIZE)) for _ in self._weights]
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(4 * rows.size for rows in self.rows)
+
+    def run(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
+        value = x.astype(np.float64)
+        for layer, weights in enumerate(self._weights):
+            self.rows[layer] = np.concatenate([self.rows[layer], value], 1)
+            value = np.tanh((value + self.rows[layer].mean(1, keepdims=True)) @ weights)
+        return value

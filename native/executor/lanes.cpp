@@ -11,7 +11,10 @@ namespace placeit {
 
 namespace {
 
-constexpr std::size_t most_others = 3;  // events of a run, besides requests that have ended: why it was stopped, and what broke
+/// Events of a run that nobody has asked for: requests that have failed and ended, why it was stopped, and what broke.
+constexpr std::size_t most_events(Index slots) {
+    return 2 * at(slots) + 3;
+}
 
 void check(bool possible) {
     if (!possible) throw std::logic_error("the rules were told what cannot have happened, or a device is lost");
@@ -24,10 +27,11 @@ Lanes::Lanes(std::shared_ptr<Machine> rules, Span<const double> slowdown)
       slots_(rules_->slots()),
       steps_(at(slots_) * at(rules_->nodes())),
       lanes_(slowdown.size()),
-      todo_(steps_.size() + at(slots_) + 1) {
+      todo_(steps_.size() + at(slots_) + 1),
+      failed_(at(slots_)) {
     for (std::size_t k = 0; k < lanes_.size(); ++k) lanes_[k].slowdown = slowdown[k];
     first_.reserve(at(slots_));
-    events_.reserve(at(slots_) + most_others);
+    events_.reserve(most_events(slots_));
 }
 
 void Lanes::grow(Index slots) {
@@ -36,8 +40,9 @@ void Lanes::grow(Index slots) {
     rules_->grow(slots);
     steps_.resize(at(slots) * at(rules_->nodes()));
     todo_.resize(steps_.size() + at(slots) + 1);
+    failed_.resize(at(slots));
     first_.reserve(at(slots));
-    events_.reserve(at(slots) + most_others);
+    events_.reserve(most_events(slots));
     slots_ = slots;
 }
 
@@ -134,7 +139,14 @@ void Lanes::run_next(Lock& lock, Lane& lane) {
     lane.current = -1;
     rules_->node(node).start = start;
     rules_->node(node).finish = finish;
-    if (status != 0) end_with(Failed{node, static_cast<Index>(&lane - lanes_.data()), status, finish}, finish);
+    if (status != 0) {
+        const Failed failed{node, static_cast<Index>(&lane - lanes_.data()), status, finish};
+        if (bell_) {
+            drop(node / rules_->nodes(), failed);
+        } else {
+            end_with(failed, finish);
+        }
+    }
     finished(node);
     carry_out(finish);
 }
@@ -223,7 +235,7 @@ double Lanes::end() const {
 
 std::vector<Event> Lanes::events() {
     std::vector<Event> found;
-    found.reserve(at(slots_) + most_others);
+    found.reserve(most_events(slots_));
     const Lock lock(mutex_);
     found.swap(events_);
     return found;
@@ -277,6 +289,7 @@ void Lanes::check_deadline() {
 }
 
 void Lanes::begin_request(Index slot) {
+    failed_[at(slot)] = false;
     check(rules_->begin(slot));
 }
 
@@ -335,6 +348,14 @@ void Lanes::end_with(Event why, double time) {
         carry_out(time);
     }
     if (std::exchange(admitting_, false)) one_less(time);
+}
+
+/// Have nothing more of a request started, as an entry of it has failed.
+void Lanes::drop(Index slot, const Failed& why) {
+    if (std::exchange(failed_[at(slot)], true) || stopped_) return;
+    events_.emplace_back(std::in_place_type<Failed>, why);
+    rules_->abort(slot);
+    carry_out(why.at);
 }
 
 /// Have all lanes leave, whatever they run, as the rules do not say any more what that means.

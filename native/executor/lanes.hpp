@@ -43,11 +43,11 @@ struct Ran {
 };
 
 // What happens in a run, for whoever asked for it.
-struct Ended {  // a request has ended well
+struct Ended {  // a request has ended, well unless an entry of it has failed
     Index slot;
     double at;
 };
-struct Failed {  // the first entry that failed
+struct Failed {  // the first entry that failed, of all or, in a run with a bell, of a request
     Index node;
     Index lane;
     int status;
@@ -96,7 +96,8 @@ public:
     /// Work on a lane until the run is over. The last lane to come begins it.
     void work(Index lane);
 
-    /// Begin one more request of a run with a bell, unless the run has been stopped.
+    /// Begin one more request of a run with a bell, unless the run has been stopped. One that fails is dropped, and the others go
+    /// on; without a bell, it ends the run.
     void admit(Index slot);
 
     /// Have a run with a bell be over when nothing of it is in flight.
@@ -144,6 +145,7 @@ private:
     std::vector<Index> on_lanes() const;
     void check_deadline();
     void end_with(Event why, double time);
+    void drop(Index slot, const Failed& why);
     void break_down(const char* why) noexcept;
     void one_less(double time);
     void call_all() noexcept;
@@ -153,6 +155,7 @@ private:
     std::vector<Step> steps_;  // of the nodes of all slots
     std::vector<Lane> lanes_;
     std::vector<Index> todo_;  // ring: what the rules have told
+    std::vector<Flag> failed_;  // [R] whether an entry of the request in a slot has failed
 
     mutable std::mutex mutex_;
     std::vector<Index> first_;   // requests to begin when all lanes are there

@@ -12,6 +12,7 @@
 #include <memory>
 #include <random>
 #include <thread>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -142,11 +143,12 @@ private:
     }
 };
 
-/// Add requests to a run, each in a slot that is free, until there are enough of them or the run is stopped; returns how many.
-int serve(Lanes& lanes, const Bell& bell, int wanted, bool goodbye, std::vector<Event>& events) {
+/// Add requests to a run, each in one of the first slots that is free, until there are enough of them or the run is stopped;
+/// returns how many.
+int serve(Lanes& lanes, Index slots, const Bell& bell, int wanted, bool goodbye, bool grow, std::vector<Event>& events) {
     std::vector<Index> free;
-    free.reserve(static_cast<std::size_t>(lanes.slots()));
-    for (Index slot = 0; slot < lanes.slots(); ++slot) free.push_back(slot);
+    free.reserve(at(slots));
+    for (Index slot = 0; slot < slots; ++slot) free.push_back(slot);
     int admitted = 0;
     std::size_t ended = 0, seen = 0;
     while (!lanes.stopped() && (admitted < wanted || ended < static_cast<std::size_t>(admitted))) {
@@ -155,6 +157,7 @@ int serve(Lanes& lanes, const Bell& bell, int wanted, bool goodbye, std::vector<
             free.pop_back();
             ++admitted;
         }
+        if (std::exchange(grow, false)) lanes.grow(lanes.slots() + 1);  // while others run
         pollfd polled{bell.descriptor(), POLLIN, 0};
         poll(&polled, 1, 1);
         std::uint64_t rung;
@@ -182,7 +185,7 @@ struct Counts {
 /// One run; returns what is wrong with it, or null.
 const char* run(Random& random, Graph& graph, Counts& counts) {
     Lanes& lanes = *graph.lanes;
-    const bool serves = random.chance(0.5), goodbye = random.chance(0.8);
+    const bool serves = random.chance(0.5), goodbye = random.chance(0.8), grows = random.chance(0.1);
     const int waiting = serves ? 0 : random.below(5), wanted = random.below(6);
     const double cancel_after = random.chance(0.3) ? random.below(1e-3) : -1.0;
     const double deadline = random.chance(0.3) ? now() + random.below(1e-3) : Lanes::never;
@@ -200,7 +203,7 @@ const char* run(Random& random, Graph& graph, Counts& counts) {
     int requests = static_cast<int>(first.size()) + waiting;
     std::atomic<bool> over{false};
     std::thread client, other;
-    if (serves) client = std::thread([&] { requests = serve(lanes, *bell, wanted, goodbye, events); });
+    if (serves) client = std::thread([&] { requests = serve(lanes, graph.slots, *bell, wanted, goodbye, grows, events); });
     if (cancel_after >= 0) {
         other = std::thread([&] {
             std::this_thread::sleep_for(std::chrono::duration<double>(cancel_after));
@@ -221,11 +224,14 @@ const char* run(Random& random, Graph& graph, Counts& counts) {
     if (other.joinable()) other.join();
 
     for (Event& event : lanes.events()) events.push_back(event);
-    int ended = 0, stops = 0;
+    int ended = 0, stops = 0, dropped = 0;
     for (const Event& event : events) {
         if (std::holds_alternative<Broken>(event)) return "the rules broke down";
-        std::holds_alternative<Ended>(event) ? ++ended : ++stops;
-        counts.failed += std::holds_alternative<Failed>(event);
+        const bool failed = std::holds_alternative<Failed>(event);
+        ended += std::holds_alternative<Ended>(event);
+        dropped += failed && serves;  // and the others go on
+        stops += !std::holds_alternative<Ended>(event) && !(failed && serves);
+        counts.failed += failed;
         counts.cancelled += std::holds_alternative<Cancelled>(event);
         if (const auto* late = std::get_if<Late>(&event)) {
             ++counts.late;
@@ -245,8 +251,9 @@ const char* run(Random& random, Graph& graph, Counts& counts) {
     }
     if (!lanes.running().empty()) return "a node is on a lane after the run";
     if (stops > 1) return "a run was stopped twice";
-    if (stops == 0 && runs != requests * graph.computing) return "not every segment of every request ran once";
-    if (stops > 0 && runs > requests * graph.computing) return "a segment ran too often";
+    if (stops + dropped == 0 && runs != requests * graph.computing) return "not every segment of every request ran once";
+    if (runs > requests * graph.computing) return "a segment ran too often";
+    if (dropped > requests) return "a request failed twice";
     if (stops == 0 && serves && ended != requests) return "not every request was reported as ended";
     return nullptr;
 }

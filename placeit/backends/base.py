@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Arrays",
     "Format",
+    "InputSpecs",
     "Model",
     "OnnxKinds",
     "Sample",
@@ -183,6 +186,37 @@ class Model(ABC):
         """True if it runs at any size in a range, and not at one alone."""
         return any(spec.limits is not None for spec in self.inputs)
 
+    def check_sizes(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise UsageError if shapes of the inputs, each of which is in range, contradict each other, as far as is known.
+
+        What is equal at the typical sizes may always have another size together, so that then no shape is inferred.
+
+        Args:
+            shapes: of each input, by name.
+        """
+        if len([spec for spec in self.inputs if spec.limits is not None]) <= 1:
+            return
+        pairs = {
+            (typical, size)
+            for spec in self.inputs
+            for typical, size, (low, high) in zip(spec.shape, shapes[spec.name], spec.limits or (), strict=False)
+            if low < high
+        }
+        if len({typical for typical, _ in pairs}) == len(pairs):
+            return
+        why = self._contradiction(tuple(tuple(shapes[spec.name]) for spec in self.inputs))
+        if why is not None:
+            said = ", ".join(f"'{spec.name}' {list(shapes[spec.name])}" for spec in self.inputs)
+            raise UsageError(f"The sizes of the inputs do not fit each other: {said}. {why}")
+
+    @cached_property
+    def _contradiction(self) -> Callable[[tuple[tuple[int, ...], ...]], str | None]:
+        return functools.lru_cache(1024)(self.contradiction)
+
+    def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:  # noqa: ARG002
+        """Say how shapes of the inputs, in the model's order, contradict each other; None if not, or if that is not known."""
+        return None
+
     def with_inputs(self, inputs: Arrays) -> Self:
         """Return the model with given inputs, which measurements and checks then use instead of random ones.
 
@@ -329,6 +363,22 @@ class _Shaped(Protocol):
     def limits(self) -> Limits | None: ...
 
 
+S = TypeVar("S", bound=_Shaped)
+
+
+class InputSpecs(dict[str, S]):
+    """What the inputs of a model have to look like, by name.
+
+    Args:
+        specs: shape and type of each.
+        model: whose inputs they are.
+    """
+
+    def __init__(self, specs: Mapping[str, S], model: Model) -> None:
+        super().__init__(specs)
+        self.check = model.check_sizes
+
+
 def checked_inputs(inputs: Arrays, wanted: Mapping[str, _Shaped]) -> dict[str, NDArray[np.generic]]:
     """Return a model's inputs in the model's order and types, copied if the types differ.
 
@@ -338,7 +388,8 @@ def checked_inputs(inputs: Arrays, wanted: Mapping[str, _Shaped]) -> dict[str, N
             kind of number.
 
     Raises:
-        UsageError: an input is missing, unknown, or has another shape or type.
+        UsageError: an input is missing, unknown, or has another shape or type; or their sizes contradict each other, which
+            :class:`InputSpecs` tell.
     """
     values: dict[str, NDArray[np.generic]] = {}
     for name, given in inputs.items():
@@ -347,6 +398,8 @@ def checked_inputs(inputs: Arrays, wanted: Mapping[str, _Shaped]) -> dict[str, N
         except ValueError as error:  # lists of different lengths
             raise UsageError(f"The input '{name}' is not an array.") from error
     check_inputs({name: (value.shape, value.dtype) for name, value in values.items()}, wanted)
+    if isinstance(wanted, InputSpecs):
+        wanted.check({name: value.shape for name, value in values.items()})
     return {name: values[name].astype(spec.dtype, copy=False) for name, spec in wanted.items()}
 
 

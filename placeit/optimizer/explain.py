@@ -17,10 +17,12 @@ from placeit.core.placement import Placement
 from placeit.optimizer.trials import Move, Trials
 from placeit.planning.pins import matches
 from placeit.planning.segments import Plan, Profiled, Segmenter
+from placeit.profiler.memory import Rates, group_reads
+from placeit.profiler.sampling import border_bytes
 from placeit.simulator.slack import slack
 from placeit.workbench import Workbench
 
-__all__ = ["Crossing", "Decision", "Explained", "Explanation", "check_ops", "explain"]
+__all__ = ["Crossing", "Decision", "Explained", "Explanation", "Reading", "check_ops", "explain"]
 
 _PROPOSED = {
     "single": "a single device was best",
@@ -69,6 +71,32 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What groups move between a device and its memory, and whether that is what their time goes to.
+
+    Attributes:
+        device: where they are.
+        bytes: weights and state that they read, and tensors that they read from other groups and write for them.
+        seconds: that they take inside an uncut model.
+        bytes_per_s: at which the device reads memory; None if that is not known.
+    """
+
+    device: str
+    bytes: float
+    seconds: float
+    bytes_per_s: float | None
+
+    @property
+    def bound(self) -> bool:
+        """True if to move the bytes at the rate of the memory takes most of the time."""
+        return self.bytes_per_s is not None and self.bytes / self.bytes_per_s > self.seconds / 2
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self) | {"bound": self.bound}
+
+
+@dataclass(frozen=True)
 class Explained:
     """Why an op is where it is.
 
@@ -85,6 +113,7 @@ class Explained:
         core_s: by device, seconds of its group inside an uncut model; infinite where it cannot run.
         cut_s: the same, what cutting it off from all neighbours adds.
         load_s: the same, what it takes more while all other devices work.
+        memory: what its group moves where it is.
         transfers: tensors of its group that go between devices.
         cuts: tensors of its group that cross the border of its segment.
         moves: of its group and of its segment to each other device.
@@ -103,6 +132,7 @@ class Explained:
     core_s: Mapping[str, float]
     cut_s: Mapping[str, float]
     load_s: Mapping[str, float]
+    memory: Reading
     transfers: tuple[Crossing, ...]
     cuts: tuple[Crossing, ...]
     moves: tuple[Move, ...]
@@ -111,7 +141,12 @@ class Explained:
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         return jsonable_dict(
-            {name: value for name, value in vars(self).items() if name not in ("transfers", "cuts", "moves", "decided")}
+            {
+                name: value
+                for name, value in vars(self).items()
+                if name not in ("memory", "transfers", "cuts", "moves", "decided")
+            }
+            | {"memory": self.memory.to_dict()}
             | {"transfers": [asdict(one) for one in self.transfers]}
             | {"cuts": [{name: getattr(one, name) for name in ("tensor", "way", "bytes", "seconds")} for one in self.cuts]}
             | {"moves": [asdict(one) for one in self.moves], "decided": [asdict(one) for one in self.decided]}
@@ -129,6 +164,7 @@ class Explanation:
         segments: of the plan that compute something.
         simulated_s: of a request by the plan.
         replanned_s: the same with the segments planned anew, which moves are compared with.
+        memory: what the groups on each device move there, of devices that have some.
         ops: those that were asked for.
         profiled: when costs were measured; None if they are estimates.
     """
@@ -139,6 +175,7 @@ class Explanation:
     segments: int
     simulated_s: float
     replanned_s: float
+    memory: tuple[Reading, ...]
     ops: tuple[Explained, ...]
     profiled: Profiled | None
 
@@ -147,6 +184,7 @@ class Explanation:
         return jsonable_dict(
             vars(self)
             | {
+                "memory": [one.to_dict() for one in self.memory],
                 "ops": [one.to_dict() for one in self.ops],
                 "profiled": None if self.profiled is None else self.profiled.to_dict(),
             }
@@ -174,6 +212,7 @@ def explain(session: Workbench, placement: Placement, ops: Sequence[str] = (), *
     trials = Trials(home, placement)
     chosen = dict.fromkeys(graph.index[name] for name in ops) if ops else [trials.heaviest(g) for g in trials.worst(worst)]
     late = slack(trials.plan.problem, trials.plan.schedule)
+    memory = _Memory(trials)
     return Explanation(
         model=str(home.model.path),
         devices=home.cluster.names,
@@ -181,7 +220,8 @@ def explain(session: Workbench, placement: Placement, ops: Sequence[str] = (), *
         segments=len(trials.plan.programs),
         simulated_s=trials.plan.schedule.makespan,
         replanned_s=trials.replanned_s,
-        ops=tuple(_explained(trials, placement, op, late) for op in chosen),
+        memory=tuple(memory.reading(d, np.flatnonzero(trials.groups == d)) for d in np.unique(trials.groups).tolist()),
+        ops=tuple(_explained(trials, placement, op, late, memory) for op in chosen),
         profiled=home.costs.profiled,
     )
 
@@ -195,7 +235,26 @@ def check_ops(graph: OpGraph, ops: Sequence[str]) -> None:
         )
 
 
-def _explained(trials: Trials, placement: Placement, op: int, late: NDArray[np.float64]) -> Explained:
+class _Memory:
+    """What groups move between devices and their memory.
+
+    Args:
+        trials: the placement, and the session that it is in.
+    """
+
+    def __init__(self, trials: Trials) -> None:
+        session = trials.session
+        self._cluster, self._core = session.cluster, session.costs.core
+        self._moved = group_reads(session.grouping) + border_bytes(session.grouping.groups)
+        rates, used = Rates.of_model(session.model, session.cache), set(trials.groups.tolist())
+        self._rates = [rates.of(device) if d in used else None for d, device in enumerate(self._cluster.devices)]
+
+    def reading(self, device: int, groups: NDArray[np.int64]) -> Reading:
+        seconds = float(self._core[groups, device].sum())
+        return Reading(self._cluster.names[device], float(self._moved[groups].sum()), seconds, self._rates[device])
+
+
+def _explained(trials: Trials, placement: Placement, op: int, late: NDArray[np.float64], memory: _Memory) -> Explained:
     session, plan = trials.session, trials.plan
     grouping, costs = session.grouping, session.costs
     graph, names = grouping.graph, session.cluster.names
@@ -216,6 +275,7 @@ def _explained(trials: Trials, placement: Placement, op: int, late: NDArray[np.f
         core_s=dict(zip(names, costs.core[group].tolist(), strict=True)),
         cut_s=dict(zip(names, costs.cut[group].tolist(), strict=True)),
         load_s=dict(zip(names, np.broadcast_to(costs.load, costs.core.shape)[group].tolist(), strict=True)),
+        memory=memory.reading(segment.device, np.array([group])),
         transfers=_transfers(trials, group),
         cuts=_cuts(trials.segmenter, plan, group),
         moves=(*moves, *trials.moves("segment", segment.groups)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -33,8 +32,8 @@ from placeit.optimizer.service import service_of
 from placeit.optimizer.spending import spending
 from placeit.optimizer.starts import begin_with, divide_for, elsewhere, fitted
 from placeit.optimizer.throughput_mode import throughput_mode
-from placeit.placers.bound import lower_bound
 from placeit.profiler.costs import Progress
+from placeit.profiler.memory import Rates, shared_reads
 from placeit.profiler.statistics import mape, pearson, spearman
 from placeit.runtime.budget import TRIFLE_S, least
 from placeit.runtime.compiling import Compiled
@@ -49,6 +48,7 @@ __all__ = ["decide", "find"]
 _PROFILE_SHARE = 0.4  # of the budget
 _KNOWING_SHARE, _KNOWN = 0.5, 3  # of it, for what is not known of given placements; and of those that are, so many take part
 _FRONT_SHARE = 0.3  # of the budget, for the front of latency and energy
+_MEMORY_S = 3.0  # that must be left to measure how fast all devices together read memory, which takes a sixth of that
 _LOG = logging.getLogger(__name__)
 
 
@@ -99,10 +99,13 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
         )
         if may_stop and (profiled := session.costs.profiled) is not None and profiled.cached:  # and so nobody was asked
             certain(session.costs.core)
+        memory = None
+        if not wanted.steady and deadline - clock.now() > _MEMORY_S:
+            memory = shared_reads(session.grouping, session.costs, Rates.of_model(session.model, session.cache))
     given = fitted(session, starts, wanted)
     until = deadline if goal.energy is None else deadline - budget * _FRONT_SHARE
     search = Search(session, wanted, until, goal.seed, progress, ledger)
-    search.excluded = stopped[0] if stopped else None
+    search.excluded, search.memory = stopped[0] if stopped else None, memory
     resume, by = goal.budget.resume, search.objective
     journal = kept_journal(session, by) if resume is None else open_journal(Path(resume), session, by)
     if journal is not None:
@@ -269,7 +272,7 @@ def _optimized(
         speedup=None if beside is None else compared(beside.measured, chosen.measured),
         references=references,
         reason=reason + better_references(references, search.objective),
-        bound_s=math.nan if session.costs.shared or search.objective.steady else lower_bound(search.problem),
+        bound_s=search.bound_s,
         service=service_of(chosen, rate, seed=search.seed) if search.objective.steady else None,
         simulator_error=None
         if not pairs or session.costs.shared

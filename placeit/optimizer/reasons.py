@@ -12,7 +12,6 @@ from placeit.optimizer.candidates import Beside, Candidate, known_value, measure
 from placeit.optimizer.certainty import MARGIN
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.search import Search
-from placeit.placers.bound import lower_bound
 from placeit.runtime.incumbent import WORTH
 from placeit.simulator.objectives import Objective
 
@@ -100,7 +99,7 @@ def chosen_of(
         return decision.winner, search.excluded.why(takes)
     several = "placement over several devices" if objective.steady else "split placement"
     whole = measured_median(single) if single.simulated_s is None else single.simulated_s
-    share = lower_bound(search.problem) / whole if objective.is_makespan and 0 < whole < math.inf else math.nan
+    share = search.bound_s / whole if objective.is_makespan and 0 < whole < math.inf else math.nan
     if decision.hurried and (1.0 - MARGIN) * share > 1.0:
         why = f"no {several} can be {objective.better}"
     elif decision.hurried:

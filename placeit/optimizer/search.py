@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from placeit.core import clock
 from placeit.core.errors import FileError, UsageError
+from placeit.core.memory_reads import MemoryReads
 from placeit.core.problem import CostFunction, Problem
 from placeit.optimizer.candidates import (
     Candidate,
@@ -30,6 +31,7 @@ from placeit.optimizer.races import Races, reason_of, too_late
 from placeit.optimizer.references import enter_references
 from placeit.placers.asking import ask
 from placeit.placers.base import Measured, Placer, RefiningPlacer, is_over
+from placeit.placers.bound import lower_bound
 from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Plan
@@ -100,6 +102,7 @@ class Search(Races):
         self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> who was to propose it, and why it came to nothing
         self.unable: set[str] = set()  # those of them whose placer cannot place this model as it was asked to
         self.excluded: Excluded | None = None  # why no split can be the answer, if that is known
+        self.memory: MemoryReads | None = None  # what groups read from a memory that devices share, if that is known
         self.once: dict[str, float] = {}  # seconds of one run of single devices, as far as they are known
         self.searches = 0  # among plans, so far
         self.placers: list[str] = []  # those that gave a placement
@@ -108,6 +111,13 @@ class Search(Races):
         self.curves: dict[str, list[float]] = {}  # by placer that learned from runs: what it measured, in that order
         self.with_references = False  # whether to compare the answer with what OpenVINO does by itself
         self._named: dict[bytes, str] = {}  # names of the placements on the session's own devices
+
+    @functools.cached_property
+    def bound_s(self) -> float:
+        """Seconds that no placement can fall below; ``nan`` of the seconds per request, or if costs of groups are not known."""
+        if self.objective.steady or self.session.costs.shared:
+            return math.nan
+        return lower_bound(self.problem, self.memory)
 
     def find(self, groups: NDArray[np.int32]) -> Candidate | None:
         """The candidate that is a placement of the groups on the session's own devices, ``int32[G]``; None if there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from placeit.core.conflicts import cliques
+from placeit.core.memory_reads import MemoryReads
 from placeit.core.problem import Problem
 
 __all__ = ["lower_bound"]
@@ -12,26 +13,36 @@ __all__ = ["lower_bound"]
 _TURNS = 200
 
 
-def lower_bound(problem: Problem) -> float:
+def lower_bound(problem: Problem, memory: MemoryReads | None = None) -> float:
     """Lower bound of all makespans, in seconds: the larger of critical path and work per device, at best costs.
 
     Transfers and cuts are taken to be free. The bound from work is that of the assignment whose ops may be divided between
-    devices (Lenstra, Shmoys and Tardos 1990, equation 1), from below: for any weights ``l[d]`` that sum to one, no placement
-    ends before ``sum over ops of min over d of l[d] * compute[v, d]``. With equal weights that is the sum of the best times
-    over the number of devices; multiplicative updates raise it where devices differ.
+    devices (Lenstra, Shmoys and Tardos 1990, equation 1), from below: for any weights ``l[r]`` of resources that sum to one, no
+    placement ends before ``sum over ops of min over d of sum over r of l[r] * seconds[r, v, d]``, where ``seconds`` is for how
+    long an op on a device occupies a resource. Equal weights come first; multiplicative updates raise the bound where resources
+    differ.
 
-    Where devices conflict, the weights are those of sets of which only one device runs at a time, such as all that use a core,
-    and a device counts with those of all its sets: an op on two cores takes both.
+    A set of devices of which only one runs at a time, such as all that use a core, is a resource, which an op occupies for
+    ``compute[v, d]``: an op on two cores takes both. So is a memory that devices share, which an op occupies for the bytes of
+    its weights over the rate at which all devices of the memory together read it.
+
+    Args:
+        problem: what is placed.
+        memory: what its ops read, and the rates of memories; None for no such resource.
     """
-    bound = problem.critical_path
+    bound = problem.critical_path if memory is None else lower_bound(problem)
     sets = cliques(problem.conflicts)
-    weights = np.full(len(sets), 1 / len(sets))
+    ops, none = np.arange(len(problem)), np.zeros((0, problem.devices))
+    shared = none if memory is None else memory.devices.astype(np.float64)
+    read = np.zeros((0, len(problem))) if memory is None else memory.seconds
+    weights = np.full(len(sets) + len(shared), 1 / (len(sets) + len(shared)))
     for turn in range(_TURNS):
-        weighted = problem.compute * (weights @ sets)
+        of_sets, of_shared = np.split(weights, [len(sets)])
+        weighted = problem.compute * (of_sets @ sets) + (of_shared[:, None] * read).T @ shared
         cheapest = weighted.argmin(axis=1)
-        ops = np.arange(len(problem))
         bound = max(bound, float(weighted[ops, cheapest].sum()))
-        load = sets @ np.bincount(cheapest, problem.compute[ops, cheapest], problem.devices)
+        busy = sets @ np.bincount(cheapest, problem.compute[ops, cheapest], problem.devices)
+        load = np.concatenate([busy, (read * shared[:, cheapest]).sum(axis=1)])
         if not load.any():
             break
         weights *= np.exp(load / load.max() / (turn + 1) ** 0.5)

@@ -12,6 +12,7 @@ from placeit.core.cluster import Cluster
 from placeit.devices import roofline_seconds
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs
+from placeit.profiler.memory import group_reads
 from placeit.profiler.sampling import border_bytes
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.runtime import Runtime
@@ -40,7 +41,7 @@ def estimated(
     """
     real = tuple(device for device in cluster.devices if not device.described)
     groups = grouping.groups
-    traffic = groups.param_bytes + border_bytes(groups)
+    traffic = group_reads(grouping) + border_bytes(groups)
     seconds = np.stack(
         [roofline_seconds(groups.flops, traffic, device) if device.described else traffic for device in cluster.devices],
         axis=1,

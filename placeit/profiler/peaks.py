@@ -1,4 +1,4 @@
-"""Measure the rates that devices can reach: of arithmetic, by a matrix product, and of memory, by an element-wise sum."""
+"""Measure the rates that devices can reach: of arithmetic, by a matrix product, and of reading memory, by a maximum."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["Peak", "peak_of"]
+__all__ = ["Peak", "peak_of", "read_rate"]
 
 _SIZE = 1024  # of the matrices: more than 2 GFLOP, and 4 MB each
-_LENGTH = 1 << 23  # of the vectors: 32 MB each, more than most caches hold
-_RUNS = 5
+_READ = 1 << 26  # bytes that are read: more than most caches hold
+_ROW = 1024  # elements of a row
+_RUNS = 8
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Floating-point operations and bytes per second that were reached; None for what could not be measured."""
+    """Floating-point operations, and bytes read, per second that were reached; None for what could not be measured."""
 
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
@@ -39,11 +40,24 @@ def peak_of(device: Device, precision: str = "f32") -> Peak:
     """
     if device.kind != "openvino":
         return Peak()
-    product, total = _product(), _sum()
-    flops, moved = 2.0 * _SIZE**3, 3.0 * 4 * _LENGTH
-    seconds = [_seconds(model, device, precision) for model in (product, total)]
-    rates = [None if one is None else work / one for work, one in zip((flops, moved), seconds, strict=True)]
-    return Peak(*rates)
+    seconds = _seconds(_product(), device, precision)
+    return Peak(None if seconds is None else 2.0 * _SIZE**3 / seconds, read_rate(device, precision=precision))
+
+
+def read_rate(device: Device, size: int = _READ, precision: str = "f32") -> float | None:
+    """Measure the bytes per second at which a device that OpenVINO drives reads its memory; None if it does not run that.
+
+    Args:
+        device: the device.
+        size: bytes to read, over and over; of a few, caches hold some.
+        precision: in which it computes.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C.
+    """
+    rows = max(1, size // (_ROW * 4))
+    seconds = _seconds(_maxima(rows), device, precision)
+    return None if seconds is None else rows * _ROW * 4 / seconds
 
 
 def _product() -> OpenVinoModel:
@@ -54,17 +68,28 @@ def _product() -> OpenVinoModel:
     return describe(openvino.Model([result], [value], "product"), Path("product"))
 
 
-def _sum() -> OpenVinoModel:
+def _maxima(rows: int) -> OpenVinoModel:
+    """A row that is copied, so that the copies are in the memory of the device, and the maximum of each copy."""
     openvino = import_openvino()
-    values = [openvino.opset13.parameter([_LENGTH], openvino.Type.f32, name=name) for name in ("x", "y")]
-    return describe(openvino.Model([openvino.opset13.result(openvino.opset13.add(*values))], values, "sum"), Path("sum"))
+    ops = openvino.opset13
+    value = ops.parameter([1, _ROW], openvino.Type.f32, name="x")
+    copies = ops.broadcast(value, ops.constant([rows, _ROW]), name="copies")
+    result = ops.result(ops.reduce_max(copies, ops.constant([1]), keep_dims=False))
+    return describe(openvino.Model([result], [value], "maxima"), Path("maxima"))
 
 
 def _seconds(model: OpenVinoModel, device: Device, precision: str) -> float | None:
-    """Seconds of the fastest of a few runs; None if the device does not run the model."""
+    """Seconds of the last segment in the fastest of a few runs; None if the device does not run the model."""
     with contextlib.suppress(PlaceitError):
         cluster, grouping = Cluster((device,)), Grouping.singletons(model.graph)
-        plan = Segmenter(grouping, Costs.zero(len(grouping.groups), cluster)).plan(np.zeros(len(grouping.groups), np.int32))
+        groups = len(grouping.groups)
+        plan = Segmenter(grouping, Costs.zero(groups, cluster)).plan(np.zeros(groups, np.int32), merge=False)
+        last = max(s for s, segment in enumerate(plan.segments) if not segment.passthrough)
         with Runtime(model, grouping, cluster, precision=precision) as runtime, runtime.executor(plan) as executor:
-            return min(executor.time() for _ in range(_RUNS))
+            executor.set_inputs(model.random_inputs())
+            taken = []
+            for _ in range(_RUNS):
+                executor.time()
+                taken.append(float(executor.segment_seconds(last=True)[last]))
+            return min(taken)
     return None

@@ -202,10 +202,11 @@ def _args(span: Span | Event) -> dict[str, Any]:
     """Return what a trace viewer shows when a span is selected."""
     if isinstance(span, Event):
         return {"why": span.why}
+    request = {"request": span.request} | ({"sequence": span.sequence} if span.sequence else {})
     if span.kind == "copy":
-        return {"request": span.request}
+        return request
     more = [f"and {len(span.ops) - _SHOWN} more"] if len(span.ops) > _SHOWN else []
-    return {"request": span.request, "segment": span.segment, "ops": [*span.ops[:_SHOWN], *more]}
+    return {**request, "segment": span.segment, "ops": [*span.ops[:_SHOWN], *more]}
 
 
 def _lanes(spans: Sequence[Span | Event], devices: Sequence[str]) -> dict[tuple[_Kind, str, int], list[Span | Event]]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from placeit.optimizer.diff import Difference
-    from placeit.optimizer.explain import Crossing, Explained, Explanation
+    from placeit.optimizer.explain import Crossing, Explained, Explanation, Reading
     from placeit.planning.segments import Profiled
 
 __all__ = ["difference", "effect", "explanation"]
@@ -26,6 +26,7 @@ def explanation(console: Console, found: Explanation) -> None:
         "planned anew": f"{text.seconds(found.replanned_s)} (what moves are compared with)",
         "segments": str(found.segments),
         "costs": _costs(found.profiled),
+        **{f"memory of {one.device}": _reading(one) for one in found.memory if one.bytes_per_s is not None},
         **({} if found.replicas == 1 else {"replicas": f"{found.replicas}; this is about the first"}),
     }
     text.facts(console, figures)
@@ -44,6 +45,7 @@ def _explained(console: Console, one: Explained, devices: Sequence[str]) -> None
             "segment": f"number {one.segment}: {_ops(one.segment_ops)}",
             "runs": f"{text.seconds(one.start_s)} .. {text.seconds(one.finish_s)}",
             "slack": text.seconds(one.slack_s) if one.slack_s else "none: on the critical path",
+            **({} if one.memory.bytes_per_s is None else {"memory": _reading(one.memory)}),
             **{f"transfer {i}": _transfer(crossing) for i, crossing in enumerate(one.transfers, 1)},
             **{f"cut {i}": _cut(crossing) for i, crossing in enumerate(one.cuts, 1)},
         },
@@ -118,6 +120,13 @@ def _transfer(one: Crossing) -> str:
 
 def _cut(one: Crossing) -> str:
     return f"{one.tensor}, {one.way}, {text.amount(one.bytes, 'B')}, {text.seconds(one.seconds)}"
+
+
+def _reading(one: Reading) -> str:
+    moved = f"{text.amount(one.bytes, 'B')} at {text.amount(one.bytes / one.seconds, 'B/s')}" if one.seconds else text.NOTHING
+    if one.bound:
+        return f"bound by memory bandwidth: {moved}"
+    return f"{moved}; {one.device} reads {text.amount(one.bytes_per_s, 'B/s')}"
 
 
 def _costs(profiled: Profiled | None) -> str:

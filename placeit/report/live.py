@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from placeit.core.threads import Gate, Worker
+from placeit.core.units import about_bytes
 from placeit.report import text
 from placeit.runtime.stats import DeviceStats, ServerStats
 
@@ -147,6 +148,7 @@ class LiveView:
             "throughput": f"{text.rate(self._rate(lambda stats: stats.outcomes['succeeded']))} per second",
             "latency": ", ".join(times),
             "queue": f"{now.waiting} of {now.queue} waiting, {now.in_flight} in flight",
+            **({"sequences": f"{now.sequences} open, {about_bytes(now.state_bytes)} of state"} if now.sequences else {}),
             **({"placed anew": str(now.replacements)} if now.replacements else {}),
         }
 

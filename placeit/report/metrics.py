@@ -74,6 +74,8 @@ class _Collector:
                 "Requests that have begun and not ended.",
                 lambda one: one.in_flight,
             ),
+            (core.GaugeMetricFamily, "placeit_sequences", "Sequences that are open.", lambda one: one.sequences),
+            (core.GaugeMetricFamily, "placeit_state_bytes", "Size of the states of sequences.", lambda one: one.state_bytes),
             (
                 core.CounterMetricFamily,
                 "placeit_replacements",

@@ -30,7 +30,8 @@ class ActiveRun:
         begun: whether lanes know of it.
         error: what failed first.
         failed: the request that it was of, by its number among those in flight, if that is known.
-        ended: the numbers of those that have ended well, if there is a bell.
+        ended: the numbers of those that have ended, if there is a bell.
+        failures: what failed of these, by their numbers; there is none of those that have ended well.
         begin: when it was asked for, or when its lanes began.
         end: when all of it had ended.
         over: open from then on.
@@ -45,6 +46,7 @@ class ActiveRun:
         self.error: PlaceitError | None = None
         self.failed: int | None = None
         self.ended: deque[int] = deque()
+        self.failures: dict[int, PlaceitError] = {}
         self.begin = perf_counter()
         self.end = 0.0
         self.over = Gate()

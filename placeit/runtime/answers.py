@@ -45,6 +45,7 @@ class Pending:
     position: int = 0  # among the requests of its sequence
     resets: int = 0  # how often its sequence was reset before it was submitted
     started: bool = False  # whether an executor has it
+    settled: bool = True  # whether its sequence knows that it is not in flight
     replay: bool = False  # whether it is there for the state that it leaves, and nobody waits
     future: Answer = field(default_factory=Answer)
     alone: bool = False  # when it began

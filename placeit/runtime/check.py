@@ -8,7 +8,7 @@ inputs whose outputs differ, and what is written after its device has reported t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -203,7 +203,7 @@ class OutputCheck:
 
     Args:
         inputs: what is left in place in every executor that is checked.
-        others: inputs to try, until some lead to other outputs.
+        others: inputs to try, until some lead to other outputs; first those of other sizes, which are preferred.
         reference: runs the uncut model.
         tolerance: the ``max_rel`` up to which outputs pass: those of the two inputs have to differ by more, and by 1 %.
         alike: runs the uncut model in the precision of the devices; None if that is the reference's.
@@ -229,6 +229,8 @@ class OutputCheck:
         self.not_checked = OutputDifference.between(self.expected, self.expected).not_checked
         second, most = (inputs, self.expected), 0
         for other in others:
+            if most and _shapes(second[0]) != _shapes(inputs) == _shapes(other):
+                break  # inputs of another size show more
             try:
                 made = reference(other)
             except _FAILURES:  # the model cannot make sense of them
@@ -290,7 +292,7 @@ def _changed(now: Arrays, before: Arrays) -> str | None:
 
 
 def other_inputs(model: Model, inputs: Arrays, *, given: bool) -> Iterator[dict[str, NDArray[np.generic]]]:
-    """Yield inputs that may lead to other outputs: newly drawn, shuffled, of another magnitude.
+    """Yield inputs that may lead to other outputs: of another size where that is open, drawn, shuffled, of another magnitude.
 
     Shuffled whole numbers and truth values are as many of each as before, and so likely to be what the model allows.
 
@@ -301,6 +303,8 @@ def other_inputs(model: Model, inputs: Arrays, *, given: bool) -> Iterator[dict[
     """
     drawn = [model.random_inputs(seed) for seed in (1, 2)]
     rng = np.random.default_rng(0)
+    if model.has_open_sizes:
+        yield from _of_other_sizes(model, [inputs, *([] if given else drawn)])
     shuffled = {name: rng.permuted(value.ravel()).reshape(value.shape) for name, value in inputs.items()}
     varied = [shuffled, *({name: _scaled(value, by) for name, value in inputs.items()} for by in (-1.0, 0.1, 10.0))]
     uniform = {
@@ -308,6 +312,43 @@ def other_inputs(model: Model, inputs: Arrays, *, given: bool) -> Iterator[dict[
         for name, value in shuffled.items()
     }
     yield from (*varied, uniform, *drawn) if given else (*drawn, *varied, uniform)
+
+
+def _of_other_sizes(model: Model, several: Sequence[Arrays]) -> Iterator[dict[str, NDArray[np.generic]]]:
+    """Yield inputs of sizes in range, random ones and then the least, with the values of several inputs in turn.
+
+    Sizes that are equal in the first inputs stay equal, as those of a text and its mask have to.
+    """
+    ranges: dict[int, tuple[int, int]] = {}  # by size in the first inputs
+    for spec in model.inputs:
+        for size, (low, high) in zip(several[0][spec.name].shape, spec.limits or (), strict=False):
+            if low < high:
+                least, most = ranges.get(size, (low, high))
+                ranges[size] = max(least, low), min(most, high)
+    rng = np.random.default_rng(0)
+    random: dict[int, int] = {}
+    for size, (low, high) in ranges.items():
+        ends = (size + 1, min(high, 2 * size) + 1) if high > size else (low, max(size, low + 1))
+        random[size] = int(rng.integers(*ends))
+    for sizes in (random, {size: low for size, (low, _) in ranges.items()}):
+        shapes = {
+            spec.name: tuple(
+                sizes[size] if low < high else size
+                for size, (low, high) in zip(several[0][spec.name].shape, spec.limits, strict=True)
+            )
+            for spec in model.inputs
+            if spec.limits is not None
+        }
+        try:
+            model.check_sizes(_shapes(several[0]) | shapes)
+        except UsageError:
+            continue
+        for inputs in several:
+            yield {name: np.resize(value, shapes.get(name, value.shape)) for name, value in inputs.items()}
+
+
+def _shapes(inputs: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: value.shape for name, value in inputs.items()}
 
 
 def _scaled(value: NDArray[Any], by: float) -> NDArray[Any]:

@@ -76,7 +76,7 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
                 "Leave one of them out."
             )
     for device in devices if model.has_open_sizes else ():
-        if not (device.described or device_kind(device).open_sizes):
+        if not (device.described or device_kind(device).open_sizes(device)):
             raise DeviceError(
                 f"{device.name} runs a model at one size, and inputs of {model.path} have ranges of sizes: give one size for "
                 "each, or choose other devices."

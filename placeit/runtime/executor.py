@@ -36,7 +36,7 @@ class LaneRun(ActiveRun):
     """A run on lanes that the host decides for.
 
     Attributes:
-        slots: of the requests to begin with.
+        requests: numbers of those to begin with.
         waiting: how many requests have not begun.
         left: how many of them have not ended.
         native: the plan that lanes run without Python; None while, or if, they do not.
@@ -46,11 +46,11 @@ class LaneRun(ActiveRun):
         caller: the thread that waits, if runs begin there, as no device has a worker; None if no decision is made there.
     """
 
-    def __init__(self, slots: list[Slot], waiting: int, caller: int | None, bell: Bell | None) -> None:
+    def __init__(self, requests: list[int], waiting: int, caller: int | None, bell: Bell | None) -> None:
         super().__init__(bell)
-        self.slots, self.waiting, self.caller = slots, waiting, caller
+        self.requests, self.waiting, self.caller = requests, waiting, caller
         self.admitting = bell is not None
-        self.left = len(slots)
+        self.left = len(requests)
         self.native: NativePlan | None = None
         self.dropped = self.broken = False
 
@@ -62,7 +62,7 @@ class LaneRun(ActiveRun):
 
     def go_native(self, native: NativePlan) -> None:
         """Have a plan ready to run it without Python."""
-        native.prepare([slot.number for slot in self.slots], self.waiting, self.bell, self.deadline)
+        native.prepare(self.requests, self.waiting, self.bell, self.deadline)
         self.native = native
         self.go(native.stop)
 
@@ -160,7 +160,7 @@ class Executor(PlanExecutor):
             if held and not (start is not None and isinstance(start[0], KeepsState)):
                 raise UsageError(
                     f"{self._devices[segment.device].name} does not keep the state of op '{held[0]}' from one request to the "
-                    "next: place it on a device of this machine that OpenVINO drives."
+                    "next: place it on a device that OpenVINO drives, here or on a node."
                 )
 
     @property
@@ -209,7 +209,8 @@ class Executor(PlanExecutor):
         for slot in slots:
             slot.written = None if slot.blanked is None else {}  # the run after it was blanked is the one that is checked
             slot.blanked = None
-        return LaneRun(slots, count - len(slots), threading.get_ident() if self._first is None else None, bell)
+        caller = threading.get_ident() if self._first is None else None
+        return LaneRun([slot.number for slot in slots], count - len(slots), caller, bell)
 
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
         self._write(inputs, request)
@@ -218,7 +219,7 @@ class Executor(PlanExecutor):
         slot.written = slot.blanked = None
         with self._lock:
             if not run.begun:
-                lanes.slots.append(slot)
+                lanes.requests.append(request)
                 lanes.left += 1
                 return
         if lanes.native is not None:
@@ -249,7 +250,10 @@ class Executor(PlanExecutor):
         native = narrowed(LaneRun, run).native
         if native is not None:
             self._look(run, native)
-            run.ended += native.ended()
+            for number in native.ended():
+                if (failure := native.failure(number)) is not None:
+                    run.failures[number] = self._segment_failed("failed on", *failure)
+                run.ended.append(number)
         return [run.ended.popleft() for _ in range(len(run.ended))]
 
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
@@ -390,7 +394,7 @@ class Executor(PlanExecutor):
         if run.stopped:  # an interrupt came first, and nobody waits for it
             return []
         run.begun = True
-        return [step for slot in run.slots for step in self._scheduler.begin(slot.number)]
+        return [step for request in run.requests for step in self._scheduler.begin(request)]
 
     def _begin_natively(self, native: NativePlan, run: LaneRun) -> None:
         """Have lanes run it without Python, unless those of another executor do so now. On the thread of the first lane."""
@@ -516,8 +520,10 @@ class Executor(PlanExecutor):
     ) -> None:
         scheduler = self._scheduler
         todo: deque[Instruction] = deque()
-        if error is not None or run.stopped:  # before the event, or what reads from a failed segment would start
-            todo.extend(self._stop(run, error, None if error is None else request))
+        if error is not None and request is not None:  # before the event, or what reads from a failed segment would start
+            todo.extend(self._fail(run, error, request))
+        elif run.stopped:
+            todo.extend(self._stop(run))
         todo.extend(event())
         while todo:
             step = todo.popleft()
@@ -532,7 +538,7 @@ class Executor(PlanExecutor):
                 except BaseException as refusal:  # noqa: BLE001
                     self._working.discard((step.request, step.op))
                     failure = self._segment_failed("could not be started on", step.op, refusal)
-                    todo.extend(self._stop(run, failure, step.request))
+                    todo.extend(self._fail(run, failure, step.request))
                 todo.extend(scheduler.op_finished(step.request, step.op))
             elif type(step) is Transfer:
                 copy = slot.copies.get((step.tensor, step.dst))
@@ -545,7 +551,7 @@ class Executor(PlanExecutor):
                 except BaseException as refusal:  # noqa: BLE001
                     self._working.discard((step.request, step.tensor, step.dst))
                     failure = self._transfer_failed(step.tensor, step.src, step.dst, refusal)
-                    todo.extend(self._stop(run, failure, step.request))
+                    todo.extend(self._fail(run, failure, step.request))
                 todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
             elif run.waiting:
                 run.waiting -= 1
@@ -559,12 +565,19 @@ class Executor(PlanExecutor):
                 run.left -= 1
                 run.end_if_over()
 
-    def _stop(self, run: LaneRun, error: PlaceitError | None, request: int | None) -> list[Instruction]:
-        """Drop what has not started, as a request has failed or nobody waits any more."""
-        if error is not None and run.caller == threading.get_ident() and not isinstance(error.__cause__, Exception | None):
+    def _fail(self, run: LaneRun, error: PlaceitError, request: int) -> list[Instruction]:
+        """Drop what has not started of a request that has failed; of a run that no requests are added to, of all."""
+        if run.caller == threading.get_ident() and not isinstance(error.__cause__, Exception | None):
             raise error.__cause__  # an interrupt, and not what a device says
+        if run.bell is not None and not run.stopped:
+            run.failures.setdefault(request, error)
+            return self._scheduler.abort(request)
         if run.error is None:
             run.error, run.failed = error, request
+        return self._stop(run)
+
+    def _stop(self, run: LaneRun) -> list[Instruction]:
+        """Drop what has not started, as a request has failed or nobody waits any more."""
         run.stop()
         if run.dropped or not run.begun:
             return []

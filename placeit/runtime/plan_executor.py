@@ -190,7 +190,10 @@ class PlanExecutor(ABC):
 
     @abstractmethod
     def _ended(self, run: ActiveRun) -> list[int]:
-        """The requests of a run with a bell that have ended well since this was last asked, by their numbers."""
+        """The requests of a run with a bell that have ended since this was last asked, by their numbers.
+
+        ``run.failures`` says which of them have failed.
+        """
 
     @abstractmethod
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
@@ -210,6 +213,14 @@ class PlanExecutor(ABC):
             "This placement runs on streams of an accelerator, which keep no state from one request to the next: place the "
             "model on CPU core sets, or on other devices that OpenVINO drives."
         )
+
+    @property
+    def room_for_state(self) -> dict[str, float]:
+        """Bytes that its devices may hold besides the plan's weights, by device name; ``inf`` if that is not known."""
+        problem, used = self.plan.problem, [0.0] * self.plan.problem.devices
+        for segment, weights in zip(self.plan.segments, problem.param_bytes.tolist(), strict=False):
+            used[segment.device] += weights
+        return dict(zip(problem.device_names, (problem.memory - used).tolist(), strict=True))
 
     def close_slot(self, slot: Slot) -> None:  # noqa: B027 (there may be none)
         """Release a slot of :meth:`open_slot`, of which nothing runs. A second call has no effect."""
@@ -386,9 +397,9 @@ class PlanExecutor(ABC):
     def serve(self, feed: Feed) -> None:
         """Run the requests that a feed gives, each as soon as one of those in flight has ended, until it gives none.
 
-        A request that fails ends the run: the feed is told which it was. Those that were in flight beside it have to begin
-        again, and so have all if this raises. The executor can be used again, unless :meth:`check` says otherwise; the next
-        call waits for what still runs.
+        The feed is told of a request that fails. Where it can be, nothing else notices; else that ends the run, and those that
+        were in flight beside it have to begin again, and so have all if this raises. The executor can be used again, unless
+        :meth:`check` says otherwise; the next call waits for what still runs.
 
         Raises:
             ExecutionError: something has been closed, a thread has died, or nobody can say which request has failed.
@@ -430,8 +441,15 @@ class PlanExecutor(ABC):
         self._start(run)
         while not run.stopped:
             while item is not None and not run.stopped:
-                serving.item = serving.flying[request := free.pop() if item.slot is None else item.slot] = item
-                self._admit(run, request, checked_inputs(item.inputs, self.inputs))  # whose owner may have changed them
+                serving.item = item
+                try:
+                    inputs = checked_inputs(item.inputs, self.inputs)  # whose owner may have changed them
+                except UsageError as error:
+                    feed.failed(item, failure_of("This request could not be served", error), begun=False)
+                else:
+                    request = free.pop() if item.slot is None else item.slot
+                    serving.flying[request] = item
+                    self._admit(run, request, inputs)
                 serving.item = None
                 item = None if self._wanted(run) else feed.take(room=bool(free))
             if not serving.flying:
@@ -448,11 +466,16 @@ class PlanExecutor(ABC):
         self._hand_over(feed, serving)
 
     def _hand_over(self, feed: Feed, serving: _Serving) -> list[int]:
-        """Give the outputs of requests that have ended to the feed, and return the numbers of these requests."""
+        """Tell the feed of requests that have ended, and return the numbers of these requests."""
         ended = self._ended(serving.run)
         for request in ended:
+            if request in serving.run.failures and (gone := self.gone) is not None:
+                raise gone
             serving.item = serving.flying[request]
-            feed.ended(serving.item, *self._outcome(serving.run, request))
+            if request in serving.run.failures:
+                feed.failed(serving.item, serving.run.failures.pop(request))
+            else:
+                feed.ended(serving.item, *self._outcome(serving.run, request))
             del serving.flying[request]
             serving.item = None
         return ended

@@ -244,7 +244,16 @@ class Replica:
             self._server.tell(item, ran, self)
         except BaseException as error:  # noqa: BLE001 (the outputs are there)
             report("A request has ended and was not counted:", error)
-        item.future.end(lambda future: future.set_result(dict(outputs)))
+            _settle(item, error)
+
+        def tell(future: Answer) -> None:
+            try:
+                future.set_result(dict(outputs))
+            finally:
+                if item.line is not None and not future.done():
+                    item.line.failed(ExecutionError("The outputs of a request could not be handed over."), for_good=True)
+
+        item.future.end(tell)
 
     def _first_answer(self, ended: float) -> None:
         """Say how long the first answer has taken, if this replica replaces another one."""
@@ -263,7 +272,17 @@ class Replica:
 
         def tell(future: Answer) -> None:
             if not item.over:
-                self._server.release(self, item, failure=error if begun else None)
+                self._server.release(self, item, failure=error if begun or item.replay else None)
+            elif item.line is not None:  # its outputs were there, and could not be handed over
+                item.line.failed(error, for_good=True)
             future.set_exception(error)
 
         item.future.end(tell)
+        _settle(item, error)
+
+
+def _settle(item: Pending, error: BaseException) -> None:
+    """Have the sequence of a request that is over go on, though the server did not count it; nobody knows its state then."""
+    if item.line is not None and not item.settled:
+        item.line.failed(failure_of("a request was not counted", error), for_good=True)
+        item.line.flying, item.settled = False, True

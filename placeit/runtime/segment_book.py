@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from placeit.backends.base import Format, Model
+from placeit.backends.base import Format, InputSpecs, Model
 from placeit.core.errors import DeviceError, GraphError
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Segment
@@ -46,10 +46,11 @@ class SegmentBook:
         self.channels_last = model.channels_last
         self._input_of = {spec.op: spec.name for spec in model.inputs}
         self._output_of = {spec.op: spec.name for spec in model.outputs}
-        self.inputs, self.outputs = (
+        inputs, self.outputs = (
             {spec.name: BufferSpec(spec.shape, spec.dtype, limits=spec.limits) for spec in specs}
             for specs in (model.inputs, model.outputs)
         )
+        self.inputs = InputSpecs(inputs, model)
 
     def source(self, segment: Segment, device: str) -> SegmentSource:
         """Return a segment in the form that devices compile; ``device`` is the device's name, for errors."""

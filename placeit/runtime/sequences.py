@@ -6,15 +6,17 @@ import contextlib
 import math
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from placeit.backends.base import Arrays
-from placeit.core.errors import ExecutionError, PlaceitError, SequenceError
+from placeit.core.errors import ExecutionError, PlaceitError, SequenceError, StateMemoryError
 from placeit.core.threads import Gate
+from placeit.core.units import about_bytes
+from placeit.devices.host import free_bytes
 from placeit.runtime.answers import Answer, Outputs, Pending
 from placeit.runtime.line import Home, Line
 from placeit.runtime.plan_executor import failure_of
@@ -24,6 +26,9 @@ from placeit.runtime.waiting import Waiting
 __all__ = ["Sequence", "Sequences"]
 
 _LOOK_S = 0.5
+_OF_FREE = 0.5  # share of the free memory that states may take
+_OF_DEVICE = 0.9  # share of what a device may hold besides weights
+_NEAR = 0.8  # share of what states may take, from which they are measured after each run
 
 
 class Serving(Protocol):
@@ -121,6 +126,7 @@ class Sequence:
                 asked for, and any other goes on to its end); or a callback of one of the server's futures asks, which would
                 wait for itself.
             SequenceError: the sequence is closed, or its state is not known after a failure.
+            StateMemoryError: there is no room for its state to grow; the state is as it was.
             UsageError, QueueFullError: as by :meth:`submit`.
         """
         self._server.check_thread()
@@ -150,6 +156,7 @@ class Sequence:
 
         Raises:
             SequenceError: the sequence is closed, or its state is not known after a failure.
+            StateMemoryError: there is no room for another state.
             ExecutionError: requests take longer than ``timeout``; a callback of one of the server's futures asks, which would
                 wait for itself; or the server is closed.
             DeviceError: there is no room for buffers.
@@ -175,14 +182,22 @@ class Sequences:
         waiting: its queue.
         replicas: returns those that may take requests of sequences, with the lock; raises if there never will be any more.
         call: wakes the replicas whose turn it is to take what waits; with the lock.
+        most: bytes that all states may take; None for half of the memory that is free now. Those on a device never take more
+            than nine tenths of what it may hold besides weights.
 
     Attributes:
         dropped: sequences that nobody refers to any more. Whoever collects garbage may hold any lock, and adds to it.
     """
 
     def __init__(
-        self, lock: threading.Lock, waiting: Waiting, replicas: Callable[[], list[Replica]], call: Callable[[], object]
+        self,
+        lock: threading.Lock,
+        waiting: Waiting,
+        replicas: Callable[[], list[Replica]],
+        call: Callable[[], object],
+        most: float | None = None,
     ) -> None:
+        self.most = _OF_FREE * free_bytes() if most is None else most
         self._lock, self._waiting, self._replicas, self._call = lock, waiting, replicas, call
         self._made = 0
         self._lines: dict[int, Line] = {}
@@ -191,6 +206,9 @@ class Sequences:
 
     def __len__(self) -> int:
         return len(self._lines)
+
+    def __contains__(self, line: Line) -> bool:
+        return self._lines.get(line.number) is line
 
     @property
     def open_lines(self) -> list[Line]:
@@ -207,28 +225,26 @@ class Sequences:
     def open(self, *, recompute: bool, like: Line | None = None) -> Line:
         """Make a sequence with a slot, whose state is that of another one if there is one, which is idle."""
         with self._lock:
-            replica = self._home() if like is None or like.replica is None else like.replica
             self._made += 1
             line = self._lines[self._made] = Line(self._made, recompute)
         try:
-            states = None
-            if like is not None and not (like.fresh or like.behind):
-                states = like.slot.states() if like.slot is not None else None
-            self._settle(line, replica, states)
+            if like is not None:
+                line.copy(like)
+            self._settle_anywhere(line, None if like is None else like.replica, None if like is None else _states(like))
         except BaseException:
             with self._lock:
+                _release(line)
                 self._lines.pop(line.number, None)
             raise
-        if like is not None:
-            line.fresh, line.bytes, line.ran, line.inputs = like.fresh, like.bytes.copy(), like.ran, like.inputs.copy()
         return line
 
     def fork(self, line: Line, timeout: float | None) -> Line:
         """See :meth:`Sequence.fork`."""
-        with self._idle(line, timeout):
+        line.check_open()
+        until = math.inf if timeout is None else perf_counter() + timeout
+        with self._idle(line, line.submitted, until):
             self._carry_out_resets(line, line.resets)
-            if line.lost is not None:
-                raise line.lost
+            line.check_known()
             return self.open(recompute=line.recompute, like=line)
 
     def reset(self, line: Line) -> None:
@@ -236,13 +252,10 @@ class Sequences:
         with self._lock:
             line.check_open()
             line.resets += 1
-            if line.slot is None or not self._is_idle(line, line.submitted):
-                return  # the next request does it
-            line.moving = True
-        try:
-            self._carry_out_resets(line, line.resets)
-        finally:
-            self._moved(line)
+            now = line.slot is not None and self._is_idle(line, line.submitted)  # else the next request does it
+        if now:
+            with self._idle(line, 0):
+                self._carry_out_resets(line, line.resets)
 
     def end(self, line: Line, *, drain: bool) -> list[Pending]:
         """Close a sequence; with the lock. Return the requests that are to fail."""
@@ -269,53 +282,63 @@ class Sequences:
     def make_ready(self, line: Line, request: Pending, replica: Replica) -> None:
         """Have the slot of a sequence hold the state that its request goes on from; on the thread of the replica."""
         if line.slot is None:
-            self._settle(line, replica)
+            self._settle(line, replica, here=True)
         self._carry_out_resets(line, request.resets)
-        if line.lost is not None:
-            raise line.lost
+        line.check_known()
+        with self._lock:
+            self._check_room(line, replica, line.growth)
+
+    def measure(self, line: Line) -> None:
+        """Take note of what a run has added to a state; on the thread of the replica, when nothing of the sequence runs."""
+        with self._lock:
+            due = line.due or self.bytes > _NEAR * self.most
+        found = None
+        if due and line.slot is not None:
+            with contextlib.suppress(Exception):  # the next request tells what is the matter
+                found = line.slot.state_bytes()
+        with self._lock:
+            line.grown(found)
 
     def released(self, line: Line, request: Pending, failure: PlaceitError | None, *, well: bool) -> None:
         """A request of a sequence is not in flight any more; ``failure`` of one that had begun. With the lock."""
-        line.flying = False
         if well:
             line.ended(request.inputs, replay=request.replay)
         elif failure is not None:
             line.failed(failure, for_good=request.replay)
+        line.flying, request.settled = False, True
         line.note()
 
     def interrupted(self, line: Line, request: Pending, why: PlaceitError | None) -> SequenceError | None:
         """A request in flight has to begin again; return why it cannot, None if it can. With the lock."""
         if request.started:
             line.failed(why or ExecutionError("A request of it was interrupted by an error of the server's."))
-        line.flying = request.started = False
+        line.flying, request.started, request.settled = False, False, True
         line.note()
-        return line.lost
+        return None if line.lost is None else SequenceError(line.lost)
 
     def lose(self, replica: Replica, why: PlaceitError) -> None:
         """All slots of a replica are lost; with the lock."""
         for line in self._lines.values():
             if line.replica is replica:
                 line.replica = line.slot = None
+                line.least = Counter()
                 line.failed(why)
-                line.bytes.clear()
+                line.empty()
 
     def leave(self, leaving: Collection[Replica]) -> None:
         """Move the states of sequences from replicas that take no more requests, and of which nothing runs, to others."""
         with self._lock:
             lines = [line for line in self._lines.values() if _is_on(line, leaving)]
         for line in lines:
-            self._claim(line, 0, math.inf)
-            try:
-                if line.slot is not None and _is_on(line, leaving):
+            with self._idle(line, 0):
+                if not _is_on(line, leaving):
+                    continue
+                try:
+                    self._settle_anywhere(line, None, _states(line))
+                except Exception as error:  # noqa: BLE001 (of this sequence alone)
                     with self._lock:
-                        replica = self._home()
-                    self._settle(line, replica, None if line.fresh or line.behind else line.slot.states())
-            except Exception as error:  # noqa: BLE001 (of this sequence alone)
-                with self._lock:
-                    _release(line)
-                    line.failed(failure_of("it could not be moved to another placement.", error))
-            finally:
-                self._moved(line)
+                        _release(line)
+                        line.failed(failure_of("it could not be moved to another placement.", error))
 
     def tidy(self) -> None:
         """Release the slots of closed sequences of which no request is left; with the lock."""
@@ -338,18 +361,58 @@ class Sequences:
             raise ExecutionError("Nothing runs requests of this server just now, as its devices are lost: try again later.")
         return min(replicas, key=lambda replica: sum(line.replica is replica for line in self._lines.values()))
 
-    def _settle(self, line: Line, replica: Home, states: Mapping[str, Any] | None = None) -> None:
-        """Give a sequence of which nothing runs a slot on a replica, with given states or the initial one."""
-        slot = replica.executor.open_slot()
+    def _check_room(self, line: Line, home: Home, more: Counter[str]) -> None:
+        """Raise StateMemoryError if so many bytes more of state have no room; with the lock."""
+        total = self.bytes + more.total()
+        what, taken, most = "all devices", total, self.most
+        for device, room in home.executor.room_for_state.items():
+            here = sum(other.bytes[device] for other in self._lines.values()) + more[device]
+            if here > _OF_DEVICE * room:
+                what, taken, most = device, here, _OF_DEVICE * room
+        if taken > most and taken > 0:
+            raise StateMemoryError(
+                f"The state of sequence {line.number} has no room: those of {len(self._lines)} sequences would take "
+                f"{about_bytes(taken)} on {what}, and may take {about_bytes(most)} there. Close or reset others, or allow more "
+                "(state_memory=)."
+            )
+
+    def _settle_anywhere(self, line: Line, wanted: Home | None, states: Mapping[str, Any] | None) -> None:
+        """Give a sequence a slot, on the wanted replica if that can be, and else where the fewest are."""
+        while True:
+            with self._lock:
+                home = wanted if wanted is not None and wanted.able else self._home()
+            try:
+                self._settle(line, home, states)
+            except PlaceitError:
+                if home.able:
+                    raise
+            else:
+                return
+
+    def _settle(self, line: Line, home: Home, states: Mapping[str, Any] | None = None, *, here: bool = False) -> None:
+        """Give a sequence of which nothing runs a slot on a replica, with given states or the initial one.
+
+        Raises ExecutionError if that takes no requests any more, unless it is ``here``: then it leaves after its thread's work.
+        """
+        with self._lock:
+            self._check_room(line, home, Counter())
+        slot = home.executor.open_slot()
         try:
             if states is not None:
                 slot.set_states(states)
+            least = slot.state_bytes() if line.fresh else None
+            with self._lock:
+                if least is not None:
+                    self._check_room(line, home, least - line.bytes)
+                    line.least = least
+                    line.empty()
+                if not (here or home.able):
+                    raise ExecutionError("This replica has just been taken out of service.")
+                _release(line)
+                line.replica, line.slot = home, slot
         except BaseException:
-            replica.executor.close_slot(slot)
+            home.executor.close_slot(slot)
             raise
-        with self._lock:
-            _release(line)
-            line.replica, line.slot = replica, slot
 
     def _carry_out_resets(self, line: Line, resets: int) -> None:
         """Have the slot of a sequence of which nothing runs start anew, if that is due."""
@@ -361,28 +424,28 @@ class Sequences:
                 line.reset(resets)
 
     @contextlib.contextmanager
-    def _idle(self, line: Line, timeout: float | None) -> Iterator[None]:
-        """Wait until all requests of a sequence so far have ended; no other one begins meanwhile, nor in the context."""
+    def _idle(self, line: Line, hold: int, until: float = math.inf) -> Iterator[None]:
+        """Wait until the first so many requests of a sequence have ended; no later one begins meanwhile, nor in the context."""
+        me = object()
         with self._lock:
-            line.check_open()
-            hold = line.submitted
             line.holds.append(hold)
         try:
-            self._claim(line, hold, math.inf if timeout is None else perf_counter() + timeout)
-            try:
-                yield
-            finally:
-                line.moving = False
+            self._claim(line, hold, until, me)
+            yield
         finally:
-            line.holds.remove(hold)
-            self._moved(line)
+            with self._lock:
+                line.holds.remove(hold)
+                line.moving = None if line.moving is me else line.moving
+                line.note()
+                self.tidy()
+                self._call()
 
-    def _claim(self, line: Line, hold: int, until: float) -> None:
+    def _claim(self, line: Line, hold: int, until: float, me: object) -> None:
         """Wait until the first so many requests of a sequence have ended and nobody uses its state, and then use it."""
         while True:
             with self._lock:
                 if self._is_idle(line, hold):
-                    line.moving = True
+                    line.moving = me
                     return
                 gate = line.noted = line.noted or Gate()
             if perf_counter() >= until:
@@ -392,15 +455,12 @@ class Sequences:
     def _is_idle(self, line: Line, hold: int) -> bool:
         """Return whether nobody uses the state of a sequence, and none of its first so many requests is left; with the lock."""
         first = self._waiting.first(line)
-        return not line.flying and not line.moving and (first is None or first.position > hold)
+        return not line.flying and line.moving is None and (first is None or first.position > hold)
 
-    def _moved(self, line: Line) -> None:
-        """Nobody uses the state of a sequence any more."""
-        with self._lock:
-            line.moving = False
-            line.note()
-            self.tidy()
-            self._call()
+
+def _states(line: Line) -> dict[str, Any] | None:
+    """Copies of the states of a sequence of which nothing runs; None if it has the initial one, or has to compute it anew."""
+    return None if line.slot is None or line.fresh or line.behind else line.slot.states()
 
 
 def _is_on(line: Line, replicas: Collection[Home]) -> bool:

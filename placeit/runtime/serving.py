@@ -52,6 +52,8 @@ class Server(Watched):
         executors: of the same model, which nobody else is to call meanwhile; closed with the server.
         queue: how many requests may wait, besides those in flight.
         replace: makes an executor in place of one that is lost; None for no such thing.
+        state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now. On a
+            device they may take nine tenths of what it may hold besides weights in any case.
 
     Attributes:
         busy: seconds that segments ran, by device name.
@@ -64,9 +66,18 @@ class Server(Watched):
         ends_with_sequences: whether it is closed with the last of its sequences.
     """
 
-    def __init__(self, executors: abc.Sequence[PlanExecutor], *, queue: int = QUEUE, replace: Replace | None = None) -> None:
+    def __init__(
+        self,
+        executors: abc.Sequence[PlanExecutor],
+        *,
+        queue: int = QUEUE,
+        replace: Replace | None = None,
+        state_memory: float | None = None,
+    ) -> None:
         if not executors:
             raise UsageError("A server needs an executor at least.")
+        if state_memory is not None and not state_memory > 0:
+            raise UsageError(f"'state_memory' must be a positive number of bytes; got {state_memory}.")
         if queue < 1:
             raise UsageError(f"A server lets at least one request wait; got {queue}.")
         self.queue = queue
@@ -84,7 +95,7 @@ class Server(Watched):
         self._reason: PlaceitError | None = None  # why nothing can run
         self._begun = 0  # how often a request has
         self.ends_with_sequences = False
-        self.sequences = Sequences(self._lock, self._waiting, self._for_sequences, self._call_somebody)
+        self.sequences = Sequences(self._lock, self._waiting, self._for_sequences, self._call_somebody, state_memory)
         self._attendants: list[Attendant] = []
         self._watchers: list[Closable] = []
         self._every, self._since = 1, 0  # which request a candidate takes, and how many have begun since its last one
@@ -162,6 +173,8 @@ class Server(Watched):
             if line is not None:
                 outcomes["refused"] += 1
                 line.check_open()
+                if line not in self.sequences:
+                    raise UsageError(f"Sequence {line.number} is one of another server: make one of this server.")
                 if not behind and (line.flying or self._waiting.first(line) is not None):
                     raise SequenceError(
                         f"A request of sequence {line.number} has not ended, and this one was not to wait for it: wait for the "
@@ -205,6 +218,7 @@ class Server(Watched):
 
         Raises:
             UsageError: devices of the placement do not keep state from one request to the next.
+            StateMemoryError: there is no room for another state.
             DeviceError: there is no room for buffers.
             ExecutionError: the server is closed, or nothing can run any more.
         """
@@ -279,6 +293,7 @@ class Server(Watched):
             outcomes["expired"] += self._waiting.expired
             outcomes["cancelled"] += self._waiting.cancelled
             waiting, replicas = len(self._waiting), self._replicas.copy()
+            sequences, state_bytes = len(self.sequences), self.sequences.bytes
             in_flight = 0 if self._over else sum(len(replica.flying) for replica in replicas)
         devices = {device.name: device for replica in replicas for device in replica.executor.devices()}
         for name in busy:
@@ -292,6 +307,8 @@ class Server(Watched):
             latency_s=latency_s,
             latencies=history.latencies(),
             replacements=len(self.replacements),
+            sequences=sequences,
+            state_bytes=state_bytes,
             devices=tuple(changed(device, busy_s=busy.get(name, 0.0)) for name, device in devices.items()),
             events=history.events(),
         )
@@ -415,7 +432,10 @@ class Server(Watched):
             try:
                 if request.line is not None:
                     self.sequences.make_ready(request.line, request, replica)
-            except Exception as error:  # noqa: BLE001 (of this sequence alone)
+            except SequenceError as error:
+                replica.failed(request, error, begun=False)
+            except Exception as error:  # noqa: BLE001 (of this sequence alone, unless nothing can run here any more)
+                replica.executor.check()
                 replica.failed(request, failure_of("This request cannot begin", error), begun=False)
             else:
                 request.started = True
@@ -452,7 +472,7 @@ class Server(Watched):
         request.explored = replica.exploring
         replica.flying.append(request)
         if request.line is not None:
-            request.line.flying = True
+            request.line.flying, request.settled = True, False
         self._begun = request.number
         self._since = 0 if replica.exploring else self._since + 1
 
@@ -502,6 +522,8 @@ class Server(Watched):
         Returns:
             False if it had ended before.
         """
+        if request.line is not None and math.isfinite(ended):
+            self.sequences.measure(request.line)
         with self._lock:
             if request.over:
                 self.repeated += 1
@@ -519,7 +541,9 @@ class Server(Watched):
             future = request.future
             labels = replica.executor.labels
             if not self._over and not request.replay:  # what has not ended before counts as failed
-                self.history.ended(Done(request.number, labels, future.arrived, future.begun, ended, ran, moved))
+                of = 0 if request.line is None else request.line.number
+                times = future.arrived, future.begun, ended
+                self.history.ended(Done(request.number, labels, *times, ran, moved, sequence=of))
         return True
 
     def without(self, replica: Replica) -> bool:
@@ -547,7 +571,7 @@ class Server(Watched):
         with self._lock:
             left = [request for request in replica.flying if not request.future.done()]
             for request in replica.flying:
-                if request.line is not None:
+                if request.line is not None and not request.settled:
                     request.failure = self.sequences.interrupted(request.line, request, why)
             broken = [request for request in left if request.failure is not None and not (self._over or request.replay)]
             again = [request for request in left if request.failure is None and not (self._over or request.replay)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
 __all__ = ["HOST", "Done", "Event", "Labels", "Moved", "Ran", "Span", "SpanKind"]
@@ -36,6 +36,7 @@ class Span:
         finish: seconds; not before ``start``.
         name: what is shown: the first op of the segment, or the one that made the tensor.
         ops: names of the ops that ran.
+        sequence: number of the sequence that the request belonged to; 0 for none.
     """
 
     kind: SpanKind
@@ -47,6 +48,7 @@ class Span:
     name: str = ""
     ops: tuple[str, ...] = ()
     tensor: int | None = None
+    sequence: int = 0
 
     def __post_init__(self) -> None:
         if len(self.where) != (1 if self.kind == "compute" else 2):
@@ -106,6 +108,7 @@ class Done:
         ran: segments.
         moved: tensors.
         replica: number of the replica that ran it, if that is known.
+        sequence: number of its sequence; 0 for none.
     """
 
     number: int
@@ -116,10 +119,12 @@ class Done:
     ran: Sequence[Ran]
     moved: Sequence[Moved]
     replica: int = 0
+    sequence: int = 0
 
     def spans(self) -> list[Span]:
         """Return what ran and moved."""
-        return self.labels.spans(self.number, self.ran, self.moved)
+        spans = self.labels.spans(self.number, self.ran, self.moved)
+        return [replace(span, sequence=self.sequence) for span in spans] if self.sequence else spans
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ class ServerStats:
         replacements: how often other executors took the place of those that were lost, or were not the best any more.
         devices: those that requests may run on.
         events: the last ones (:class:`placeit.runtime.history.History`).
+        sequences: how many are open.
+        state_bytes: size of their states.
     """
 
     at: float
@@ -68,6 +70,8 @@ class ServerStats:
     replacements: int
     devices: tuple[DeviceStats, ...]
     events: tuple[Event, ...] = ()
+    sequences: int = 0
+    state_bytes: int = 0
 
     @property
     def arrived(self) -> int:

@@ -24,8 +24,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from placeit.backends.base import TensorSpec
 from placeit.runtime.answers import Outputs
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid, none_of
+from placeit.serve.sequences import Asked
 from placeit.serve.service import Call, ServedModel, Service
-from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_json, to_bytes, to_json
+from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_json, sized, to_bytes, to_json
 
 __all__ = ["application"]
 
@@ -173,12 +174,14 @@ class _Asked:
         inputs: by name.
         outputs: names of those that are wanted, and whether as bytes.
         timeout_s: seconds in which it has to be answered; None for as long as it takes.
+        sequence: of which it is; None for none.
     """
 
     id: str | None
     inputs: Mapping[str, Array]
     outputs: Sequence[tuple[str, bool]]
     timeout_s: float | None
+    sequence: Asked | None = None
 
 
 async def _infer(service: Service, call: Call, request: Request, body: bytes) -> Response:
@@ -197,7 +200,7 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes) ->
                 Status.TOO_LARGE, f"At most {_JSON_BYTES} bytes of a request may be JSON: send large tensors in binary form."
             )
         asked = await _apart(size, _read, model, body, size)
-    outputs = await service.run(call, asked.inputs, asked.timeout_s, partial(_gone, request.receive))
+    outputs = await service.run(call, asked.inputs, asked.timeout_s, partial(_gone, request.receive), asked.sequence)
     as_json = sum(outputs[name].nbytes for name, binary in asked.outputs if not binary)
     head, tail = await _apart(as_json, _written, model, asked, outputs)
     if not tail:
@@ -220,7 +223,7 @@ def _raw(model: ServedModel, body: bytes) -> _Asked:
     """Read a request that consists of its only tensor."""
     if len(model.inputs) != 1:
         raise invalid(f"The model '{model.name}' has {len(model.inputs)} inputs: a body without JSON is one of one input.")
-    inputs = {name: of_bytes(body, spec) for name, spec in model.inputs.items()}
+    inputs = {name: of_bytes(body, sized(spec, len(body))) for name, spec in model.inputs.items()}
     return _Asked(None, inputs, [(name, True) for name in model.outputs], None)
 
 
@@ -230,7 +233,6 @@ def _read(model: ServedModel, body: bytes, size: int) -> _Asked:
     parameters = _field(asked, "parameters", dict, {})
     if "id" in asked:
         _field(asked, "id", str)
-    none_of(parameters, "sequence_id")
     timeout = _number(parameters.get("timeout", 0))
     if timeout is None:
         raise invalid("The parameter 'timeout' has to be a whole number of microseconds, and at least 0.")
@@ -264,7 +266,7 @@ def _read(model: ServedModel, body: bytes, size: int) -> _Asked:
         of = _field(one, "parameters", dict, {})
         none_of(of, "classification", "shared_memory_region")
         outputs.append((one["name"], _field(of, "binary_data", bool, binary)))
-    return _Asked(asked.get("id"), inputs, outputs, min(timeout, _LONGEST_US) / 1e6 or None)
+    return _Asked(asked.get("id"), inputs, outputs, min(timeout, _LONGEST_US) / 1e6 or None, Asked.of(parameters))
 
 
 def _spec(model: ServedModel, tensor: Mapping[str, Any]) -> TensorSpec:

@@ -6,7 +6,7 @@ import enum
 import hmac
 from collections.abc import Container
 
-from placeit.core.errors import DeadlineError, PlaceitError, QueueFullError, UsageError
+from placeit.core.errors import DeadlineError, PlaceitError, QueueFullError, SequenceError, StateMemoryError, UsageError
 
 __all__ = ["RefusedError", "Status", "check_token", "invalid", "none_of", "refusal_of"]
 
@@ -65,7 +65,9 @@ def refusal_of(error: PlaceitError, *, closed: bool = False) -> RefusedError:
         closed: whether it has taken no request, as it is closed, where the error has no other reason.
     """
     match error:
-        case UsageError():
+        case StateMemoryError():
+            status = Status.FULL
+        case UsageError() | SequenceError():
             status = Status.INVALID
         case QueueFullError():
             status = Status.FULL

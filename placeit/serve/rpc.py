@@ -15,6 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from google.protobuf.message import DecodeError, Message
 
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid, none_of
+from placeit.serve.sequences import Asked
 from placeit.serve.service import ServedModel, Service
 from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_contents, to_bytes
 
@@ -147,7 +148,8 @@ class _Answers:
             call.model.named_once("output", names)
             for one in request.outputs:
                 none_of(one.parameters, "classification", "shared_memory_region")
-            outputs = await self._service.run(call, inputs, min((one for one in times if one is not None), default=None))
+            left = min((one for one in times if one is not None), default=None)
+            outputs = await self._service.run(call, inputs, left, sequence=_sequence(request.parameters))
             answer = self._messages.ModelInferResponse(
                 model_name=call.model.name, model_version=call.model.version, id=request.id
             )
@@ -174,9 +176,15 @@ def _inputs(model: ServedModel, request: Any) -> dict[str, Array]:
     return inputs
 
 
+def _sequence(parameters: Any) -> Asked | None:
+    """Return what a request says of its sequence; None if it is of none. Raises RefusedError."""
+    names = (name for name in ("sequence_id", "sequence_start", "sequence_end") if name in parameters)
+    chosen = {name: (parameters[name], parameters[name].WhichOneof("parameter_choice")) for name in names}
+    return Asked.of({name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()})
+
+
 def _timeout(parameters: Any) -> float | None:
     """Return the seconds in which a request has to be answered; None for as long as it takes. Raises RefusedError."""
-    none_of(parameters, "sequence_id")
     if "timeout" not in parameters:
         return None
     given = parameters["timeout"]

@@ -7,21 +7,25 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.core.errors import PlaceitError, UsageError
+from placeit.core.sizes import fits
 from placeit.core.version import __version__
 from placeit.runtime.answers import Answer, Outputs
+from placeit.runtime.sequences import Sequence
 from placeit.runtime.serving import Server
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
-from placeit.serve.tensors import DATATYPES, check_datatype
+from placeit.serve.sequences import Asked, Sequences
+from placeit.serve.tensors import DATATYPES, check_datatype, taken
 
 __all__ = ["Call", "ServedModel", "Service", "is_name"]
 
-_EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
+_EXTENSIONS = ("binary_tensor_data", "model_configuration", "sequence", "statistics")
 
 
 def is_name(text: str) -> bool:
@@ -82,7 +86,7 @@ class ServedModel:
     """
 
     def __init__(
-        self, name: str, server: Server, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], version: str = "1"
+        self, name: str, server: Server, inputs: Listed[TensorSpec], outputs: Listed[TensorSpec], version: str = "1"
     ) -> None:
         if not is_name(name):
             raise UsageError(f"A model cannot be served as '{name}': take letters, digits, '-', '_' and '.', as in NAME=PATH.")
@@ -95,6 +99,7 @@ class ServedModel:
         self.name, self.server, self.version = name, server, version
         self.inputs = {spec.name: spec for spec in inputs}
         self.outputs = {spec.name: spec for spec in outputs}
+        self.sequences = Sequences(server)
         self._durations = {what: _Duration() for what in _DURATIONS}
         self._last = 0  # milliseconds since 1970
 
@@ -103,19 +108,17 @@ class ServedModel:
         """True if its server takes requests, and there are devices that run them."""
         return self.server.able
 
-    def spec(self, name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:
-        """Return what an input has to look like. Raises RefusedError if there is no such input, or it looks otherwise."""
+    def spec(self, name: str, datatype: str, shape: Listed[int]) -> TensorSpec:
+        """Return what an input is as it is sent. Raises RefusedError if there is no such input, or the model takes no such."""
         spec = self.inputs.get(name)
         if spec is None:
             raise invalid(f"The model '{self.name}' has no input '{name}'; its inputs are {_names(self.inputs)}.")
         check_datatype(spec, datatype)
-        if tuple(shape) != spec.shape:
-            raise invalid(
-                f"The input '{name}' is sent with the shape {list(shape)}; the model takes {list(spec.shape)}.",
-            )
-        return spec
+        if not fits(shape, spec.shape, spec.limits):
+            raise invalid(f"The input '{name}' is sent with the shape {list(shape)}; the model takes {taken(spec)}.")
+        return replace(spec, shape=tuple(shape), limits=None)
 
-    def named_once(self, what: str, names: Sequence[str]) -> None:
+    def named_once(self, what: str, names: Listed[str]) -> None:
         """Raise RefusedError if inputs or outputs are unknown or there twice, or inputs are missing."""
         known = self.inputs if what == "input" else self.outputs
         for name in names:
@@ -180,11 +183,16 @@ def _names(known: Iterable[str]) -> str:
 
 
 def _described(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": list(spec.shape)}
+    return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": _dims(spec)}
 
 
 def _configured(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "data_type": f"TYPE_{DATATYPES[spec.dtype]}", "dims": list(spec.shape)}
+    return {"name": spec.name, "data_type": f"TYPE_{DATATYPES[spec.dtype]}", "dims": _dims(spec)}
+
+
+def _dims(spec: TensorSpec) -> list[int]:
+    """Return a tensor's sizes, -1 for those that are open."""
+    return [low if low == high else -1 for low, high in spec.limits or zip(spec.shape, spec.shape, strict=True)]
 
 
 class Service:
@@ -260,7 +268,12 @@ class Service:
             self._look()
 
     async def run(
-        self, call: Call, inputs: Arrays, timeout_s: float | None = None, gone: Callable[[], Awaitable[object]] | None = None
+        self,
+        call: Call,
+        inputs: Arrays,
+        timeout_s: float | None = None,
+        gone: Callable[[], Awaitable[object]] | None = None,
+        sequence: Asked | None = None,
     ) -> Outputs:
         """Run the model of a request.
 
@@ -269,16 +282,33 @@ class Service:
             inputs: by name.
             timeout_s: seconds, from when it began, until the outputs have to be there; None for as long as it takes.
             gone: waits until the client does not want them any more; None if this is cancelled then.
+            sequence: of which it is; None for none.
 
         Raises:
             RefusedError: no outputs come, or not in time. The request does not run then, if it has not begun.
         """
+        if sequence is None:
+            return await self._run(call, call.model.server, inputs, timeout_s, gone)
+        sequences = call.model.sequences
+        try:
+            return await self._run(call, await sequences.find(sequence), inputs, timeout_s, gone)
+        finally:
+            sequences.ended(sequence)
+
+    async def _run(
+        self,
+        call: Call,
+        server: Server | Sequence,
+        inputs: Arrays,
+        timeout_s: float | None,
+        gone: Callable[[], Awaitable[object]] | None,
+    ) -> Outputs:
         call.submitted = time.perf_counter()
         left = None if timeout_s is None else call.begun + timeout_s - call.submitted
         if left is not None and left <= 0:
             raise _late()
         try:
-            call.answer = call.model.server.submit(inputs, wait=False, start_within_s=left)
+            call.answer = server.submit(inputs, wait=False, start_within_s=left)
         except PlaceitError as error:
             raise refusal_of(error, closed=True) from error
         answer: asyncio.Future[Outputs] = asyncio.wrap_future(call.answer)

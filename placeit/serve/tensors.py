@@ -6,15 +6,28 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import TensorSpec
+from placeit.core.sizes import fits
 from placeit.serve.refusal import RefusedError, invalid
 
-__all__ = ["DATATYPES", "Array", "check_datatype", "of_bytes", "of_contents", "of_json", "to_bytes", "to_json"]
+__all__ = [
+    "DATATYPES",
+    "Array",
+    "check_datatype",
+    "of_bytes",
+    "of_contents",
+    "of_json",
+    "sized",
+    "taken",
+    "to_bytes",
+    "to_json",
+]
 
 DATATYPES: Final = {
     "bool": "BOOL",
@@ -51,6 +64,26 @@ def check_datatype(spec: TensorSpec, datatype: str) -> None:
     if datatype != wanted:
         unknown = "" if datatype in DATATYPES.values() else ", a type that no model has here"
         raise invalid(f"The input '{spec.name}' is sent as {datatype}{unknown}; the model takes {wanted}.")
+
+
+def taken(spec: TensorSpec) -> str:
+    """Say which shapes of an input a model takes."""
+    limits = spec.limits or zip(spec.shape, spec.shape, strict=True)
+    return f"[{', '.join(str(low) if low == high else f'{low}..{high}' for low, high in limits)}]"
+
+
+def sized(spec: TensorSpec, size: int) -> TensorSpec:
+    """Return an input with the shape that its number of bytes tells. Raises RefusedError."""
+    if spec.limits is None:
+        return spec
+    fixed = [low for low, high in spec.limits if low == high]
+    if len(fixed) < len(spec.shape) - 1:
+        raise invalid(f"The input '{spec.name}' has several open sizes, {taken(spec)}: say in JSON which shape it has.")
+    length, more = divmod(size, math.prod(fixed) * np.dtype(spec.dtype).itemsize or 1)
+    shape = tuple(low if low == high else length for low, high in spec.limits)
+    if more or not fits(shape, spec.shape, spec.limits):
+        raise invalid(f"The input '{spec.name}' has {size} bytes; the model takes {DATATYPES[spec.dtype]} {taken(spec)}.")
+    return replace(spec, shape=shape, limits=None)
 
 
 def of_bytes(data: bytes | memoryview, spec: TensorSpec) -> Array:
@@ -93,8 +126,12 @@ def _flat(data: Any, spec: TensorSpec) -> list[Any]:
         values = list(itertools.chain.from_iterable(values))
     if len(values) != math.prod(spec.shape) or (len(sizes) > 1 and tuple(sizes) != spec.shape):
         has = f"{len(values)} values" if len(sizes) == 1 else f"lists of the shape {sizes}"
-        raise invalid(f"The 'data' of the input '{spec.name}' has {has}; the model takes {list(spec.shape)}.")
+        raise invalid(f"The 'data' of the input '{spec.name}' has {has}; {_takes(spec)}.")
     return values
+
+
+def _takes(spec: TensorSpec) -> str:
+    return f"its shape {list(spec.shape)} takes {math.prod(spec.shape)}"
 
 
 def _filled(values: Sequence[Any], spec: TensorSpec) -> Array:
@@ -138,7 +175,7 @@ def of_contents(contents: Any, spec: TensorSpec) -> Array:
         raise invalid(f"The input '{spec.name}' is {DATATYPES[spec.dtype]}: its values belong in '{wanted}' alone.")
     values = getattr(contents, wanted)
     if len(values) != math.prod(spec.shape):
-        raise invalid(f"The input '{spec.name}' has {len(values)} values; the model takes {list(spec.shape)}.")
+        raise invalid(f"The input '{spec.name}' has {len(values)} values; {_takes(spec)}.")
     return _filled(values, spec)
 
 

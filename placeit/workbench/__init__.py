@@ -108,6 +108,7 @@ class Workbench(OpenSession):
         queue: int = QUEUE,
         refine: bool | Limits = False,
         on_loss: Literal["fail", "replace"] = "fail",
+        state_memory: float | str | None = None,
     ) -> Server:
         """Run requests as they come on a placement and its replicas, each of which serves whole requests.
 
@@ -123,6 +124,8 @@ class Workbench(OpenSession):
             on_loss: what comes of requests when a device of another node is lost: replicas that are left run them, and without
                 one they fail; or the model is placed anew, too, on devices that are left, by the costs (:attr:`costs`). The
                 server then also uses devices that come back, and leaves those that become slow, when that is worth the move.
+            state_memory: bytes, or text such as ``2GB``, that the states of all sequences (:meth:`Server.sequence
+                <placeit.runtime.serving.Server.sequence>`) may take; None for half of the memory that is free now.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
@@ -132,10 +135,17 @@ class Workbench(OpenSession):
         """
         from placeit.workbench import serving
 
-        return serving.serve(self, placement, in_flight=in_flight, queue=queue, refine=refine, on_loss=on_loss)
+        return serving.serve(
+            self, placement, in_flight=in_flight, queue=queue, refine=refine, on_loss=on_loss, state_memory=state_memory
+        )
 
     def sequence(
-        self, placement: Placement, *, recompute: bool = False, on_loss: Literal["fail", "replace"] = "fail"
+        self,
+        placement: Placement,
+        *,
+        recompute: bool = False,
+        on_loss: Literal["fail", "replace"] = "fail",
+        state_memory: float | str | None = None,
     ) -> Sequence:
         """Run requests that each go on from the model's state which the one before has left, on a server of their own.
 
@@ -147,6 +157,8 @@ class Workbench(OpenSession):
             recompute: whether to keep copies of the inputs since the last reset, and to run them again where the state was lost
                 with a device or by a request that failed.
             on_loss: what comes of requests when a device of another node is lost (:meth:`serve`).
+            state_memory: bytes, or text such as ``2GB``, that its state and those of its forks may take; None for half of the
+                memory that is free now.
 
         Raises:
             UsageError: devices of the placement do not keep state from one request to the next; or as by :meth:`serve`.
@@ -154,7 +166,7 @@ class Workbench(OpenSession):
         """
         from placeit.workbench import serving
 
-        return serving.sequence(self, placement, recompute=recompute, on_loss=on_loss)
+        return serving.sequence(self, placement, recompute=recompute, on_loss=on_loss, state_memory=state_memory)
 
     def estimate(self) -> Estimate:
         """Predict what the model takes on each device, and on all of them, from what other models took there.

@@ -143,6 +143,7 @@ class _Building:
             channels_last=frozenset(
                 number for t, number in self._contracted.tensor_of.items() if t in home.model.channels_last
             ),
+            limits={number: home.model.limits[t] for t, number in self._contracted.tensor_of.items() if t in home.model.limits},
             segments=segments,
             placement=placement,
             seconds=self._seconds(placement),

@@ -204,7 +204,7 @@ class OpenSession:
     @property
     def _opens_onnx(self) -> bool:
         """True if there is an ONNX file that ONNX Runtime opens in the precision of the session."""
-        fits = self.precision == "f32" and not self.model.has_open_sizes and not self.model.states
+        fits = self.precision == "f32" and not self.model.states
         return fits and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
 
     @property

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from placeit.backends.base import Arrays
 from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
+from placeit.core.units import parse_quantity
 from placeit.devices.meters import Sampler
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.load import RateReport, keep_busy, offer
@@ -34,12 +35,20 @@ Watch: TypeAlias = Callable[[Server], contextlib.AbstractContextManager[object]]
 
 
 def serve(
-    session: OpenSession, placement: Placement, *, in_flight: int | None, queue: int, refine: bool | Limits, on_loss: str
+    session: OpenSession,
+    placement: Placement,
+    *,
+    in_flight: int | None,
+    queue: int,
+    refine: bool | Limits,
+    on_loss: str,
+    state_memory: float | str | None = None,
 ) -> Server:
     """Do what :meth:`placeit.workbench.Workbench.serve` says."""
+    room = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
     if not refine:
         recovery = Recovery(session.runtime, session.costs, in_flight) if on_loss == "replace" else None
-        server = Server(_executors(session, placement, in_flight), queue=queue, replace=recovery)
+        server = Server(_executors(session, placement, in_flight), queue=queue, replace=recovery, state_memory=room)
         if recovery is not None:
             server.attend(Adapter(server, recovery))
         return server
@@ -50,14 +59,16 @@ def serve(
     limits = refine if isinstance(refine, Limits) else Limits()
     proposals = Proposals(session, in_flight)
     session.output_check()  # which runs the reference
-    server = Server(_executors(session, placement, in_flight), queue=queue)
+    server = Server(_executors(session, placement, in_flight), queue=queue, state_memory=room)
     server.attend(Refiner(server, proposals, limits))
     return server
 
 
-def sequence(session: OpenSession, placement: Placement, *, recompute: bool, on_loss: str) -> Sequence:
+def sequence(
+    session: OpenSession, placement: Placement, *, recompute: bool, on_loss: str, state_memory: float | str | None
+) -> Sequence:
     """Do what :meth:`placeit.workbench.Workbench.sequence` says."""
-    server = serve(session, placement, in_flight=1, queue=QUEUE, refine=False, on_loss=on_loss)
+    server = serve(session, placement, in_flight=1, queue=QUEUE, refine=False, on_loss=on_loss, state_memory=state_memory)
     try:
         server.ends_with_sequences = True
         return server.sequence(recompute=recompute)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from text_steps import feed, generate, with_caches
+from text_steps import generate, with_caches
 
 from placeit import Session
 from placeit.backends import load
@@ -21,7 +21,7 @@ openvino = import_openvino()
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-OPEN = {"input_ids": [1, "1..16@4"], "attention_mask": [1, "1..64@12"], "position_ids": [1, "1..16@4"]}
+OPEN = {"input_ids": [1, "1..16@8/4"], "attention_mask": [1, "1..64@8/12"], "position_ids": [1, "1..16@8/4"]}
 
 
 def names(specs):
@@ -85,42 +85,29 @@ def test_the_caches_of_a_decoder_become_state(file, tmp_path):
     assert kinds.count("ScaledDotProductAttention") == TINY.layers
 
 
-@pytest.mark.parametrize(("seen", "length"), [(12, 8), ("1..64@12", 8), (4, 0), ("1..64@4", 0)])
-def test_the_typical_state_is_as_long_as_the_inputs_need(tmp_path, seen, length):
-    path = write_decoder(TINY, tmp_path / "decoder.xml")
-    new = 4 if isinstance(seen, int) else "1..16@4"
-    model = load(path, input_shapes={"input_ids": [1, new], "attention_mask": [1, seen], "position_ids": [1, new]})
-    assert {spec.shape for spec in model.states} == {(1, 2, length, 8)}
-
-
-@pytest.mark.parametrize(
-    ("new", "seen", "lengths", "begins"),
-    [("4/1", "4/5", [0, 4], False), ("1", "9", [8], True), ("4/1", "4/64", [0, 63], True), ("4", "4", [0], False)],
-)
-def test_a_state_begins_longer_only_where_no_request_before_makes_it_so(tmp_path, new, seen, lengths, begins):
-    path = write_decoder(TINY, tmp_path / "decoder.xml")
-    sizes = {"input_ids": [1, f"1..16@{new}"], "attention_mask": [1, f"1..64@{seen}"], "position_ids": [1, f"1..16@{new}"]}
-    model = load(path, input_shapes=sizes)
+@pytest.mark.parametrize(("new", "seen", "lengths"), [("4/1", "4/5", [0, 4]), ("4/1/2", "4/5/7", [0, 4, 5]), ("4", "4", [0])])
+def test_the_typical_state_is_what_the_requests_before_leave(tmp_path, new, seen, lengths):
+    model = load(write_decoder(TINY, tmp_path / "decoder.xml"), input_shapes=sizes(new, seen))
     assert [shape[2] for shape in model.states[0].shapes or [model.states[0].shape]] == lengths
-    assert any("/begin" in name for name in model.graph.names) == begins
 
 
-def test_a_decoder_is_measured_in_the_middle_of_a_text(tmp_path):
+@pytest.mark.parametrize(("new", "seen"), [("1", "9"), ("4/1", "4/64"), ("4/1", "5/9"), ("4/4", "4/4")])
+def test_typical_sizes_in_the_middle_of_a_text_are_refused(tmp_path, new, seen):
+    path = write_decoder(TINY, tmp_path / "decoder.xml")
+    with pytest.raises(UsageError, match=r"give typical sizes for what comes before as well"):
+        load(path, input_shapes=sizes(new, seen))
+
+
+def sizes(new, seen):
+    return {"input_ids": [1, f"1..16@{new}"], "attention_mask": [1, f"1..64@{seen}"], "position_ids": [1, f"1..16@{new}"]}
+
+
+def test_a_decoder_is_measured_after_a_prompt(tmp_path):
     path = write_decoder(TINY, tmp_path / "decoder.onnx")
-    with Session(path, "CPU@0", inputs=Inputs(shapes=OPEN), cache=None) as session:
+    with Session(path, "CPU@0", inputs=Inputs(shapes=sizes("8x0/1", "8/9")), cache=None) as session:
         placement = session.placement(np.zeros(len(session.grouping.groups), np.int32))
         report = session.run(replace(placement, segments=np.zeros(len(session.model.graph), np.int32)), runs=2, warmup=1)
-        request = compiled(session.model.ov_model).create_infer_request()
     assert report.failed is None
-    middle = request.infer(feed([1, 2, 3, 4], 8))["logits"].copy()
-    shapes = [tuple(state.state.shape) for state in request.query_state()]
-    assert shapes == [(1, 2, 12, 8)] * 4
-    explicit = {past: np.zeros((1, 2, 8, 8), np.float32) for past, _ in TINY.caches}
-    other = compiled(openvino.Core().read_model(path))({**feed([1, 2, 3, 4], 8), **explicit})["logits"]
-    np.testing.assert_allclose(middle, other, atol=1e-6)
-    request.reset_state()
-    with pytest.raises(RuntimeError, match="attention_mask do not match"):
-        request.infer(feed([1, 2, 3, 4], 9))
 
 
 def compiled(model):

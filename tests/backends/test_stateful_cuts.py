@@ -17,7 +17,7 @@ from placeit.workloads.decoder import TINY, write_decoder
 
 openvino = import_openvino()
 
-OPEN = {"input_ids": [1, "1..16@1"], "attention_mask": [1, "1..128@65"], "position_ids": [1, "1..16@1"]}
+OPEN = {"input_ids": [1, "1..16@9/1"], "attention_mask": [1, "1..128@9/10"], "position_ids": [1, "1..16@9/1"]}
 FUSED = ("ScaledDotProductAttention", "MemoryInput", "MemoryOutput", "RoPE", "RMS", "FullyConnected")
 FILES = {
     "llama.xml": (TINY, {}),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from open_models import OPEN, TWO, attention, divided
 from small_models import inception_like
 
 from placeit.core.address import Address
@@ -22,6 +23,8 @@ from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.nodes.package import Unpacked, WeightStore, pack
 from placeit.runtime.runtime import Runtime
+from placeit.session import Session
+from placeit.workbench.options import Inputs
 
 
 @pytest.fixture
@@ -52,6 +55,21 @@ def test_a_segment_is_the_same_model_after_its_way_and_its_weights_travel_once(s
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-4)
     with pytest.raises(DeviceError, match="not as 'onnx'"):
         unpacked.in_format("onnx")
+
+
+def test_a_segment_of_open_sizes_keeps_their_limits_on_its_way(store: WeightStore, tmp_path: Path) -> None:
+    with Session(attention(tmp_path), TWO[0], inputs=Inputs(shapes=OPEN), cache=None) as session:
+        plan = session.plan_of(divided(session, 2))
+        for segment in plan.programs:
+            source = session.runtime.compiler.source(segment)
+            package, pieces = pack(source)
+            store.put(pieces)
+            unpacked = Unpacked(package, store.join(package.pieces) or b"")
+            model, arrived = source.in_format("openvino"), unpacked.in_format("openvino")
+            shapes = [port.partial_shape for port in arrived.inputs]
+            assert shapes == [port.partial_shape for port in model.inputs]
+            assert any(shape.is_dynamic for shape in shapes)
+            assert [spec.limits for spec in unpacked.inputs] == [spec.limits for spec in source.inputs]
 
 
 def test_weights_that_are_not_what_they_are_called_are_not_used(store: WeightStore, tmp_path: Path) -> None:

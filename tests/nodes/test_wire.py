@@ -12,16 +12,25 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import pytest
+from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError
+from placeit.core.sizes import LARGEST
+from placeit.runtime.devices.base import BufferSpec
+from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.nodes import wire
 from placeit.runtime.nodes.coding import Coding, coded, coded_type, decode
-from placeit.runtime.nodes.lane import ReceivingBuffers, bytes_of
+from placeit.runtime.nodes.tensors import ReceivingBuffers, bytes_of, outgoing
 from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, Listener, ProtocolError
 
 SECRET = b"s" * 32
 NONCE = 48  # bytes that whoever connects is sent
+
+
+def around(array: NDArray[np.generic]) -> HostBuffer:
+    return HostBuffer(BufferSpec(array.shape, array.dtype.name), ov.Tensor(array, shared_memory=True))
 
 
 class Ends:
@@ -46,6 +55,8 @@ class Ends:
         if self.trouble is not None:
             raise self.trouble
         if frame.kind != Kind.DATA or self.inbox.took(frame):
+            if frame.kind == Kind.DATA:
+                self.inbox.settle(frame.target)
             self.whole.append(frame.target)
         if len(self.whole) == self.awaited:
             self.arrived.set()
@@ -96,7 +107,7 @@ def test_a_stranger_gets_a_nonce_and_nothing_else_and_breaks_nothing(port: Any, 
             pass
     assert len(got) <= NONCE
     assert names == []
-    ends.inbox.expect(1, np.zeros(3, np.uint8))
+    ends.inbox.expect(1, around(np.zeros(3, np.uint8)))
     meet(port).send(Frame(Kind.DATA, target=1), memoryview(b"abc"))
     assert ends.arrived.wait(120)
     assert names == ["a"]
@@ -104,7 +115,7 @@ def test_a_stranger_gets_a_nonce_and_nothing_else_and_breaks_nothing(port: Any, 
 
 def test_many_strangers_keep_nobody_out_who_knows_the_secret(port: Any) -> None:
     listener, ends, names, connections = port
-    ends.inbox.expect(1, np.zeros(3, np.uint8))
+    ends.inbox.expect(1, around(np.zeros(3, np.uint8)))
     for i in range(100):
         stranger = connections.enter_context(socket.create_connection(listener.address, timeout=120))
         with suppress(OSError):  # it was sent away
@@ -196,12 +207,89 @@ def test_nobody_listens_on_all_interfaces(host: str) -> None:
 def test_what_does_not_fit_is_refused_before_anything_is_allocated(port: Any, frame: Frame, why: str) -> None:
     listener, ends, _, _ = port
     memory = np.zeros(100, np.uint8)
-    ends.inbox.expect(1, memory)
+    ends.inbox.expect(1, around(memory))
     with wire.connect(listener.address, SECRET, "a") as sock:
-        sock.sendall(wire._HEADER.pack(*frame) + b"x" * min(frame.size, 200))
+        sock.sendall(frame.packed(frame.size, frame.offset) + b"x" * min(frame.size, 200))
         assert ends.over.wait(120)
     assert why in ends.why[0]
     assert not memory.any()
+
+
+OPEN = BufferSpec((1, 3, 4), "float32", limits=((1, 1), (0, 8), (1, 16)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "why"),
+    [
+        ((), "sizes []"),
+        ((1, 3), "sizes [1, 3]"),
+        ((1, 3, 4, 1), "sizes [1, 3, 4, 1]"),
+        ((1, 9, 4), "sizes [1, 9, 4]"),
+        ((1, 3, 0), "sizes [1, 3, 0]"),
+        ((1, (1 << 32) - 1, 4), "which does not take them"),
+        ((1,) * 255, "which does not take them"),
+        ((1, 1, 1), "16 bytes for the buffer 1, which has 4"),
+    ],
+)
+@pytest.mark.parametrize("coding", [Coding.NONE, Coding.INT8])
+def test_sizes_out_of_the_limits_of_a_buffer_are_refused(port: Any, sizes: tuple[int, ...], why: str, coding: Coding) -> None:
+    listener, ends, _, _ = port
+    buffer = HostBuffer(OPEN)
+    ends.inbox.expect(1, buffer)
+    with wire.connect(listener.address, SECRET, "a") as sock:
+        sock.sendall(Frame(Kind.DATA, coding, target=1, sizes=sizes).packed(16) + b"x" * 16)
+        assert ends.over.wait(120)
+    assert why.replace("has 4", f"has {1 if coding else 4}") in ends.why[0]
+    assert buffer.array().shape == (1, 3, 4)
+    assert not buffer.array().any()
+
+
+def test_no_frame_has_more_memory_set_aside_than_the_machine_has(port: Any) -> None:
+    listener, ends, _, _ = port
+    ends.inbox.expect(1, HostBuffer(BufferSpec((1, 1), "float32", limits=((0, LARGEST), (0, LARGEST)))))
+    with wire.connect(listener.address, SECRET, "a") as sock:
+        sock.sendall(Frame(Kind.DATA, target=1, sizes=(LARGEST, LARGEST)).packed(4) + b"x" * 4)
+        assert ends.over.wait(120)
+    assert "more than this machine's memory" in ends.why[0]
+
+
+def test_a_fixed_buffer_takes_no_sizes_and_a_run_one_tensor_for_a_buffer() -> None:
+    inbox = ReceivingBuffers()
+    inbox.expect(1, around(np.zeros(8, np.uint8)))
+    inbox.expect(2, HostBuffer(OPEN))
+    with pytest.raises(ProtocolError, match="does not take them"):
+        inbox.place(Frame(Kind.DATA, target=1, size=8, sizes=(8,)))
+    part = Frame(Kind.DATA, target=2, size=4, sizes=(1, 2, 1))
+    assert not inbox.took(part)
+    for other in (part._replace(sizes=(1, 1, 2)), part._replace(coding=Coding.INT8)):
+        with pytest.raises(ProtocolError, match="parts of different tensors"):
+            inbox.place(other)
+    assert inbox.took(part._replace(offset=4))
+    with pytest.raises(ProtocolError, match="more than one tensor"):
+        inbox.took(part)
+    assert not inbox.took(part._replace(epoch=1, sizes=(1, 3, 1)))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("coding", Coding)
+def test_tensors_of_open_sizes_arrive_with_the_sizes_they_have(port: Any, coding: Coding, channels_last: bool) -> None:
+    _, ends, _, _ = port
+    spec = BufferSpec((1, 3, 2, 2), "float32", channels_last, limits=((1, 1), (3, 3), (0, 300), (1, 300)))
+    there, here = HostBuffer(spec), HostBuffer(spec)
+    ends.inbox.expect(1, there)
+    sender = meet(port)
+    for epoch, (height, width) in enumerate(((2, 2), (300, 299), (1, 7), (0, 5), (4, 300)), 1):
+        value = np.random.default_rng(epoch).uniform(-1, 1, (1, 3, height, width)).astype(np.float32)
+        here.fill(value)
+        sent = outgoing(here, coding)
+        frame = Frame(Kind.DATA, sent.coding, epoch=epoch, target=1, finish=sent.scale, sizes=sent.sizes)
+        here.fill(np.full((1, 3, 300, 300), np.nan, np.float32))  # as the next run may do while it is sent
+        ends.arrived.clear()
+        ends.awaited = epoch
+        sender.send(frame, sent.payload)
+        assert ends.arrived.wait(120)
+        assert there.array().shape == value.shape
+        np.testing.assert_allclose(there.array(), value, atol=(0, 5e-4, 0.51 / 127)[coding])
 
 
 def test_a_large_tensor_comes_in_parts_and_a_small_one_does_not_wait_for_it(port: Any) -> None:
@@ -209,8 +297,8 @@ def test_a_large_tensor_comes_in_parts_and_a_small_one_does_not_wait_for_it(port
     ends.awaited = 2
     large = np.random.default_rng(0).integers(0, 256, 300 * CHUNK + 7, np.uint8)
     small, into, there = np.arange(9, dtype=np.uint8), np.zeros_like(large), np.zeros(9, np.uint8)
-    ends.inbox.expect(1, into)
-    ends.inbox.expect(2, there)
+    ends.inbox.expect(1, around(into))
+    ends.inbox.expect(2, around(there))
     ends.go.clear()
     sender = meet(port)
     sender.send(Frame(Kind.DATA, target=1), bytes_of(large), urgency=(1.0,))
@@ -225,7 +313,7 @@ def test_a_large_tensor_comes_in_parts_and_a_small_one_does_not_wait_for_it(port
 def test_what_nobody_waits_for_any_more_is_not_sent(port: Any) -> None:
     _, ends, _, _ = port
     for number in (1, 2):
-        ends.inbox.expect(number, np.zeros(2 * CHUNK, np.uint8))
+        ends.inbox.expect(number, around(np.zeros(2 * CHUNK, np.uint8)))
     sender = meet(port)
     payload = memoryview(bytes(2 * CHUNK))
     sender.send(Frame(Kind.DATA, target=1), payload, current=lambda: False)
@@ -254,7 +342,7 @@ def test_whatever_goes_wrong_with_a_frame_ends_the_connection_with_the_reason(po
 
 def test_parts_of_an_earlier_run_do_not_count_for_a_later_one() -> None:
     inbox = ReceivingBuffers()
-    inbox.expect(1, np.zeros(8, np.uint8))
+    inbox.expect(1, around(np.zeros(8, np.uint8)))
     first, second = Frame(Kind.DATA, epoch=1, target=1, size=4), Frame(Kind.DATA, epoch=2, target=1, size=4)
     assert not inbox.took(first)
     assert not inbox.took(second)

@@ -224,3 +224,27 @@ def test_placements_that_cannot_be_told_apart_are_refused(session: Session) -> N
         diff(session, one, replace(one, replicas=(one,)), names=("x", "y"))
     with pytest.raises(PlacementError, match="y: The placement belongs to another model"):
         diff(session, one, replace(one, graph_hash="another"), names=("x", "y"))
+
+
+QUICK = {name: (1e-7 * a, 1e-7 * b) for name, (a, b) in SECONDS.items()}
+
+
+@pytest.mark.parametrize(
+    ("known", "says"),
+    [
+        ({"seconds": QUICK, "cut": {}}, "bound by memory bandwidth: 768 B at 2.56 GB/s"),
+        ({"seconds": SECONDS, "cut": {}}, "768 B at 256 B/s; b reads 1.00 GB/s"),
+    ],
+)
+def test_a_group_whose_time_goes_to_its_bytes_is_bound_by_memory_bandwidth(session: Session, says: str) -> None:
+    found = explain(session, placed(session, ["left"]), ["left"])
+    one = found.ops[0].memory
+    assert (one.device, one.bytes, one.bytes_per_s) == ("b", 3 * BYTES, 1e9)  # its weights, its input, its output
+    assert one.bound == says.startswith("bound")
+    assert [each.device for each in found.memory] == ["a", "b"]
+    assert found.memory[1] == one  # the group is all that is there
+    assert found.to_dict()["memory"][1] == found.to_dict()["ops"][0]["memory"]
+    console = Console(width=200, markup=False, highlight=False)
+    with console.capture() as shown:
+        explanation(console, found)
+    assert shown.get().count(says) == 2

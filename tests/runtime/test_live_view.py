@@ -59,6 +59,11 @@ EVENTS = (
 )
 
 
+def test_the_view_has_sequences_if_there_are_any() -> None:
+    now = replace(stats(6.0), sequences=3, state_bytes=123_456_789)
+    assert "sequences   3 open, 123 MB of state" in lines_of(shown(now))
+
+
 def test_the_view_has_requests_rates_devices_nodes_and_what_happened() -> None:
     first = stats(6.0, *NODES, succeeded=100)
     last = stats(8.0, *LATER, events=EVENTS[:2], succeeded=300, failed=1, expired=4, refused=7)

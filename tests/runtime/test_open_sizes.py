@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import cast
 
 import numpy as np
+import onnx
+import onnx.parser
 import openvino as ov
 import pytest
 from numpy.typing import NDArray
+from open_models import (
+    LENGTHS,
+    OPEN,
+    TWO,
+    WIDTH,
+    Arrays,
+    Shapes,
+    assert_close,
+    at_one_size,
+    attention,
+    divided,
+    onnx_attention,
+    values,
+)
 
 import placeit.runtime.devices.openvino as driver
 from placeit.backends import load
@@ -18,8 +34,9 @@ from placeit.backends.base import Sample
 from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.core.placement import Placement
 from placeit.core.sizes import SizeRange
-from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
+from placeit.runtime.check import OutputDifference, other_inputs
+from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.spans import Timed, blended
 from placeit.session import Session
@@ -28,70 +45,6 @@ from placeit.workbench.options import Inputs
 from placeit.workloads.decoder import TINY, write_decoder
 
 ops = ov.opset13
-Arrays = dict[str, NDArray[np.generic]]
-Shapes = Mapping[str, Sequence[int | str | SizeRange]]
-OPEN: Shapes = {"ids": (1, "1..64@16"), "mask": (1, "1..64@16")}
-PLACES = [str(core) for core in allowed_cores()[:2]]
-TWO = [f"CPU@{PLACES[0]}", f"CPU@{PLACES[-1]}"]
-WIDTH = 8
-
-
-def attention(folder: Path) -> Path:
-    """Write an encoder of two layers of attention, whose reshapes compute their shapes at run time, as exporters write it."""
-    rng = np.random.default_rng(0)
-
-    def weight(*shape: int) -> ov.Output:
-        return ops.constant(rng.standard_normal(shape).astype(np.float32) / 3)
-
-    ids = ops.parameter(ov.PartialShape([-1, -1]), ov.Type.i64, name="ids")
-    mask = ops.parameter(ov.PartialShape([-1, -1]), ov.Type.f32, name="mask")
-    x = ops.gather(weight(50, WIDTH), ids, ops.constant(0))
-    for _ in range(2):
-        sizes = ops.shape_of(x)
-        batch, length = (ops.gather(sizes, ops.constant([i]), ops.constant(0)) for i in (0, 1))
-        heads = ops.concat([batch, length, ops.constant([2]), ops.constant([WIDTH // 2])], 0)
-        q, k, v = (
-            ops.transpose(ops.reshape(ops.matmul(x, weight(WIDTH, WIDTH), False, False), heads, False), [0, 2, 1, 3])
-            for _ in range(3)
-        )
-        bias = ops.unsqueeze(ops.multiply(ops.subtract(mask, ops.constant(np.float32(1))), np.float32(9)), [1, 2])
-        scores = ops.softmax(ops.add(ops.matmul(q, k, False, True), bias), -1)
-        flat = ops.concat([batch, length, ops.constant([WIDTH])], 0)
-        seen = ops.reshape(ops.transpose(ops.matmul(scores, v, False, False), [0, 2, 1, 3]), flat, False)
-        x = ops.add(x, ops.matmul(seen, weight(WIDTH, WIDTH), False, False))
-        x = ops.add(x, ops.gelu(ops.matmul(x, weight(WIDTH, WIDTH), False, False), "erf"))
-    pooled = ops.reduce_mean(x, ops.constant([1]))
-    for port, name in ((ids, "ids"), (mask, "mask"), (x, "tokens"), (pooled, "pooled")):
-        port.output(0).set_names({name})
-    model = ov.Model([ops.result(x), ops.result(pooled)], [ids, mask], "encoder")
-    path = folder / "encoder.xml"
-    ov.save_model(model, path, compress_to_fp16=False)
-    return path
-
-
-def values(length: int, seed: int = 0) -> Arrays:
-    rng = np.random.default_rng([length, seed])
-    mask = np.ones((1, length), np.float32)
-    mask[:, length - length // 4 :] = 0
-    return {"ids": rng.integers(0, 50, (1, length)), "mask": mask}
-
-
-def at_one_size(path: Path, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays:
-    """Run plain OpenVINO, compiled for exactly these sizes."""
-    model = openvino_core().read_model(path)
-    model.reshape({name: list(value.shape) for name, value in inputs.items()})
-    compiled = openvino_core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    answer = compiled(dict(inputs))
-    return {min(port.get_names()): np.array(answer[port]) for port in compiled.outputs}
-
-
-def divided(session: Session, parts: int) -> Placement:
-    """Place runs of groups on the devices in turn, a segment each."""
-    groups = len(session.grouping.groups)
-    part = np.arange(groups) * parts // groups
-    placement = session.placement(part % len(session.cluster))
-    segments = part[session.grouping.group_of].astype(np.int32)
-    return Placement(placement.op_names, placement.devices, placement.device_names, placement.graph_hash, segments)
 
 
 @contextmanager
@@ -100,16 +53,6 @@ def opened(path: Path, shapes: Shapes, parts: int) -> Iterator[PlanExecutor]:
     with ExitStack() as stack:
         session = stack.enter_context(Session(path, TWO[0], inputs=Inputs(shapes=shapes), cache=None))
         yield stack.enter_context(session.executor(session.plan_of(divided(session, parts))))
-
-
-def assert_close(found: Mapping[str, NDArray[np.generic]], wanted: Arrays) -> None:
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        assert found[name].shape == value.shape
-        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-4)
-
-
-LENGTHS = (16, 3, 64, 1, 40, 64, 2)  # below, above and at the typical size; longer and shorter in turn
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
@@ -374,3 +317,125 @@ def test_a_run_tells_what_other_sizes_take(tmp_path: Path) -> None:
         assert given.outputs["tokens"].shape == (1, 20, WIDTH)
     with Session(attention(tmp_path), TWO[0], inputs=Inputs(shapes=dict.fromkeys(OPEN, (1, 9))), cache=None) as session:
         assert not session.run(divided(session, 2), runs=2).sizes
+
+
+@pytest.mark.parametrize("output", ["tokens", "pooled"])
+def test_a_device_that_ignores_the_shape_of_a_request_is_found(
+    tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep_shape(buffer: HostBuffer, value: NDArray[np.generic]) -> None:
+        buffer.array()[...] = np.resize(value, buffer.array().shape)
+
+    model = openvino_core().read_model(attention(tmp_path))
+    path = tmp_path / "one.xml"
+    kept = [result for result in model.get_results() if output in result.input_value(0).get_names()]
+    ov.save_model(ov.Model(kept, model.get_parameters()), path, compress_to_fp16=False)
+    for broken in (False, True):
+        if broken:
+            monkeypatch.setattr(HostBuffer, "fill", keep_shape)
+        with Session(path, TWO[0], inputs=Inputs(shapes=OPEN), cache=None) as session:
+            with session.executor(session.plan_of(divided(session, 2))) as executor:
+                inputs = session.model.sample_inputs()
+                assert OutputDifference.between(executor.run(inputs), session.reference(inputs)).max_rel < 1e-4
+                found = session.check_outputs(executor)
+            assert (found.wrong(session.tolerance) is not None) == broken
+            assert found.not_checked is None
+            first, second = session.output_check().runs
+            assert first[0]["ids"].shape[1] > second[0]["ids"].shape[1] == 16
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given", "others"),
+    [
+        ("1..64@16", None, {*range(17, 33), 1}),  # random ones up to twice as many, and the least
+        ("1..64@16", 40, {*range(41, 65), 1}),
+        ("3..16@16", None, {*range(3, 16)}),
+        ("16..17@16", None, {16, 17}),
+        ("1..2147483647@2", None, {3, 4, 1}),
+    ],
+)
+def test_outputs_are_checked_at_other_sizes_in_range(tmp_path: Path, sizes: str, given: int | None, others: set[int]) -> None:
+    model = load(attention(tmp_path), input_shapes=dict.fromkeys(OPEN, (1, sizes)))
+    inputs = model.sample_inputs() if given is None else values(given)
+    found = [*other_inputs(model, inputs, given=given is not None)]
+    assert found[0]["ids"].shape[1] not in (1, inputs["ids"].shape[1])
+    for one in found:
+        assert one["ids"].shape == one["mask"].shape
+        assert one["ids"].shape[1] in others | {inputs["ids"].shape[1], model.inputs[0].shape[1]}
+        assert one["ids"].dtype == np.int64
+        if given:
+            assert {*one["ids"].flat} <= {*inputs["ids"].flat} | {*range(50)}
+
+
+def test_sizes_in_range_that_contradict_each_other_are_told(tmp_path: Path) -> None:
+    model = load(attention(tmp_path), input_shapes=OPEN)
+    for length in (1, 16, 64):
+        model.check_sizes({"ids": (1, length), "mask": (1, length)})
+    model.check_sizes({"ids": (1, 9), "mask": (1, 1)})  # one mask for all tokens
+    with pytest.raises(UsageError, match=TORN):
+        model.check_sizes({"ids": (1, 9), "mask": (1, 8)})
+
+
+TORN = r"do not fit each other: 'ids' \[1, 9\], 'mask' \[1, 8\]"
+
+
+def test_sizes_that_contradict_each_other_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    """OpenVINO's CPU plugin itself goes on to fail at sizes that it has run before, once a shape could not be inferred."""
+    path = attention(tmp_path)
+    torn = {"ids": values(9)["ids"], "mask": values(8)["mask"]}
+    with Session(path, TWO[0], inputs=Inputs(shapes=OPEN), cache=None) as session:
+        with session.serve(divided(session, 2), in_flight=1) as server:
+            for length in (16, 5, 5):
+                inputs = values(length)
+                assert_close(server.submit(inputs).result(60), at_one_size(path, inputs))
+                with pytest.raises(UsageError, match=TORN):
+                    server.submit(torn)
+        with session.executor(session.plan_of(divided(session, 1))) as executor, pytest.raises(UsageError, match=TORN):
+            executor.run(torn)
+
+
+@pytest.mark.parametrize("devices", [["ort:{}"], ["ort:{}", "{}"]], ids=["alone", "beside OpenVINO"])
+def test_onnx_runtime_runs_every_size_in_range(tmp_path: Path, devices: list[str]) -> None:
+    path = onnx_attention(tmp_path)
+    places = [name.format(place) for name, place in zip(devices, TWO, strict=False)]
+    with Session(path, places, inputs=Inputs(shapes=OPEN), cache=None) as session:
+        plan = session.plan_of(divided(session, 5))
+        assert len(plan.segments) == 5
+        with session.executor(plan, in_flight=2) as executor:
+            for length in (*LENGTHS, *LENGTHS):  # outputs of known sizes are written in place
+                inputs = values(length)
+                assert_close(executor.run(inputs), at_one_size(path, inputs))
+            assert session.check_outputs(executor).max_rel < 1e-4
+
+
+def test_values_of_a_tensor_may_be_sizes_for_onnx_runtime(tmp_path: Path) -> None:
+    """Where a segment begins with the shape of a tensor, and makes another of that shape."""
+    path = tmp_path / "spread.onnx"
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    spread (float[n] x) => (float[m] y)
+    { size = Shape (x)
+      twice = Add (size, size)
+      zeros = ConstantOfShape (twice)
+      y = Cos (zeros) }"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    with ExitStack() as stack:
+        session = stack.enter_context(Session(path, f"ort:{TWO[0]}", inputs=Inputs(shapes={"x": ["1..64@16"]}), cache=None))
+        plan = session.plan_of(divided(session, len(session.grouping.groups)))
+        executor = stack.enter_context(session.executor(plan))
+        for length in LENGTHS:
+            found = executor.run({"x": np.zeros(length, np.float32)})
+            np.testing.assert_array_equal(found["y"], np.ones(2 * length, np.float32))
+
+
+@pytest.mark.two_cores
+def test_what_users_would_run_is_raced_against_at_open_sizes_too(tmp_path: Path) -> None:
+    path = onnx_attention(tmp_path)
+    with Session(path, TWO, inputs=Inputs(shapes=OPEN), cache=None) as session:
+        rivals = {device.name: device for device in (*session.plain_devices, *session.whole_devices)}
+        assert rivals.keys() == {"CPU", "ort:CPU", "throughput:CPU"}
+        for device in rivals.values():
+            home = session.alone(device)
+            with home.executor(home.plan_of(divided(home, 1))) as executor:
+                for length in LENGTHS:
+                    inputs = values(length)
+                    assert_close(executor.run(inputs), at_one_size(path, inputs))

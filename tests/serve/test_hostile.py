@@ -80,7 +80,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "a size beyond all integers": (asking(shape=[10**400]), r"the model takes \[2, 3\]"),
     "a size with a fraction": (asking(shape=[2.0, 3]), "whole numbers"),
     "a size that is true": (asking(shape=[True, 6]), "whole numbers"),
-    "too few values": (asking(data=[1, 2, 3]), r"3 values; the model takes \[2, 3\]"),
+    "too few values": (asking(data=[1, 2, 3]), r"3 values; its shape \[2, 3\] takes 6"),
     "lists of another shape": (asking(data=[[1, 2], [3, 4], [5, 6]]), r"lists of the shape \[3, 2\]"),
     "lists of different lengths": (asking(data=[[1, 2, 3], [4, 5]]), "lists of different lengths"),
     "lists of different depths": (asking(data=[1, 2, 3, 4, 5, [6]]), "lists of different depths"),
@@ -105,7 +105,12 @@ BAD: dict[str, tuple[Any, str]] = {
         asking() | {"outputs": [{"name": "out_bool", "parameters": {"classification": 3}}]},
         "'classification' asks for",
     ),
-    "a sequence": (asking() | {"parameters": {"sequence_id": 7}}, "'sequence_id' asks for"),
+    "a sequence without a name": (asking() | {"parameters": {"sequence_start": True}}, "needs its name"),
+    "a sequence of no name": (asking() | {"parameters": {"sequence_id": [7]}}, "'sequence_id' has to be a number or a text"),
+    "a start that is none": (
+        asking() | {"parameters": {"sequence_id": 7, "sequence_start": 1}},
+        "'sequence_end' are true or false",
+    ),
     "a negative time": (asking() | {"parameters": {"timeout": -1}}, "'timeout' has to be a whole number of microseconds"),
     "a time that is text": (asking() | {"parameters": {"timeout": "1"}}, "'timeout' has to be"),
     "a number as the id": (asking() | {"id": 1}, "'id' has to be text"),
@@ -249,17 +254,22 @@ BAD_CALLS: dict[str, tuple[Callable[[Any], object], str, str]] = {
     "too few contents": (lambda r: r.raw_input_contents.pop(), "INVALID_ARGUMENT", "7 raw contents for 8 inputs"),
     "too few bytes": (lambda r: r.raw_input_contents.__setitem__(4, b"x"), "INVALID_ARGUMENT", "1 bytes; INT64 .* takes 48"),
     "both contents": (lambda r: r.inputs[0].contents.bool_contents.append(True), "INVALID_ARGUMENT", "typed contents beside"),
-    "no contents": (lambda r: r.ClearField("raw_input_contents"), "INVALID_ARGUMENT", "0 values; the model takes"),
+    "no contents": (lambda r: r.ClearField("raw_input_contents"), "INVALID_ARGUMENT", "0 values; its shape"),
     "shared memory": (
         lambda r: r.inputs[0].parameters["shared_memory_region"].CopyFrom(messages.InferParameter(string_param="x")),
         "INVALID_ARGUMENT",
         "'shared_memory_region' asks for",
     ),
     "an unknown output": (lambda r: r.outputs.add(name="other"), "INVALID_ARGUMENT", "no output 'other'"),
-    "a sequence": (
+    "a sequence that nobody has begun": (
         lambda r: r.parameters["sequence_id"].CopyFrom(messages.InferParameter(int64_param=1)),
+        "NOT_FOUND",
+        "no sequence 1",
+    ),
+    "a sequence of no name": (
+        lambda r: r.parameters["sequence_id"].CopyFrom(messages.InferParameter(bool_param=True)),
         "INVALID_ARGUMENT",
-        "'sequence_id' asks for",
+        "'sequence_id' has to be",
     ),
     "a negative time": (
         lambda r: r.parameters["timeout"].CopyFrom(messages.InferParameter(int64_param=-1)),

@@ -19,6 +19,7 @@ from placeit.backends.bundle.files import BundleFiles, Digest
 from placeit.core.errors import PlaceitError
 from placeit.core.graph import OpGraph
 from placeit.core.placement import Placement
+from placeit.core.sizes import LARGEST, Limits, fits
 
 __all__ = ["MANIFEST", "BundledSegment", "Manifest", "Needed", "Port", "Sample", "read_manifest"]
 
@@ -102,6 +103,7 @@ class Manifest:
         outputs: of the model, in its order.
         graph: task graph of the parts that no replica divides: an op for each, and for each input and output of the model.
         channels_last: tensors of it that are stored channels-last between segments.
+        limits: least and largest sizes of those of its tensors that have open ones.
         segments: as they were cut.
         placement: of the ops of ``graph``, with its segments and replicas.
         seconds: of each op on each device, as measured; None where it does not run; None if nothing was measured.
@@ -120,6 +122,7 @@ class Manifest:
     outputs: tuple[TensorSpec, ...]
     graph: OpGraph
     channels_last: frozenset[int]
+    limits: Mapping[int, Limits]
     segments: tuple[BundledSegment, ...]
     placement: Placement
     seconds: tuple[tuple[float | None, ...], ...] | None
@@ -149,14 +152,16 @@ class Manifest:
                     )
                 ],
                 "tensors": [
-                    {"op": op, "port": port, "bytes": size, "shape": list(shape), "dtype": dtype}
-                    for op, port, size, shape, dtype in zip(
-                        graph.tensor_op.tolist(),
-                        graph.tensor_port.tolist(),
-                        graph.tensor_bytes.tolist(),
-                        graph.tensor_shapes,
-                        graph.tensor_dtypes,
-                        strict=True,
+                    {"op": op, "port": port, "bytes": size, "shape": list(shape), "dtype": dtype, "limits": self.limits.get(t)}
+                    for t, (op, port, size, shape, dtype) in enumerate(
+                        zip(
+                            graph.tensor_op.tolist(),
+                            graph.tensor_port.tolist(),
+                            graph.tensor_bytes.tolist(),
+                            graph.tensor_shapes,
+                            graph.tensor_dtypes,
+                            strict=True,
+                        )
                     )
                 ],
                 "edges": np.column_stack([graph.edges, graph.edge_tensor]).tolist(),
@@ -272,6 +277,11 @@ def _manifest(data: Mapping[str, Any], files: BundleFiles) -> Manifest:
         outputs=outputs,
         graph=graph,
         channels_last=frozenset(map(int, data["graph"]["channels_last"])),
+        limits={
+            t: limits
+            for t, (one, shape) in enumerate(zip(data["graph"]["tensors"], graph.tensor_shapes, strict=True))
+            if (limits := _limits(one.get("limits"), shape)) is not None
+        },
         segments=segments,
         placement=placement,
         seconds=seconds,
@@ -282,7 +292,18 @@ def _manifest(data: Mapping[str, Any], files: BundleFiles) -> Manifest:
 
 
 def _spec(data: Mapping[str, Any]) -> TensorSpec:
-    return TensorSpec(str(data["name"]), str(data["op"]), _shape(data["shape"]), str(data["dtype"]))
+    shape = _shape(data["shape"])
+    return TensorSpec(str(data["name"]), str(data["op"]), shape, str(data["dtype"]), _limits(data.get("limits"), shape))
+
+
+def _limits(data: Any, shape: tuple[int, ...]) -> Limits | None:
+    """Read the least and largest sizes of a tensor; bundles that were built before there were any have none."""
+    if data is None:
+        return None
+    limits = tuple((int(low), int(high)) for low, high in data)
+    if not fits(shape, shape, limits) or any(low < 0 or high > LARGEST for low, high in limits):
+        raise ValueError(f"the shape {shape} is not within {limits}")
+    return limits
 
 
 def _shape(sizes: list[Any]) -> tuple[int, ...]:

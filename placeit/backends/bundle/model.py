@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,15 @@ from placeit.backends.onnx_external import OnnxFile
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, UsageError, first_line
+from placeit.core.sizes import fits
 from placeit.core.telemetry import import_openvino
 from placeit.devices.onnxruntime import explaining as explaining_ort
-from placeit.devices.openvino import compile_model, explaining, openvino_core
+from placeit.devices.openvino import compile_model, explaining, openvino_core, what_openvino_says
 
 __all__ = ["BundleModel", "open_bundle"]
+
+_Runner = Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]
+"""Computes the outputs of a segment from its inputs."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -47,6 +52,7 @@ class BundleModel(Model):
             graph=manifest.graph,
             inputs=manifest.inputs,
             outputs=manifest.outputs,
+            limits=manifest.limits,
             placed=True,
             manifest=manifest,
             files=files,
@@ -87,7 +93,7 @@ class BundleModel(Model):
                 value = np.lib.format.read_array(io.BytesIO(self.files.read(file).tobytes()), allow_pickle=False)
             except (ValueError, SyntaxError, MemoryError, TypeError, EOFError) as error:
                 raise self.files.wrong(f"its file {file} holds no array: {first_line(error)}") from error
-            if value.dtype != spec.dtype or (sized and value.shape != spec.shape):
+            if value.dtype != spec.dtype or (sized and not fits(value.shape, spec.shape, spec.limits)):
                 raise self.files.wrong(f"its file {file} is {value.dtype}{list(value.shape)}, and '{spec.name}' is not")
             return np.ascontiguousarray(value).reshape(value.shape)
 
@@ -141,28 +147,41 @@ class BundleModel(Model):
         In another precision than f32 it runs segment by segment in any case. The function raises DeviceError if a segment does
         not run on the CPU.
         """
-        programs: dict[int, Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]] = {}
+        programs: dict[int, _Runner] = {}
 
         def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
             for known, outputs in self.samples if precision == "f32" else ():
                 if all(np.array_equal(known[name], inputs[name]) for name in known):
                     return outputs
-            return self._one_by_one(inputs, programs, precision)
+            return self._one_by_one(inputs, programs, lambda program: _runner(program, precision, self.path))
 
         return run
+
+    def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:
+        """Infer shapes segment by segment, up to one that only a run tells; see :meth:`Model.contradiction`."""
+        inputs = {
+            spec.name: np.broadcast_to(np.zeros((), spec.dtype), shape) for spec, shape in zip(self.inputs, shapes, strict=True)
+        }
+        try:
+            self._one_by_one(inputs, {}, lambda program: functools.partial(_inferred, program))
+        except _NotKnown:
+            return None
+        except RuntimeError as error:
+            return what_openvino_says(error)
+        return None
 
     def _one_by_one(
         self,
         inputs: Arrays,
-        programs: dict[int, Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]],
-        precision: str,
+        programs: dict[int, _Runner],
+        opened: Callable[[Any], _Runner],
     ) -> dict[str, NDArray[np.generic]]:
-        """Run the segments one after another on the CPU, with nothing of placeit's executors.
+        """Run the segments one after another, with nothing of placeit's executors.
 
         Args:
             inputs: of the model, by name.
-            programs: what runs each segment, by its number; those that are missing are compiled.
-            precision: of the CPU.
+            programs: what runs each segment, by its number; those that are missing are opened.
+            opened: makes a segment run.
         """
         graph, ends = self.graph, {spec.op: spec.name for spec in (*self.inputs, *self.outputs)}
         of = self.manifest.placement.segments_for(graph.names)
@@ -174,7 +193,7 @@ class BundleModel(Model):
             segment = next((one for one in self.manifest.segments if one.ops == ops), None)
             if segment is not None:
                 if s not in programs:
-                    programs[s] = _runner(self._program(segment, segment.inputs, segment.outputs), precision, self.path)
+                    programs[s] = opened(self._program(segment, segment.inputs, segment.outputs))
                 given = [inputs[port] if isinstance(port, str) else values[port] for port in segment.inputs]
                 for port, value in zip(segment.outputs, programs[s](given), strict=True):
                     (outputs if isinstance(port, str) else values)[port] = value  # type: ignore[index]
@@ -224,7 +243,25 @@ def _read(xml: NDArray[np.uint8], weights: NDArray[np.uint8], inputs: Sequence[i
     )
 
 
-def _runner(program: Any, precision: str, path: Path) -> Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]:
+class _NotKnown(Exception):  # noqa: N818
+    """A shape that only a run tells."""
+
+
+def _inferred(program: Any, values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+    """Return arrays of the shapes that a segment gives arrays of other shapes, of no memory. Raises RuntimeError, _NotKnown."""
+    if isinstance(program, OnnxFile):
+        raise _NotKnown
+    openvino = import_openvino()
+    for parameter, value in zip(program.get_parameters(), values, strict=True):
+        parameter.set_partial_shape(openvino.PartialShape(list(value.shape)))
+    program.validate_nodes_and_infer_types()
+    shapes = [port.get_partial_shape() for port in program.outputs]
+    if any(shape.is_dynamic for shape in shapes):
+        raise _NotKnown
+    return [np.broadcast_to(np.zeros((), np.float32), shape.to_shape()) for shape in shapes]
+
+
+def _runner(program: Any, precision: str, path: Path) -> _Runner:
     """Compile a segment for the CPU; return what runs it."""
     if isinstance(program, OnnxFile):
         with explaining_ort(f"ONNX Runtime cannot open a segment of {path}"):

@@ -83,7 +83,7 @@ J = TypeVar("J", bound=JoinedModel)
 
 def join(kind: type[J], model: OpenVinoModel, proto: onnx.ModelProto) -> J:
     """Make a model of a kind from a model that OpenVINO has read and the ONNX model that it was read from, which is changed."""
-    parts = OnnxParts(proto, model.graph, model.outputs, model.bounded, _tensor_names(model))
+    parts = OnnxParts(proto, model.graph, model.outputs, model.bounded, _tensor_names(model), limits=model.limits)
     said = {field.name: getattr(model, field.name) for field in fields(model)}
     return kind(**{**said, "together": (*model.together, *parts.together()), "parts": parts})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -238,7 +239,8 @@ def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
 def _tensor_bytes(tensor: onnx.TensorProto) -> int:
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(map(len, tensor.string_data))
-    return int(math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    elements: int = math.prod(tensor.dims)
+    return math.ceil(elements * _width(_dtype(tensor.data_type)))
 
 
 def _unzip(graph: onnx.GraphProto) -> None:
@@ -473,7 +475,7 @@ class _Reading:
             param_bytes=np.array(weights + more),
             tensor_op=np.array(tensor_op, np.int32),
             tensor_port=np.array(tensor_port, np.int32),
-            tensor_bytes=np.array([float(math.prod(s) * _width(d)) for s, d in zip(shapes, dtypes, strict=True)]),
+            tensor_bytes=np.array([float(math.ceil(math.prod(s) * _width(d))) for s, d in zip(shapes, dtypes, strict=True)]),
             tensor_shapes=tuple(shapes),
             tensor_dtypes=tuple(dtypes),
             edges=np.array(edges, np.int32).reshape(-1, 2),
@@ -493,8 +495,9 @@ _ORT_TYPES = {
 
 
 def _width(dtype: str) -> float:
-    """Bytes of an element, as far as they are known."""
-    return float(np.dtype(dtype).itemsize) if numpy_can_hold(dtype) else 2.0 if dtype == "bfloat16" else 1.0
+    """Return the bytes of an element, half a byte for ``int4``; one if its type does not say how many bits it has."""
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) / 8 if bits else 1.0
 
 
 def _own_bytes(node: onnx.NodeProto) -> int:

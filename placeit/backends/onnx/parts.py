@@ -13,6 +13,7 @@ from placeit.backends.onnx.digest import onnx_digest
 from placeit.backends.onnx_external import folder_of, note_folder
 from placeit.core.errors import DeviceError
 from placeit.core.graph import OpGraph
+from placeit.core.sizes import Limits
 
 __all__ = ["KNOWN_VERSION", "OnnxParts", "drop_repeated_names", "fix_shape", "reads"]
 
@@ -35,6 +36,7 @@ class OnnxParts:
         outputs: of the model.
         bounded: ops whose output sizes depend on the data.
         names: each tensor of the graph with its names in the ONNX model, among others.
+        limits: least and largest sizes of the tensors of the graph that have open ones.
         unsized: whether parts leave the sizes of their inputs open, as ONNX Runtime does not open them with sizes for which
             some branch is not made that these inputs never take.
 
@@ -50,9 +52,10 @@ class OnnxParts:
         bounded: Iterable[str],
         names: Iterable[tuple[int, Collection[str]]],
         *,
+        limits: Mapping[int, Limits] | None = None,
         unsized: bool = False,
     ) -> None:
-        self._unsized = unsized
+        self._unsized, self._limits = unsized, limits or {}
         self.content = onnx_digest(proto)
         self._proto, self._graph = proto, graph
         self._outputs = {spec.op: spec for spec in outputs}
@@ -73,7 +76,8 @@ class OnnxParts:
             # what is made first can stand for all the others, and the order of the nodes stays topological
             first = min(known, key=lambda name: (self._maker.get(name, -1), name))
             self._alias |= dict.fromkeys(known, first)
-            shapes |= dict.fromkeys(known, graph.tensor_shapes[tensor])
+            if tensor not in self._limits:
+                shapes |= dict.fromkeys(known, graph.tensor_shapes[tensor])
             if numpy_can_hold(graph.tensor_dtypes[tensor]):
                 self._name[tensor] = first
         for node in nodes:
@@ -81,8 +85,9 @@ class OnnxParts:
             _rename(node, self._alias)
         self._reads = [reads(node) for node in nodes]
 
-    def _declared(self, shape: tuple[int, ...]) -> Sequence[int | None]:
-        return [None] * len(shape) if self._unsized else shape
+    def _declared(self, tensor: int) -> Sequence[int | None]:
+        shape = self._graph.tensor_shapes[tensor]
+        return [None] * len(shape) if self._unsized else _sizes(shape, self._limits.get(tensor))
 
     @property
     def covers(self) -> bool:
@@ -152,7 +157,7 @@ class OnnxParts:
         )
 
     def cut(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> onnx.ModelProto:
-        """Cut a part out as a model with static inputs.
+        """Cut a part out as a model, with static inputs but where sizes are open.
 
         Args:
             ops: op numbers of the part, ascending.
@@ -180,17 +185,19 @@ class OnnxParts:
                 "OpenVINO drives."
             )
         nodes = [_without(self._proto.graph.node[number], entering) for number in sorted(numbers)]
-        specs: list[tuple[str, Sequence[int] | None]] = [(graph.tensor_dtypes[t], graph.tensor_shapes[t]) for t in leave]
+        specs: list[tuple[str, Sequence[int | None] | None]] = [
+            (graph.tensor_dtypes[t], _sizes(graph.tensor_shapes[t], self._limits.get(t))) for t in leave
+        ]
         for spec, v in ((self._outputs[graph.names[v]], v) for v in results):
             # a size that depends on the data is known when it has been computed
-            specs.append((spec.dtype, None if self._bounded & {v, *self._read_by(v)} else spec.shape))
+            specs.append((spec.dtype, None if self._bounded & {v, *self._read_by(v)} else _sizes(spec.shape, spec.limits)))
         # outputs have names of their own, since one tensor may be several of them, or an input as well
         names = [f"placeit.output.{place}" for place in range(len(ends))]
         nodes += [helper.make_node("Identity", [end], [name]) for end, name in zip(ends, names, strict=True)]
         body = helper.make_graph(
             nodes,
             "segment",
-            [_value(name, graph.tensor_dtypes[t], self._declared(graph.tensor_shapes[t])) for name, t in entering.items()],
+            [_value(name, graph.tensor_dtypes[t], self._declared(t)) for name, t in entering.items()],
             [_value(name, *spec) for name, spec in zip(names, specs, strict=True)],
             initializer=[self._initializers[name] for name in sorted(constants & self._initializers.keys())],
             sparse_initializer=[self._sparse[name] for name in sorted(constants & self._sparse.keys())],
@@ -272,6 +279,11 @@ class OnnxParts:
             f"ONNX Runtime cannot run a part that begins or ends at op '{self._graph.names[op]}': the ONNX model has no tensor "
             "there. Give the op to a device that OpenVINO drives, or group the model with keep_together=model.together."
         )
+
+
+def _sizes(shape: Sequence[int], limits: Limits | None) -> Sequence[int | None]:
+    """Return a tensor's sizes; None for those that are open."""
+    return shape if limits is None else [low if low == high else None for low, high in limits]
 
 
 def _value(name: str, dtype: str, shape: Sequence[int | None] | None) -> onnx.ValueInfoProto:

@@ -77,6 +77,8 @@ def for_onnxruntime(model: OpenVinoModel, cluster: Cluster, graph: str = "") -> 
         return joined
     if len(cluster) == 1 and graph in ("", model.graph.hash):
         return replace(joined.whole_file("onnx"), together=(model.graph.names,))
+    if model.has_open_sizes:  # the file's own graph has one size
+        return joined
     with contextlib.suppress(ModelError):
         own = read_onnx(model.path, Sizes({spec.name: spec.shape for spec in model.inputs}))
         return own if model.given is None else own.with_inputs(model.given)

@@ -128,6 +128,16 @@ class OpenVinoModel(base.Model):
                 drawn[spec.name] = np.ones(shape, dtype)
         return drawn
 
+    def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:
+        """Infer all shapes; see :meth:`placeit.backends.base.Model.contradiction`. The length of a state is not known here."""
+        if self.ov_model.get_sinks():
+            return None
+        try:
+            Sized(self.ov_model, Typical(tuple(map(tuple, shapes))))
+        except ModelError as error:
+            return str(error).rpartition(": ")[2]
+        return None
+
     @property
     def formats(self) -> frozenset[base.Format]:
         """OpenVINO's only; see :meth:`prepared`."""

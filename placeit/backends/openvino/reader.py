@@ -26,8 +26,8 @@ from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Resolved, 
 from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
 from placeit.backends.openvino.sized import Points, Sized, Typical
-from placeit.backends.openvino.state import Kinds, StateOption, begin_as_long_as, cache_pairs, keep_caches
-from placeit.core.errors import FileError, ModelError
+from placeit.backends.openvino.state import Kinds, StateOption, cache_pairs, keep_caches
+from placeit.core.errors import FileError, ModelError, UsageError
 from placeit.core.files import check_regular
 from placeit.core.memory import give_back_freed_memory
 from placeit.core.sizes import SizeRange
@@ -117,16 +117,42 @@ def _read(path: Path, sizes: Sizes, state: StateOption) -> OpenVinoModel:
     shapes = [typical[known[0]] if known else (None,) * len(found.sizes.times) for known in names]
     points = [Typical(point) for point in zip(*shapes, strict=True)] or [Typical()]
     if model.get_sinks():
-        points = _in_a_text(model, points)
+        points = _one_after_another(model, points)
     return replace(describe_fused(model, path, Points(tuple(points), found.sizes.times)), caches=found.caches)
 
 
-def _in_a_text(model: Any, points: Sequence[Typical]) -> list[Typical]:
-    """Return typical sizes with the length of a model's state, which begins so where the request before has not left it."""
-    sized = Sized.all(model, Points(tuple(points)))
-    left = [0, *(one.state_after for one in sized)]
-    begin_as_long_as(model, [one.state_length for one, before in zip(sized, left, strict=False) if one.state_length != before])
-    return [Typical(point.inputs, one.state_length) for point, one in zip(points, sized, strict=True)]
+def _one_after_another(model: Any, points: Sequence[Typical]) -> list[Typical]:
+    """Return the typical sizes of a model with state, each with the length of the state that the ones before have left.
+
+    Raises:
+        UsageError: one is in the middle of a text, and those before are not what comes before.
+        ModelError: the sizes of one do not fit each other, whatever the state.
+    """
+    found, left = list[Typical](), 0
+    for point in points:
+        found.append(Typical(point.inputs, left))
+        try:
+            left = Sized(model, found[-1]).state_after
+        except ModelError as error:
+            length = _fitting(model, point)
+            if length is None:
+                raise
+            raise UsageError(
+                f"The typical sizes of the inputs are those of a request after {length} steps of a text, and those of the "
+                f"requests before leave {left}: give typical sizes for what comes before as well, which need not count. A "
+                "token after 128 others is --input-shape input_ids:1,1..512@128x0/1 --input-shape mask:1,1..512@128/129."
+            ) from error
+    return found
+
+
+def _fitting(model: Any, point: Typical) -> int | None:
+    """Return a length of the state with which sizes of the inputs fit each other; None if there is none."""
+    sizes = sorted({size for shape in point.inputs for size in shape or ()})
+    for length in sorted({0, *(more - less for more in sizes for less in sizes if more > less)}):
+        with contextlib.suppress(ModelError):
+            Sized(model, Typical(point.inputs, length))
+            return length
+    return None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, zip_longest
 from typing import Any, Self
 
 from placeit.core.errors import ModelError
@@ -21,35 +20,16 @@ class Typical:
 
     Attributes:
         inputs: the shape of each input, in the model's order; None for an input without open sizes.
-        state: the length of the model's state along its open dimension; None for a guess by the inputs.
+        state: the length of the model's state along its open dimension, which requests before have left.
     """
 
     inputs: tuple[tuple[int, ...] | None, ...] = ()
-    state: int | None = None
+    state: int = 0
 
     @property
     def open(self) -> bool:
         """True if an input has open sizes."""
         return any(shape is not None for shape in self.inputs)
-
-    def states(self, model: Any) -> list[int]:
-        """Return lengths of the state that may fit the inputs of a model, likely ones first.
-
-        These are as many steps as one input has beyond another, the longest beyond the shortest for a start, or as one has, or
-        none, as before the first tokens of a text.
-        """
-        if self.state is not None or not model.get_sinks():
-            return [1 if self.state is None else self.state]
-        shapes = [node.get_partial_shape() for node in model.get_parameters()]
-        fixed = [tuple(shape.to_shape()) if shape.is_static else () for shape in shapes]
-        known = [shape or other for shape, other in zip_longest(self.inputs[: len(fixed)], fixed)]
-        longest = sorted(max(shape) for shape in known if shape)
-        if not longest:
-            return [1]
-        sizes = sorted({size for shape in known for size in shape}, reverse=True)
-        beyond = sorted({more - less for more, less in combinations(sizes, 2)}, reverse=True)
-        likely = [longest[-1] - longest[0], longest[-1]] if longest[-1] > longest[0] else [longest[-1]]
-        return [*dict.fromkeys((*likely, *beyond, *sizes, 1, 0))]
 
 
 @dataclass(frozen=True)
@@ -80,29 +60,25 @@ class Sized:
         typical: its sizes.
 
     Attributes:
-        state_length: length of its state along open dimensions, before it runs.
-        state_after: and after it has run.
+        state_after: length of its state along open dimensions, when it has run.
 
     Raises:
         ModelError: the model does not fit them.
     """
 
-    state_length = state_after = 0
+    state_after = 0
 
     def __init__(self, model: Any, typical: Typical) -> None:
         if not typical.open and not model.get_sinks():
             self._nodes: Mapping[str, Any] = {node.get_friendly_name(): node for node in model.get_ops()}
             return
-        failed: RuntimeError | None = None
-        for length in typical.states(model):
-            try:
-                self._nodes, self._model = _nodes_of(model, typical.inputs, length)
-            except RuntimeError as error:
-                failed = failed or error
-            else:
-                self.state_length, self.state_after = length, _length_after(model, self._nodes, length)
-                return
-        raise ModelError(f"The typical sizes of the inputs do not fit each other: {str(failed).strip().splitlines()[-1]}")
+        try:
+            self._nodes, self._model = _nodes_of(model, typical.inputs, typical.state)
+        except RuntimeError as error:
+            raise ModelError(
+                f"The typical sizes of the inputs do not fit each other: {str(error).strip().splitlines()[-1]}"
+            ) from error
+        self.state_after = _length_after(model, self._nodes, typical.state)
 
     @classmethod
     def all(cls, model: Any, points: Points) -> list[Self]:
@@ -141,6 +117,12 @@ def _nodes_of(model: Any, inputs: Sequence[tuple[int, ...] | None], length: int)
     copy.add_results(kept)
     copy.add_parameters([stand_in for _, stand_in in stand_ins])
     copy.validate_nodes_and_infer_types()
+    for node in nodes.values():
+        if node.get_type_name() == "ScaledDotProductAttention" and node.get_input_size() > 3:
+            keys, mask = node.get_input_partial_shape(1), node.get_input_partial_shape(3)
+            if keys.is_static and mask.is_static and len(mask) > 0 and mask.to_shape()[-1] not in (1, keys.to_shape()[-2]):
+                # a single key would be broadcast, which no kernel of an attention does
+                raise RuntimeError("Attention mask is not as long as the keys.")
     return nodes | dict(stand_ins), copy
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from placeit.backends.openvino.graph import ARRANGING
 from placeit.backends.openvino.view import fuse_in_place
 from placeit.core.errors import UsageError
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["Kinds", "StateOption", "begin_as_long_as", "cache_pairs", "fuse_with_attention", "keep_caches"]
+__all__ = ["Kinds", "StateOption", "cache_pairs", "fuse_with_attention", "keep_caches"]
 
 openvino = import_openvino()
 
@@ -224,58 +223,3 @@ def fuse_with_attention(model: Any) -> None:
                 gather.set_friendly_name(f"{node.get_friendly_name()}/beams")
                 reader.replace_source_output(gather.output(0))
     model.validate_nodes_and_infer_types()
-
-
-def begin_as_long_as(model: Any, lengths: Collection[int]) -> None:
-    """Have the states that an attention reads begin with zeros, where its mask is for a text of such a length and new tokens.
-
-    A model is measured in the middle of a text with inputs alone, and no requests before, whose state they would fit. Any other
-    text begins with an empty state.
-
-    Args:
-        model: an ``openvino.Model``; it is changed.
-        lengths: typical lengths of its states.
-    """
-    typical = sorted({length for length in lengths if length > 0})
-    ops, whole = openvino.opset13, openvino.Type.i64
-    for read in model.get_ordered_ops() if typical else ():
-        found = _growing_for_attention(read) if read.get_type_name() == "ReadValue" else None
-        if found is None:
-            continue
-        axis, sizes, mask = found
-        # of its own, however many states begin so: another device may have them. In one program, OpenVINO computes it once.
-        shape = ops.shape_of(mask, "i64")
-        new, all_ = (ops.gather(shape, ops.constant([end], whole), ops.constant(0, whole)) for end in (-2, -1))
-        before = ops.subtract(all_, new)
-        equal = ops.equal(before, ops.constant(typical, whole))
-        known = ops.reduce_logical_or(equal, ops.constant(0, whole), True)
-        length = ops.select(known, before, ops.constant([0], whole))
-        parts = [length if i == axis else ops.constant([size], whole) for i, size in enumerate(sizes)]
-        zero = openvino.op.Constant(read.get_output_element_type(0), openvino.Shape([]), [0])
-        made = [shape, new, all_, before, equal, known, length, ops.concat(parts, 0)]
-        made.append(ops.broadcast(zero, made[-1]))
-        for number, node in enumerate(made):
-            node.set_friendly_name(f"{read.get_friendly_name()}/begin{number}")
-        read.set_arguments([made[-1].output(0)])
-    model.validate_nodes_and_infer_types()
-
-
-def _growing_for_attention(read: Any) -> tuple[int, list[int], Any] | None:
-    """Find the dimension along which a state grows, its sizes, and the mask of the attention that reads it; None without."""
-    join: Any = None
-    waiting = [read]
-    while waiting:
-        for reader in (port.get_node() for port in waiting.pop().output(0).get_target_inputs()):
-            kind = reader.get_type_name()
-            if kind == "ScaledDotProductAttention" and reader.get_input_size() > 3 and join is not None:
-                shape, mask = join.get_output_partial_shape(0), reader.input_value(3)
-                if shape.rank.is_dynamic or mask.get_partial_shape().rank.is_dynamic or len(mask.get_partial_shape()) < 2:
-                    return None
-                axis = join.get_axis() % len(shape)
-                if any(size.is_dynamic for i, size in enumerate(shape) if i != axis):
-                    return None
-                return axis, [0 if i == axis else size.get_length() for i, size in enumerate(shape)], mask
-            if kind in ARRANGING:
-                join = reader if kind == "Concat" else join
-                waiting.append(reader)
-    return None

@@ -109,8 +109,9 @@ def fuse_in_place(model: Any) -> None:
 
 def _fuse(model: Any) -> None:
     fuse = importlib.import_module("openvino._offline_transformations").apply_moc_transformations
+    # without "smart reshape", by which the shape of reshaped weights is computed from that of the other factor
     for _ in range(2):  # some fusions, such as that of attention, fit only what others have made
-        fuse(model, cf=False, smart_reshape=True)
+        fuse(model, cf=False)
 
 
 # These are functions of their own because fusions do not touch what has other readers, and nodes that Python still holds are

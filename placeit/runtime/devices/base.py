@@ -8,9 +8,9 @@ what a device is, so a new kind of device is one file in this folder.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from placeit.backends.base import Format
 from placeit.core.sizes import Limits
 
 __all__ = ["Buffer", "BufferSpec", "DoneCallback", "Instance", "KeepsState", "Program", "RuntimeDevice", "Transport"]
+
+T = TypeVar("T")
 
 DoneCallback = Callable[[float, float, BaseException | None], None]
 """``done(start, finish, error)``, in seconds of ``time.perf_counter``, called once from any thread."""
@@ -43,7 +45,11 @@ class BufferSpec:
     @property
     def memory_shape(self) -> tuple[int, ...]:
         """Shape in memory order."""
-        return tuple(self.shape[i] for i in (0, 2, 3, 1)) if self.channels_last else self.shape
+        return self.in_memory(self.shape)
+
+    def in_memory(self, dimensions: Sequence[T]) -> tuple[T, ...]:
+        """Return what is said of each dimension, in memory order."""
+        return tuple(dimensions[i] for i in (0, 2, 3, 1)) if self.channels_last else tuple(dimensions)
 
     @property
     def nbytes(self) -> int:
@@ -144,7 +150,10 @@ class KeepsState(Protocol):
         ...
 
     def states(self) -> Mapping[str, Any]:
-        """Copies of the values of its variables, by name, for other instances of segments of the same model."""
+        """Copies of the values of its variables, by name, for other instances of segments of the same model.
+
+        They are ``openvino.Tensor``, or, where they are not in this process, have a method ``fetch`` that returns one.
+        """
         ...
 
     def set_states(self, states: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -55,9 +56,12 @@ class HostBuffer:
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy there."""
         if self.spec.limits is not None:
-            order = (0, 2, 3, 1) if self.spec.channels_last else range(value.ndim)
-            self.tensor.shape = [value.shape[i] for i in order]
+            self.resize(value.shape)
         self.array()[...] = value
+
+    def resize(self, shape: Sequence[int]) -> None:
+        """Give a tensor with open sizes a logical shape, and more memory if needed. Values are lost."""
+        self.tensor.shape = self.spec.in_memory(shape)
 
     def blank(self, sentinel: int) -> None:
         """Fill the memory."""

@@ -55,7 +55,7 @@ class DeviceKind:
         version: ``version()`` names the version of the runtime that drives the device, on which measured costs depend.
         devices: ``devices()`` lists the devices of this machine that only this kind knows. Those of a kind ``sleep`` are
             called ``sleep:0`` or ``sleep:west``, and these are their addresses, too. Raises DeviceError if it cannot tell.
-        open_sizes: whether segments run at any size where those of the model are open.
+        open_sizes: ``open_sizes(device)`` is true if segments run there at any size where those of the model are open.
         expected: ``expected(device, precision)`` makes a device that need not be there yet, and counts as lost until it is
             (:class:`placeit.runtime.reopening.Losable`). Raises DeviceError if those of the kind have to be there.
     """
@@ -67,7 +67,7 @@ class DeviceKind:
     link: Callable[[RuntimeDevice, RuntimeDevice], Transport | None] = lambda _source, _destination: None
     version: Callable[[], str] = lambda: ""
     devices: Callable[[], Sequence[Device]] = lambda: ()
-    open_sizes: bool = False
+    open_sizes: Callable[[Device], bool] = lambda _device: False
     expected: Callable[[Device, str], RuntimeDevice] = _has_to_be_there
 
 

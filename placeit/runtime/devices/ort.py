@@ -15,6 +15,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.extras import import_extra
 from placeit.core.narrowing import narrowed
+from placeit.core.sizes import fits
 from placeit.core.telemetry import import_openvino
 from placeit.core.threads import Worker
 from placeit.devices.host import allowed_cores, one_per_physical_core
@@ -37,6 +38,9 @@ __all__ = [
     "provider",
     "supported",
 ]
+
+_MOST_SHAPES = 1024  # of inputs that an instance knows the shapes of outputs for
+_SHAPE = 64  # bytes of an input that may be the shape of something, so that its values tell sizes
 
 
 class OrtProgram:
@@ -63,12 +67,17 @@ class _OpenBuffer(HostBuffer):
 class OrtInstance:
     """An IO binding of a session, which instances on one thread share: it reads and writes the buffers' own memory.
 
-    Only outputs whose size depends on the data are in memory that ONNX Runtime allocates, anew in each run.
+    Only outputs whose size depends on the data are in memory that ONNX Runtime allocates, anew in each run. So are those with
+    open sizes in the first run at some sizes of the inputs, from where they are copied.
     """
 
     def __init__(self, program: OrtProgram) -> None:
         self._specs = program.inputs
         self._names = program.input_names
+        self._resized = [i for i, spec in enumerate(self._specs) if spec.limits is not None]
+        self._telling = [i for i, spec in enumerate(self._specs) if np.dtype(spec.dtype).kind in "iu" and spec.nbytes <= _SHAPE]
+        self._sized = [i for i, spec in enumerate(program.outputs) if spec.limits is not None]
+        self._shapes: dict[object, list[tuple[int, ...]]] = {}  # of such outputs, by what tells them
         self._session = program.session
         self._binding = program.session.io_binding()
         self._bound: dict[int, tuple[Buffer, Any]] = {}
@@ -77,7 +86,9 @@ class OrtInstance:
         self._open: dict[int, _OpenBuffer] = {}
         self._outputs: list[HostBuffer] = []
         for index, (name, spec) in enumerate(zip(self._output_names, program.outputs, strict=True)):
-            if shapes[name] == list(spec.memory_shape):
+            if spec.limits is not None:
+                self._outputs.append(HostBuffer(spec))
+            elif shapes[name] == list(spec.memory_shape):
                 self._outputs.append(HostBuffer(spec))
                 self.write_to(index, self._outputs[index])
             else:
@@ -88,7 +99,7 @@ class OrtInstance:
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
         spec, array = self._specs[index], buffer.array()
-        if array.shape != spec.shape or array.dtype != np.dtype(spec.dtype):
+        if not fits(array.shape, spec.shape, spec.limits) or array.dtype != np.dtype(spec.dtype):
             raise DeviceError(
                 f"A buffer does not fit input {index} of a segment, {spec.dtype} {list(spec.shape)}: it holds {array.dtype} "
                 f"{list(array.shape)}."
@@ -100,7 +111,8 @@ class OrtInstance:
         """Write output ``index`` to ``buffer`` from now on."""
         made = narrowed(HostBuffer, buffer)
         self._outputs[index] = made
-        self._binding.bind_ortvalue_output(self._output_names[index], _ort_value(made.array(), made.spec))
+        if made.spec.limits is None:
+            self._binding.bind_ortvalue_output(self._output_names[index], _ort_value(made.array(), made.spec))
 
     def output(self, index: int) -> HostBuffer:
         """Return the buffer that output ``index`` is written to."""
@@ -108,6 +120,9 @@ class OrtInstance:
 
     def run(self) -> None:
         """Compute the outputs."""
+        if self._resized or self._sized:
+            self._run_sized()
+            return
         for index in self._open:  # or it would write to the memory of the run before
             self._binding.bind_output(self._output_names[index], "cpu")
         self._session.run_with_iobinding(self._binding)
@@ -115,6 +130,31 @@ class OrtInstance:
             made = self._binding.get_outputs()
             for index, buffer in self._open.items():
                 buffer.take(made[index].numpy())
+
+    def _run_sized(self) -> None:
+        """Compute the outputs at the sizes that the inputs have now."""
+        for index in self._resized:
+            self.bind(index, self._bound[index][0])
+        shapes = tuple(self._bound[index][0].array().shape for index in self._resized)
+        key = shapes, *(self._bound[index][0].array().tobytes() for index in self._telling)
+        known = self._shapes.get(key)
+        for index, shape in zip(self._sized, known or (), strict=False):
+            self._outputs[index].resize(shape)
+            self._binding.bind_ortvalue_output(
+                self._output_names[index], _ort_value(self._outputs[index].array(), self._outputs[index].spec)
+            )
+        for index in self._open if known is not None else (*self._open, *self._sized):
+            self._binding.bind_output(self._output_names[index], "cpu")
+        self._session.run_with_iobinding(self._binding)
+        made = self._binding.get_outputs() if self._open or known is None else []
+        for index, buffer in self._open.items():
+            buffer.take(made[index].numpy())
+        if known is None:
+            for index in self._sized:
+                self._outputs[index].fill(made[index].numpy())
+            if len(self._shapes) == _MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[key] = [self._outputs[index].array().shape for index in self._sized]
 
 
 def _ort_value(array: NDArray[np.generic], spec: BufferSpec) -> Any:

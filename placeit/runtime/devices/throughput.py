@@ -86,4 +86,4 @@ def _open(device: Device, precision: str) -> ThroughputDevice:
     return ThroughputDevice(device, precision=precision)
 
 
-KIND = DeviceKind(_open, OPENVINO.supported, OPENVINO.kernels, version=OPENVINO.version)
+KIND = DeviceKind(_open, OPENVINO.supported, OPENVINO.kernels, version=OPENVINO.version, open_sizes=OPENVINO.open_sizes)

@@ -43,4 +43,4 @@ def _version() -> str:
     return f"ONNX Runtime {onnxruntime().__version__}"
 
 
-KIND = DeviceKind(_open, supported, _kernels, _streams, version=_version)
+KIND = DeviceKind(_open, supported, _kernels, _streams, version=_version, open_sizes=lambda device: not on_gpu(device))

@@ -101,6 +101,8 @@ class NativePlan:
         self._inside: set[int] = set()  # lanes that have not left
         self._ended: list[int] = []
         self._failed: _core.Failed | None = None
+        self._failed_in: dict[int, _core.Failed] = {}  # in runs that requests are added to, by slot
+        self._serving = False
         self._failure: BaseException | None = None
         self._late: list[tuple[int, int]] | None = None
         self._refused: BaseException | None = None
@@ -136,6 +138,8 @@ class NativePlan:
         """
         _RUNNING.check()
         self._ended, self._failed, self._failure, self._late, self._refused, self._lost = [], None, None, None, None, False
+        self._serving = bell is not None
+        self._failed_in.clear()
         self.lanes.prepare(np.array(slots, np.int32), waiting, None if bell is None else bell.counter, deadline)
 
     def start(self, ended: Callable[[NativeRan], object]) -> None:
@@ -167,11 +171,16 @@ class NativePlan:
         self.lanes.admit_no_more()
 
     def ended(self) -> list[int]:
-        """Requests that have ended well since this was last asked."""
+        """Requests that have ended since this was last asked, well unless :meth:`failure` says otherwise."""
         with self._lock:
             self._hear()
             found, self._ended = self._ended, []
         return found
+
+    def failure(self, slot: int) -> tuple[int, BaseException] | None:
+        """Return the segment that has failed of a request that has ended, and what its device says; None if none has."""
+        failed = self._failed_in.pop(slot, None)
+        return None if failed is None else (failed.node % self._nodes, self._said(failed))
 
     def wanted(self) -> bool:
         """Return whether others wait for the threads, all of which have come."""
@@ -220,8 +229,12 @@ class NativePlan:
             self._hear()
             failed = self._failed
         if failed is not None and failed.lane == k:
-            error, said = self.lanes.error(failed.node), self._explain[k]
-            self._failure = error.with_traceback(None) if isinstance(error, BaseException) else ExecutionError(said())
+            self._failure = self._said(failed)
+
+    def _said(self, failed: _core.Failed) -> BaseException:
+        """What the device says of an entry that has failed."""
+        error = self.lanes.error(failed.node)
+        return error.with_traceback(None) if isinstance(error, BaseException) else ExecutionError(self._explain[failed.lane]())
 
     def _hear(self) -> None:
         """Take note of what has happened; with the lock."""
@@ -229,6 +242,8 @@ class NativePlan:
             match event:
                 case _core.Ended():
                     self._ended.append(event.slot)
+                case _core.Failed() if self._serving:
+                    self._failed_in.setdefault(event.node // self._nodes, event)
                 case _core.Failed():
                     self._failed = event
                 case _core.Late():

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
-from placeit.runtime.devices.base import Program, RuntimeDevice
+from placeit.runtime.devices.base import Instance, KeepsState, Program, RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.nodes.lane import Lane, Wiring
 from placeit.runtime.nodes.package import Package, Unpacked, WeightStore
+from placeit.runtime.nodes.states import SentVariable, sent
 from placeit.runtime.nodes.wire import Connection, Listener, connect
 
 __all__ = ["DeviceActor", "Setting"]
@@ -63,6 +64,7 @@ class DeviceActor:
                 self._device = SlowedDevice(self._device, device.slowdown)
         self._lane = Lane(self._device, setting.coding)
         self._programs: dict[int, Program] = {}
+        self._copies: dict[int, Mapping[str, Any]] = {}  # of states
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._listener = Listener(setting.host, setting.secret, self._meet)
@@ -109,11 +111,59 @@ class DeviceActor:
 
     def wire(self, wiring: Wiring) -> None:
         """Make a slot ready to run. Raises DeviceError."""
-        self._lane.wire(wiring, [self._device.instance(self._programs[job.program]) for job in wiring.jobs])
+        instances = [self._device.instance(self._programs[job.program]) for job in wiring.jobs]
+        for job, instance in zip(wiring.jobs, instances, strict=True):
+            if job.keeps_state:
+                self._keeping(instance).keep_state(keep=True)
+        self._lane.wire(wiring, instances)
+
+    def _keeping(self, instance: Instance) -> KeepsState:
+        if not isinstance(instance, KeepsState):
+            raise DeviceError(f"{self._setting.name} does not keep the state of a segment from one request to the next.")
+        return instance
+
+    def _at_rest(self, job: int, epoch: int) -> KeepsState:
+        return self._keeping(self._lane.at_rest(job, epoch))
 
     def unwire(self, slot: int) -> None:
         """Forget a slot."""
         self._lane.unwire(slot)
+
+    def keep_state(self, job: int, epoch: int, keep: bool) -> None:
+        """Have an instance go on from its state, or begin with the initial one; see :meth:`reset_state`. Raises DeviceError."""
+        self._at_rest(job, epoch).keep_state(keep=keep)
+
+    def reset_state(self, job: int, epoch: int) -> None:
+        """Return an instance to its initial state. Runs of its slot before an epoch are over. Raises DeviceError."""
+        self._at_rest(job, epoch).reset_state()
+
+    def state_bytes(self, job: int, epoch: int) -> int:
+        """Size of the state of an instance; see :meth:`reset_state`. Raises DeviceError."""
+        return self._at_rest(job, epoch).state_bytes()
+
+    def copy_states(self, job: int, epoch: int) -> int:
+        """Keep a copy of the state of an instance; return its number. See :meth:`reset_state`. Raises DeviceError."""
+        copy = self._at_rest(job, epoch).states()
+        with self._lock:
+            number = next(self._numbers)
+            self._copies[number] = copy
+        return number
+
+    def forget_states(self, copy: int) -> None:
+        """Release a copy of a state."""
+        with self._lock:
+            self._copies.pop(copy, None)
+
+    def fetch_state(self, copy: int, name: str) -> SentVariable:
+        """The value of a variable in a copy."""
+        return sent(self._copies[copy][name])
+
+    def set_states(self, job: int, epoch: int, states: Mapping[str, int | SentVariable]) -> None:
+        """Have an instance take over values of variables, from copies or as sent. Raises DeviceError."""
+        values = {
+            name: self._copies[value][name] if isinstance(value, int) else value.tensor() for name, value in states.items()
+        }
+        self._at_rest(job, epoch).set_states(values)
 
     def read(self, buffer: int) -> NDArray[np.generic]:
         """Copy a buffer, in its logical shape."""

@@ -18,7 +18,7 @@ from placeit.core.errors import DeviceError
 from placeit.core.threads import Worker
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.nodes.lane import ReceivingBuffers
+from placeit.runtime.nodes.tensors import ReceivingBuffers
 
 __all__ = ["Ahead", "RemoteBuffer", "RemoteDevice", "RemoteInstance", "RemoteProgram"]
 
@@ -71,10 +71,16 @@ class RemoteDevice(ABC):
 
 
 class RemoteProgram:
-    """A segment compiled on a node."""
+    """A segment compiled on a node.
 
-    def __init__(self, segment: SegmentSource, number: int) -> None:
-        self.inputs, self.outputs, self.number = segment.inputs, segment.outputs, number
+    Args:
+        segment: its inputs and outputs.
+        number: by which the node knows it.
+        variables: names of those that hold its state.
+    """
+
+    def __init__(self, segment: SegmentSource, number: int, variables: tuple[str, ...]) -> None:
+        self.inputs, self.outputs, self.number, self.variables = segment.inputs, segment.outputs, number, variables
 
 
 class RemoteBuffer:
@@ -124,17 +130,21 @@ class RemoteInstance:
         bound: buffers of its inputs.
         outputs: buffers on the node.
         ahead: the slot that it belongs to.
+        keeps_state: whether each run goes on from the state that the one before has left.
     """
 
+    keeps_state = False
+
     def __init__(self, device: RemoteDevice, program: RemoteProgram) -> None:
-        self.program, self.number = program, device.number()
+        self.device, self.program, self.number = device, program, device.number()
         self.bound: dict[int, Buffer] = {}
         self.outputs = [RemoteBuffer(device, spec) for spec in program.outputs]
         self.ahead: Ahead | None = None
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` in every later run. Raises DeviceError if it does not fit."""
-        if buffer.nbytes != self.program.inputs[index].nbytes:
+        spec = self.program.inputs[index]
+        if spec.limits is None and buffer.nbytes != spec.nbytes:
             raise DeviceError(f"A buffer of {buffer.nbytes} bytes does not fit input {index} of a segment.")
         self.bound[index] = buffer
 
@@ -180,6 +190,13 @@ class Ahead:
             self._come.clear()
         for device, inputs in self.feeds.items():
             device.begin(self, inputs)
+
+    def retire(self) -> int:
+        """Have nothing of the last run go on anywhere once it is said that the epoch returned has begun; nothing runs here."""
+        with self._lock:
+            self.epoch += 1
+            self._come.clear()
+            return self.epoch
 
     def expect(self, number: int, done: DoneCallback, devices: tuple[RemoteDevice, ...]) -> None:
         """Have ``done`` called when a segment or a transfer is reported, or one of its devices is lost; on another thread."""

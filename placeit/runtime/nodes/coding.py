@@ -54,4 +54,4 @@ def coded(coding: int, value: NDArray[np.generic]) -> tuple[NDArray[np.generic],
 
 def decode(coding: int, received: NDArray[np.generic], scale: float, into: NDArray[np.generic]) -> None:
     """Write a received tensor where it belongs."""
-    into[...] = received if coding == Coding.FP16 else received.astype(np.float32) * np.float32(scale)
+    into[...] = received.astype(np.float32) * np.float32(scale) if coding == Coding.INT8 else received

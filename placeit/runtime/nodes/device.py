@@ -20,10 +20,11 @@ from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Insta
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.nodes.actor import DeviceActor, Setting, local
 from placeit.runtime.nodes.ahead import Ahead, RemoteBuffer, RemoteDevice, RemoteInstance, RemoteProgram
-from placeit.runtime.nodes.coding import coded
-from placeit.runtime.nodes.lane import DRIVER, bytes_of, memory_of, rank
+from placeit.runtime.nodes.lane import DRIVER, rank
 from placeit.runtime.nodes.package import pack
-from placeit.runtime.nodes.wire import Connection, Frame, Kind, ProtocolError, connect
+from placeit.runtime.nodes.states import RemoteKeepingInstance
+from placeit.runtime.nodes.tensors import Outgoing, outgoing
+from placeit.runtime.nodes.wire import Connection, Frame, Kind, Parcel, ProtocolError, connect
 from placeit.runtime.nodes.wiring import run_ahead
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class NodeDevice(RemoteDevice):
             number = self.ask("compile", package, timeout=_COMPILES_S)
         if number is None:
             raise DeviceError(f"{self.name} has no room for the weights of a segment.")
-        program = RemoteProgram(segment, number)
+        program = RemoteProgram(segment, number, package.variables)
         weakref.finalize(program, _release, weakref.ref(self), number).atexit = False
         return program
 
@@ -195,7 +196,8 @@ class NodeDevice(RemoteDevice):
 
     def instance(self, program: Program) -> Instance:
         """Make an instance; it is made on the node together with the others of its slot."""
-        return RemoteInstance(self, narrowed(RemoteProgram, program))
+        made = narrowed(RemoteProgram, program)
+        return RemoteKeepingInstance(self, made) if made.variables else RemoteInstance(self, made)
 
     def allocate(self, spec: BufferSpec) -> Buffer:
         """Make a buffer; it is made on the node together with the others of its slot."""
@@ -211,18 +213,22 @@ class NodeDevice(RemoteDevice):
 
     def begin(self, ahead: Ahead, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
         """Begin a run of a slot there."""
-        self.connection.send(Frame(Kind.BEGIN, slot=ahead.number, epoch=ahead.epoch))
-        for number, buffer in inputs:
-            self.send(ahead, number, buffer, exact=True)
+        if inputs:  # which say that a run has begun
+            self._send_all(ahead, [self._parcel(ahead, number, outgoing(buffer, 0)) for number, buffer in inputs])
+        else:
+            self.connection.send(Frame(Kind.BEGIN, slot=ahead.number, epoch=ahead.epoch))
 
-    def send(self, ahead: Ahead, number: int, buffer: Buffer, *, exact: bool = False) -> None:
-        """Send a tensor of this process there; inputs of the model as they are."""
-        memory = memory_of(buffer)
-        value, scale = coded(0 if exact else self.coding, memory)
-        epoch, coding = ahead.epoch, 0 if value is memory else self.coding
-        frame = Frame(Kind.DATA, coding, 0, epoch, number, start=perf_counter(), finish=scale)
-        payload = bytes_of(value)
-        self.connection.send(frame, payload, urgency=rank(value.nbytes, 0.0), current=lambda: ahead.epoch == epoch)
+    def send(self, ahead: Ahead, number: int, buffer: Buffer) -> None:
+        """Send a tensor of this process there."""
+        self._send_all(ahead, [self._parcel(ahead, number, outgoing(buffer, self.coding))])
+
+    def _parcel(self, ahead: Ahead, number: int, sent: Outgoing) -> Parcel:
+        frame = Frame(Kind.DATA, sent.coding, 0, ahead.epoch, number, start=perf_counter(), finish=sent.scale, sizes=sent.sizes)
+        return Parcel(frame, sent.payload, rank(len(sent.payload), 0.0))
+
+    def _send_all(self, ahead: Ahead, parcels: Sequence[Parcel]) -> None:
+        epoch = ahead.epoch
+        self.connection.send_all(parcels, lambda: ahead.epoch == epoch)
 
     # -- frames -----------------------------------------------------------------------------------------------------------
 
@@ -261,6 +267,7 @@ class NodeDevice(RemoteDevice):
                 ahead.report(frame.target, frame.epoch, start, max(start, self.here(frame.finish)))
             case Kind.DATA if ahead.epoch == frame.epoch:
                 if ahead.inbox.took(frame):
+                    ahead.inbox.settle(frame.target)
                     now = perf_counter()
                     ahead.report(frame.target, frame.epoch, min(now, self.here(frame.start)), now)
             case Kind.DATA:

@@ -53,5 +53,6 @@ KIND = DeviceKind(
     _kernels,
     link=_link,
     version=_version,
+    open_sizes=lambda _: True,
     expected=functools.partial(NodeDevice, expected=True),
 )

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import functools
 import heapq
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-import numpy as np
-from numpy.typing import NDArray
-
 from placeit.core.errors import DeviceError
 from placeit.runtime.devices.base import Buffer, BufferSpec, Instance, RuntimeDevice
-from placeit.runtime.nodes.coding import Coding, coded, coded_type, decode
-from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, ProtocolError
+from placeit.runtime.nodes.tensors import Outgoing, ReceivingBuffers, outgoing
+from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, Parcel, ProtocolError
 
-__all__ = ["DRIVER", "Lane", "ReceivingBuffers", "SegmentJob", "Wiring", "bytes_of", "memory_of", "rank"]
+__all__ = ["DRIVER", "Lane", "SegmentJob", "Wiring", "rank"]
 
 DRIVER = ""
 """The name under which the process with the executor is connected."""
@@ -38,6 +36,7 @@ class SegmentJob:
         urgency: the lower goes first of those that are ready.
         inputs: numbers of the buffers that it reads, in order.
         outputs: of those that it writes.
+        keeps_state: whether each run goes on from the state that the one before has left.
     """
 
     number: int
@@ -45,6 +44,7 @@ class SegmentJob:
     urgency: float
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    keeps_state: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,14 @@ class Wiring:
         buffers: that tensors arrive in, by number.
         jobs: in the order of the plan.
         sends: number of a buffer here, name of the device (or :data:`DRIVER`), number of the buffer there.
+        fed: numbers of the buffers that the driver fills at the begin of a run, and hears nothing of.
     """
 
     slot: int
     buffers: dict[int, BufferSpec]
     jobs: tuple[SegmentJob, ...]
     sends: tuple[tuple[int, str, int], ...]
+    fed: frozenset[int] = frozenset()
 
 
 @dataclass(eq=False)
@@ -70,7 +72,7 @@ class _Cell:
 
     buffer: Buffer
     slot: int
-    memory: NDArray[np.generic]
+    fed: bool = False
     readers: list[int] = field(default_factory=list)
     sends: list[tuple[str, int, float]] = field(default_factory=list)
 
@@ -82,57 +84,6 @@ class _Slot:
     jobs: list[int] = field(default_factory=list)
     buffers: list[int] = field(default_factory=list)
     waiting: dict[int, int] = field(default_factory=dict)
-
-
-class ReceivingBuffers:
-    """Buffers that payloads arrive in, by number: the only memory that a frame can write to."""
-
-    def __init__(self) -> None:
-        self._into: dict[int, NDArray[np.generic]] = {}
-        self._coded: dict[int, NDArray[np.generic]] = {}
-        self._missing: dict[int, tuple[int, int]] = {}
-
-    def expect(self, number: int, memory: NDArray[np.generic]) -> None:
-        """Set memory aside for a buffer: C-contiguous."""
-        self._into[number] = memory
-
-    def forget(self, number: int) -> None:
-        """Expect nothing for a buffer any more."""
-        for table in (self._into, self._coded, self._missing):
-            table.pop(number, None)
-
-    def place(self, frame: Frame) -> memoryview:
-        """Return where a part of a tensor belongs. Raises ProtocolError if it is not expected."""
-        memory = self._source(frame)
-        if frame.offset + frame.size > memory.nbytes:
-            raise ProtocolError(f"{frame.offset + frame.size} bytes for the buffer {frame.target}, which has {memory.nbytes}")
-        return bytes_of(memory)[frame.offset : frame.offset + frame.size]
-
-    def _source(self, frame: Frame) -> NDArray[np.generic]:
-        """The memory that a frame is about: the buffer itself, or what it is decoded from. Raises ProtocolError."""
-        memory = self._into.get(frame.target)
-        if memory is None or frame.coding not in tuple(Coding) or (frame.coding and memory.dtype != np.float32):
-            raise ProtocolError(f"a tensor for the buffer {frame.target}, which is not expected")
-        if not frame.coding:
-            return memory
-        wanted = coded_type(frame.coding, memory.dtype)
-        held = self._coded.get(frame.target)
-        if held is None or held.dtype != wanted:
-            held = self._coded[frame.target] = np.empty(memory.shape, wanted)
-        return held
-
-    def took(self, frame: Frame) -> bool:
-        """Take note that a part is in place; return whether it was the last one. Raises ProtocolError if it is not expected."""
-        source = self._source(frame)
-        epoch, missing = self._missing.get(frame.target, (frame.epoch, source.nbytes))
-        missing = (source.nbytes if epoch != frame.epoch else missing) - frame.size
-        self._missing[frame.target] = frame.epoch, missing
-        if missing > 0:
-            return False
-        del self._missing[frame.target]
-        if frame.coding:
-            decode(frame.coding, source, frame.finish, self._into[frame.target])
-        return True
 
 
 class Lane:
@@ -150,9 +101,11 @@ class Lane:
         self._jobs: dict[int, tuple[SegmentJob, Instance, int]] = {}
         self._slots: dict[int, _Slot] = {}
         self._ready: list[tuple[int, float, int, int]] = []
-        self._running: tuple[int, int] | None = None
+        self._running: tuple[int, int] | None = None  # slot and epoch
+        self._late: list[Frame] = []  # tensors that came while an earlier run of their slot was still running
         self._begun = 0
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)  # of what runs
         self._peers: dict[str, Connection] = {}
 
     # -- told through Ray -------------------------------------------------------------------------------------------
@@ -162,10 +115,11 @@ class Lane:
         slot = _Slot()
         cells: dict[int, _Cell] = {}
         for number, spec in wiring.buffers.items():
-            cells[number] = self._cell(number, self.device.allocate(spec), wiring.slot, expected=True)
+            cells[number] = _Cell(self.device.allocate(spec), wiring.slot, number in wiring.fed)
+            self._inbox.expect(number, cells[number].buffer)
         for job, instance in zip(wiring.jobs, instances, strict=True):
             for i, number in enumerate(job.outputs):
-                cells[number] = self._cell(number, instance.output(i), wiring.slot)
+                cells[number] = _Cell(instance.output(i), wiring.slot)
             for i, number in enumerate(job.inputs):
                 instance.bind(i, cells[number].buffer)
             for number in dict.fromkeys(job.inputs):
@@ -179,12 +133,6 @@ class Lane:
             self._cells |= cells
             self._jobs |= {job.number: (job, made, wiring.slot) for job, made in zip(wiring.jobs, instances, strict=True)}
             self._slots[wiring.slot] = slot
-
-    def _cell(self, number: int, buffer: Buffer, slot: int, *, expected: bool = False) -> _Cell:
-        memory = memory_of(buffer)
-        if expected:
-            self._inbox.expect(number, memory)
-        return _Cell(buffer, slot, memory)
 
     def unwire(self, number: int) -> None:
         """Forget a slot, which runs no more."""
@@ -205,6 +153,18 @@ class Lane:
             return self._cells[number].buffer
         except KeyError:
             raise DeviceError(f"{self.device.name} has no buffer {number} any more.") from None
+
+    def at_rest(self, number: int, epoch: int) -> Instance:
+        """Return an instance once nothing of its slot runs; runs before an epoch are over. Raises DeviceError."""
+        with self._lock:
+            if number not in self._jobs:
+                raise DeviceError(f"{self.device.name} has no segment {number} any more.")
+            _, instance, slot = self._jobs[number]
+            if self._slots[slot].epoch < epoch:
+                self._end(slot, epoch)
+            while self._running is not None and self._running[0] == slot:
+                self._ended.wait()
+            return instance
 
     def meet(self, connection: Connection) -> None:
         """Use a connection for what is sent to its other end."""
@@ -242,7 +202,9 @@ class Lane:
             return
         self._peers.pop(connection.name, None)
         text = f"{connection.name}: {why}".encode()[:_LONGEST_TEXT]
-        self._tell(Frame(Kind.LOST), memoryview(text))
+        driver = self._peers.get(DRIVER)
+        if driver is not None:
+            driver.send(Frame(Kind.LOST), memoryview(text))
 
     # -- decisions; those with the lock say so ------------------------------------------------------------------------
 
@@ -252,14 +214,19 @@ class Lane:
         if slot is None or epoch <= slot.epoch:
             return  # or something of it has come first
         self._begun += 1
-        slot.epoch, slot.begun = epoch, self._begun
-        self._ready = [entry for entry in self._ready if entry[3] != number]
-        heapq.heapify(self._ready)
-        slot.waiting = {}
+        slot.begun = self._begun
+        self._end(number, epoch)
         for job in slot.jobs:
             slot.waiting[job] = len(set(self._jobs[job][0].inputs))
             if slot.waiting[job] == 0:
                 self._push(job)
+
+    def _end(self, number: int, epoch: int) -> None:
+        """Start nothing more of runs of a slot that are earlier than an epoch; with the lock."""
+        slot = self._slots[number]
+        slot.epoch, slot.waiting = epoch, {}
+        self._ready = [entry for entry in self._ready if entry[3] != number]
+        heapq.heapify(self._ready)
 
     def _push(self, number: int) -> None:
         job, _, slot = self._jobs[number]
@@ -281,11 +248,24 @@ class Lane:
             self._begin(cell.slot, frame.epoch)  # its data may come before the driver's word
             if self._slots[cell.slot].epoch != frame.epoch or not self._inbox.took(frame):
                 return
+            if self._running is not None and self._running[0] == cell.slot and self._running[1] != frame.epoch:
+                self._late.append(frame)  # what runs may read the buffer
+                return
+        self._landed(frame)
+
+    def _landed(self, frame: Frame) -> None:
+        """Have a tensor used that has come, unless its run is over. Nothing of an earlier run of the slot is running."""
+        with self._lock:
+            cell = self._cells.get(frame.target)
+            if cell is None or self._slots[cell.slot].epoch != frame.epoch:
+                return
+            self._inbox.settle(frame.target)
+            sent = self._outgoing(cell)
             self._filled(cell)
-        self._send_on(cell, frame.epoch)
-        arrived = Frame(Kind.ARRIVED, epoch=frame.epoch, target=frame.target, start=frame.start, finish=perf_counter())
-        self._tell(arrived, urgency=_after([cell]))
+        finish = perf_counter()
         self._go_on()
+        arrived = Frame(Kind.ARRIVED, epoch=frame.epoch, target=frame.target, start=frame.start, finish=finish)
+        self._send_on(cell.slot, frame.epoch, {cell: sent}, None if cell.fed else arrived)
 
     def _go_on(self) -> None:
         """Start what is most urgent, if nothing runs."""
@@ -294,68 +274,68 @@ class Lane:
                 return
             _, _, number, slot = heapq.heappop(self._ready)
             epoch = self._slots[slot].epoch
-            self._running = number, epoch
+            self._running = slot, epoch
             instance = self._jobs[number][1]
         self.device.start(instance, functools.partial(self._done, number, slot, epoch))
 
     def _done(self, number: int, slot: int, epoch: int, start: float, finish: float, error: BaseException | None) -> None:
-        sends: list[_Cell] = []
+        sent: dict[_Cell, Outgoing | None] = {}
+        with self._lock:
+            outputs = self._outputs(number, slot, epoch) if error is None else []
+        try:  # before anything else runs here, which might give the tensors other sizes
+            sent = {cell: self._outgoing(cell) for cell in outputs}
+        except Exception as failure:  # noqa: BLE001 (whoever waits for the run gets it)
+            error = failure
         with self._lock:
             self._running = None
-            known = self._slots.get(slot)
-            if known is not None and known.epoch == epoch and error is None:
-                sends = [self._cells[output] for output in self._jobs[number][0].outputs]
-                for cell in sends:
+            self._ended.notify_all()
+            late, self._late = self._late, []
+            if self._outputs(number, slot, epoch):
+                for cell in sent:
                     self._filled(cell)
-        for cell in sends:
-            self._send_on(cell, epoch)
         text = b"" if error is None else (str(error) or type(error).__name__).encode()[:_LONGEST_TEXT]
         ended = Frame(Kind.ENDED, epoch=epoch, target=number, start=start, finish=finish)
-        self._tell(ended, memoryview(text), urgency=_after(sends))
+        self._send_on(slot, epoch, sent, ended, text)
+        for frame in late:
+            self._landed(frame)
         self._go_on()
 
-    def _send_on(self, cell: _Cell, epoch: int) -> None:
-        if not cell.sends:
-            return
-        value, scale = coded(self._coding, cell.memory)
-        coding = self._coding if value is not cell.memory else 0
-        payload, begin = bytes_of(value), perf_counter()
-        for name, there, urgency in cell.sends:
+    def _outputs(self, number: int, slot: int, epoch: int) -> list[_Cell]:
+        """What a job has written, unless its run is over; with the lock."""
+        known = self._slots.get(slot)
+        return (
+            [] if known is None or known.epoch != epoch else [self._cells[output] for output in self._jobs[number][0].outputs]
+        )
+
+    def _outgoing(self, cell: _Cell) -> Outgoing | None:
+        """What is sent of a buffer; None if nothing is."""
+        return outgoing(cell.buffer, self._coding) if cell.sends else None
+
+    def _send_on(
+        self, slot: int, epoch: int, sent: Mapping[_Cell, Outgoing | None], report: Frame | None, text: bytes = b""
+    ) -> None:
+        """Send what is in buffers to all who read it, and a report to the driver, behind what the driver reads."""
+        begin = perf_counter()
+        parcels: dict[str, list[Parcel]] = {}
+        for cell, what in sent.items():
+            if what is None:
+                continue
+            for name, there, urgency in cell.sends:
+                frame = Frame(Kind.DATA, what.coding, 0, epoch, there, start=begin, finish=what.scale, sizes=what.sizes)
+                parcels.setdefault(name, []).append(Parcel(frame, what.payload, rank(len(what.payload), urgency)))
+        if report is not None:
+            before = [(one.urgency[0], math.inf) for one in parcels.get(DRIVER, ())]
+            parcels.setdefault(DRIVER, []).append(Parcel(report, memoryview(text), max(before, default=())))
+        for name in sorted(parcels, key=DRIVER.__eq__):
             peer = self._peers.get(name)
             if peer is not None:
-                frame = Frame(Kind.DATA, coding, 0, epoch, there, start=begin, finish=scale)
-                peer.send(frame, payload, urgency=rank(value.nbytes, urgency), current=self._still(cell.slot, epoch))
+                peer.send_all(parcels[name], self._still(slot, epoch))
 
     def _still(self, slot: int, epoch: int) -> Callable[[], bool]:
         slots = self._slots
         return lambda: (known := slots.get(slot)) is not None and known.epoch == epoch
 
-    def _tell(self, frame: Frame, payload: memoryview | None = None, urgency: tuple[float, ...] = ()) -> None:
-        driver = self._peers.get(DRIVER)
-        if driver is not None:
-            driver.send(frame, payload, urgency=urgency)
-
 
 def rank(nbytes: int, urgency: float) -> tuple[float, ...]:
     """Order of tensors on a link: those of one chunk before longer ones, then by urgency."""
     return (1.0, urgency) if nbytes > CHUNK else (0.0, urgency)
-
-
-def _after(cells: Sequence[_Cell]) -> tuple[float, ...]:
-    """Order of a report: at once, but behind what it is about if that goes to the driver, too."""
-    largest = max((cell.memory.nbytes for cell in cells if any(name == DRIVER for name, _, _ in cell.sends)), default=None)
-    return () if largest is None else rank(largest, float("inf"))
-
-
-def memory_of(buffer: Buffer) -> NDArray[np.generic]:
-    """The memory of a buffer in host memory, C-contiguous, without a copy. Raises DeviceError if it has none."""
-    tensor = getattr(buffer, "tensor", None)
-    memory: NDArray[np.generic] = buffer.array() if tensor is None else tensor.data
-    if not memory.flags.c_contiguous:
-        raise DeviceError("A buffer that is sent to another node is not contiguous in memory.")
-    return memory
-
-
-def bytes_of(memory: NDArray[np.generic]) -> memoryview:
-    """View C-contiguous memory as bytes."""
-    return memoryview(memory.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

@@ -45,12 +45,14 @@ class Package:
         outputs: as of :class:`placeit.runtime.devices.base.SegmentSource`.
         xml: OpenVINO's.
         pieces: SHA-256 of the pieces that its weights are made of, in order.
+        variables: names of those that hold its state.
     """
 
     inputs: tuple[BufferSpec, ...]
     outputs: tuple[BufferSpec, ...]
     xml: bytes
     pieces: tuple[str, ...]
+    variables: tuple[str, ...] = ()
 
 
 def pack(segment: SegmentSource) -> tuple[Package, dict[str, bytes]]:
@@ -60,9 +62,12 @@ def pack(segment: SegmentSource) -> tuple[Package, dict[str, bytes]]:
         DeviceError: it is not OpenVINO's.
         FileError: there is no room for temporary files.
     """
+    model = segment.in_format("openvino")
+    # OpenVINO's states go by the name without the suffix
+    variables = tuple(variable.info.variable_id.partition("/id=")[0] for variable in model.get_variables())
     with temporary_folder() as folder:
         xml, weights = folder / "segment.xml", folder / "segment.bin"
-        import_openvino().serialize(segment.in_format("openvino"), str(xml), str(weights))
+        import_openvino().serialize(model, str(xml), str(weights))
         text, data = xml.read_bytes(), weights.read_bytes()
     cuts = {0, len(data)}
     for match in _DATA.finditer(text.decode()):
@@ -72,7 +77,8 @@ def pack(segment: SegmentSource) -> tuple[Package, dict[str, bytes]]:
     ends = sorted(cut for cut in cuts if cut <= len(data))
     parts = [data[a:b] for a, b in itertools.pairwise(ends)]
     names = [hashlib.sha256(part).hexdigest() for part in parts]
-    return Package(segment.inputs, segment.outputs, text, tuple(names)), dict(zip(names, parts, strict=True))
+    package = Package(segment.inputs, segment.outputs, text, tuple(names), variables)
+    return package, dict(zip(names, parts, strict=True))
 
 
 class Unpacked:

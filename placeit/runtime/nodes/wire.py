@@ -1,7 +1,8 @@
 """Sockets between nodes: an authenticated handshake, then frames of a fixed header and raw bytes.
 
-Nothing that comes from a socket is unpickled, and no memory is allocated by a size that comes from one: a payload goes to
-memory that the receiver has set aside for it, or the connection ends.
+Nothing that comes from a socket is unpickled, and a payload goes to memory that the receiver has set aside for it, or the
+connection ends. Sizes of a tensor that come from a socket are checked before memory is allocated by them
+(:mod:`placeit.runtime.nodes.tensors`).
 """
 
 from __future__ import annotations
@@ -16,25 +17,27 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from placeit.core.errors import DeviceError
 
-__all__ = ["CHUNK", "Connection", "Frame", "Kind", "Listener", "ProtocolError", "Receiver", "connect"]
+__all__ = ["CHUNK", "Connection", "Frame", "Kind", "Listener", "Parcel", "ProtocolError", "Receiver", "connect"]
 
 CHUNK = 1 << 17
 """Most bytes of a payload: what is urgent waits for no more than this."""
-_SMALL = 1 << 14  # bytes of a message that is sent without waking a thread
-_MAGIC = b"placeit nodes 1\n"
+_SMALL, _AT_ONCE = 1 << 14, 1 << 16  # bytes of a message, and of several, that are sent without waking a thread
+_READ = 1 << 16  # bytes that are read at once
+_MAGIC = b"placeit nodes 2\n"
 _NONCE = 32
 _HANDSHAKE_S = 5.0
 _STRANGERS, _BACKLOG = 32, 128  # connections that may shake hands at the same time, and that may wait to
 _TRIES, _PAUSE_S = 3, 0.1
 _UNSENT = 1 << 18  # bytes in the kernel that are not on their way yet
 _TCP_NOTSENT_LOWAT = 25
-_HEADER = struct.Struct("<BB2xIIIIQdd")
+_HEADER = struct.Struct("<BBBxIIIIQdd")  # the third is the number of sizes, which follow
+_MOST_SIZES = 255
 
 
 class ProtocolError(Exception):
@@ -66,6 +69,7 @@ class Frame(NamedTuple):
         offset: where in the buffer they belong.
         start: seconds by the sender's clock, or a scale.
         finish: seconds by the sender's clock, or a scale.
+        sizes: of all dimensions of the tensor that data is a part of, if they are open; empty if they are fixed.
     """
 
     kind: int
@@ -77,6 +81,12 @@ class Frame(NamedTuple):
     offset: int = 0
     start: float = 0.0
     finish: float = 0.0
+    sizes: tuple[int, ...] = ()
+
+    def packed(self, size: int, offset: int = 0) -> bytes:
+        """Return the header of a part of its payload: so many bytes, from an offset."""
+        kind, coding, *others, sizes = self._replace(size=size, offset=offset)
+        return _HEADER.pack(kind, coding, len(sizes), *others) + struct.pack(f"<{len(sizes)}I", *sizes)
 
 
 class Receiver(Protocol):
@@ -93,6 +103,20 @@ class Receiver(Protocol):
     def lost(self, connection: Connection, why: str) -> None:
         """Take note that nothing more will come. Called once."""
         ...
+
+
+class Parcel(NamedTuple):
+    """What to send.
+
+    Attributes:
+        frame: its size is set when it is sent.
+        payload: unchanged until it has gone, or need not be sent any more.
+        urgency: the lower goes first; of equal ones, what came first.
+    """
+
+    frame: Frame
+    payload: memoryview | None = None
+    urgency: tuple[float, ...] = ()
 
 
 class _Message:
@@ -135,40 +159,48 @@ class Connection:
         urgency: tuple[float, ...] = (),
         current: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Send a frame and return at once. A long payload goes in several, between which others may go.
+        """Send a frame; see :meth:`send_all`."""
+        self.send_all([Parcel(frame, payload, urgency)], current)
+
+    def send_all(self, parcels: Sequence[Parcel], current: Callable[[], bool] = lambda: True) -> None:
+        """Send frames and return at once. A long payload goes in several, between which others may go.
 
         Args:
-            frame: ``size`` is set here.
-            payload: unchanged until it has gone, or ``current`` is false.
-            urgency: the lower goes first; of equal ones, what came first.
-            current: whether it still has to be sent, asked before each part of it.
+            parcels: what to send.
+            current: whether it still has to be sent, asked before each part of it that does not go at once.
         """
-        message = _Message(frame, memoryview(b"") if payload is None else payload.cast("B"), current)
+        messages = [_Message(one.frame, memoryview(b"") if one.payload is None else one.payload, current) for one in parcels]
         with self._more:
             if self._closed:
                 return
-            if not self._sending and not self._queue and len(message.payload) <= _SMALL and self._at_once(message):
-                return
-            heapq.heappush(self._queue, (urgency, next(self._count), message))
-            self._more.notify()
+            gone = 0 if self._sending or self._queue else self._at_once(messages)
+            for parcel, message in zip(parcels[gone:], messages[gone:], strict=True):
+                heapq.heappush(self._queue, (parcel.urgency, next(self._count), message))
+            if self._queue:
+                self._more.notify()
 
-    def _at_once(self, message: _Message) -> bool:
-        """Send a small message from here if the socket takes all of it; the thread sends the rest if it takes a part."""
-        data = memoryview(_HEADER.pack(*message.frame._replace(size=len(message.payload))) + message.payload)
+    def _at_once(self, messages: Sequence[_Message]) -> int:
+        """Send the first messages, if they are small, from here if the socket takes all of them; return how many.
+
+        The thread sends the rest if it takes a part.
+        """
+        small = [*itertools.takewhile(lambda message: len(message.payload) <= _SMALL, messages)]
+        data = b"".join(part for one in small for part in (one.frame.packed(len(one.payload)), one.payload))
+        if not 0 < len(data) <= _AT_ONCE:
+            return 0
         try:
             done = self._sock.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return False
+            return 0
         except OSError:
             with contextlib.suppress(OSError):  # the thread that receives finds out, and says so without a lock
                 self._sock.shutdown(socket.SHUT_RDWR)
-            return True
+            return len(messages)
         self.sent += done
         if done < len(data):
-            rest = _Message(message.frame._replace(kind=0), data[done:], lambda: True)
+            rest = _Message(Frame(0), memoryview(data)[done:], lambda: True)
             heapq.heappush(self._queue, ((-float("inf"),), next(self._count), rest))
-            self._more.notify()
-        return True
+        return len(small)
 
     def _send(self) -> None:
         try:
@@ -196,7 +228,7 @@ class Connection:
         if not message.current():
             return False
         part = message.payload[message.offset : message.offset + CHUNK]
-        header = _HEADER.pack(*message.frame._replace(size=len(part), offset=message.offset))
+        header = message.frame.packed(len(part), message.offset)
         if len(part) <= _SMALL:
             self._sock.sendall(header + part)
         else:
@@ -207,18 +239,20 @@ class Connection:
         return message.offset < len(message.payload)
 
     def _receive(self) -> None:
-        header = memoryview(bytearray(_HEADER.size))
-        waste = memoryview(bytearray(CHUNK))
+        header, sizes = memoryview(bytearray(_HEADER.size)), memoryview(bytearray(4 * _MOST_SIZES))
+        waste, inflow = memoryview(bytearray(CHUNK)), _Inflow(self._sock)
         try:
             while True:
-                _fill(self._sock, header)
-                frame = Frame._make(_HEADER.unpack(header))
+                inflow.fill(header)
+                kind, coding, count, *others = _HEADER.unpack(header)
+                inflow.fill(sizes[: 4 * count])
+                frame = Frame._make((kind, coding, *others, struct.unpack_from(f"<{count}I", sizes) if count else ()))
                 if frame.size > CHUNK:
                     raise ProtocolError(f"a frame of {frame.size} bytes, where {CHUNK} are the most")
                 into: memoryview | None = None
                 if frame.size:
                     into = self._receiver.place(frame)
-                    _fill(self._sock, waste[: frame.size] if into is None else into)
+                    inflow.fill(waste[: frame.size] if into is None else into)
                 if into is not None or not frame.size:
                     self._receiver.took(frame, into, self)
         except BaseException as error:  # noqa: BLE001 (whatever it is, nobody must take the connection for alive)
@@ -383,9 +417,24 @@ def _take(sock: socket.socket, size: int, deadline: float) -> bytes:
     return bytes(data.obj)
 
 
-def _fill(sock: socket.socket, into: memoryview) -> None:
-    while into:
-        into = into[_read(sock, into) :]
+class _Inflow:
+    """What comes from a socket, read in as few calls as possible: Python's lock is given up in each."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._memory = sock, memoryview(bytearray(_READ))
+        self._read = memoryview(b"")
+
+    def fill(self, into: memoryview) -> None:
+        """Wait until all of ``into`` has come. Raises EOFError."""
+        while into:
+            if self._read:
+                count = min(len(into), len(self._read))
+                into[:count], self._read = self._read[:count], self._read[count:]
+                into = into[count:]
+            elif len(into) < _READ:
+                self._read = self._memory[: _read(self._sock, self._memory)]
+            else:
+                into = into[_read(self._sock, into) :]
 
 
 def _read(sock: socket.socket, into: memoryview) -> int:

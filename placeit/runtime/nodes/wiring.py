@@ -12,7 +12,7 @@ from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.base import Buffer, BufferSpec
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.nodes.ahead import Ahead, RemoteBuffer, RemoteDevice, RemoteInstance
-from placeit.runtime.nodes.lane import DRIVER, SegmentJob, Wiring, memory_of
+from placeit.runtime.nodes.lane import DRIVER, SegmentJob, Wiring
 from placeit.runtime.segment_book import SegmentBook
 from placeit.simulator.scheduler import b_level
 
@@ -90,7 +90,7 @@ class _Wiring:
         outputs = tuple(buffer.number for buffer in made.outputs)
         for buffer in made.outputs:
             buffer.ahead = self.ahead
-        self._jobs.append(SegmentJob(made.number, made.program.number, urgency, inputs, outputs))
+        self._jobs.append(SegmentJob(made.number, made.program.number, urgency, inputs, outputs, made.keeps_state))
         self._numbers.append(made.number)
 
     def _number(self, buffer: Buffer, spec: BufferSpec) -> int:
@@ -125,7 +125,7 @@ class _Wiring:
 
     def _expect(self, buffer: Buffer) -> int:
         number = self.device.number()
-        self.ahead.inbox.expect(number, memory_of(buffer))
+        self.ahead.inbox.expect(number, buffer)
         self.device.arrivals[buffer] = number
         self._numbers.append(number)
         return number
@@ -134,4 +134,5 @@ class _Wiring:
         """Tell it all."""
         for number in self._numbers:
             self.device.routes[number] = self.ahead
-        self.device.ask("wire", Wiring(self.ahead.number, self._buffers, tuple(self._jobs), tuple(self._sends)))
+        fed = frozenset(self._fed.values())
+        self.device.ask("wire", Wiring(self.ahead.number, self._buffers, tuple(self._jobs), tuple(self._sends), fed))

@@ -1,0 +1,111 @@
+"""What groups read of their weights, and the rates at which devices read memory, alone and together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Model
+from placeit.core.address import Address
+from placeit.core.cluster import Cluster, Device
+from placeit.core.graph import OpGraph
+from placeit.core.memory_reads import MemoryReads
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs
+from placeit.profiler.cache import Cache, are_numbers
+from placeit.profiler.links import device_key
+from placeit.profiler.peaks import read_rate
+
+__all__ = ["LEAST_BYTES", "Rates", "group_reads", "shared_reads", "weights_read"]
+
+LEAST_BYTES, _MOST_BYTES = 1 << 25, 1 << 27
+"""Bytes of weights below which caches hold most of them, so that rates say little; and beyond which rates stay the same."""
+
+Measure = Callable[[Device, int], float | None]
+
+
+def weights_read(graph: OpGraph) -> NDArray[np.float64]:
+    """Count the bytes of its weights, and of a state, that each op reads in a run: ``float64[V]``.
+
+    An op that computes nothing, such as ``Gather``, reads as many as it writes. Of an ``If``, it is not known.
+    """
+    written = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
+    read = np.where(graph.flops > 0, graph.param_bytes, np.minimum(graph.param_bytes, written))
+    kinds = np.array(graph.kinds)
+    return np.where(kinds == "If", 0.0, np.where(kinds == "ReadValue", written, read))
+
+
+def group_reads(grouping: Grouping) -> NDArray[np.float64]:
+    """Count the bytes of its weights, and of its state, that each group reads in a run: ``float64[G]``."""
+    return np.bincount(grouping.group_of, weights_read(grouping.graph), len(grouping.groups)).astype(np.float64)
+
+
+class Rates:
+    """Rates at which devices read memory, for a model of so many bytes of weights, since caches may hold a part of these.
+
+    Args:
+        size: bytes of the model's weights.
+        cache: where to look for rates and keep new ones; None for nowhere.
+        measure: measures the rate of a device for some bytes.
+    """
+
+    def __init__(self, size: float, cache: Cache | None, measure: Measure = read_rate) -> None:
+        self.known = size >= LEAST_BYTES
+        self._size = 1 << int(min(max(size, 1), _MOST_BYTES)).bit_length() - 1
+        self._cache, self._measure = cache, measure
+
+    @classmethod
+    def of_model(cls, model: Model, cache: Cache | None) -> Rates:
+        """Return the rates for a model."""
+        return cls(float(model.statistics()["parameter_bytes"]), cache)
+
+    def of(self, device: Device) -> float | None:
+        """Return the bytes per second that a device reads by itself.
+
+        A described device has a figure for it. Core sets, and what else OpenVINO drives, are measured through OpenVINO, unless
+        the cache knows. None for other devices, and if the model has less than 34 MB of weights.
+        """
+        if device.described:
+            return device.bytes_per_s
+        if not self.known or device.address is None or not (device.core_set or device.kind == "openvino"):
+            return None
+        device = replace(device, kind="openvino", address=replace(device.address, runtime=""))
+        key = {"what": "memory rate", "device": device_key(device), "bytes": self._size}
+        kept = None if self._cache is None else self._cache.get(key, lambda value: bool(are_numbers(value) and value > 0))
+        if kept is not None:
+            return float(kept)
+        rate = self._measure(device, self._size)
+        if self._cache is not None and rate is not None:
+            self._cache.put(key, rate)
+        return rate
+
+
+def shared_reads(grouping: Grouping, costs: Costs, rates: Rates) -> MemoryReads | None:
+    """Return what groups read from the memory of this machine, if several core sets of the cluster share it; else None.
+
+    Its rate is that of all these cores together, and at least what they were seen to read while all of them ran the model.
+
+    Args:
+        grouping: the groups.
+        costs: what they cost.
+        rates: of devices.
+    """
+    cluster, read = costs.cluster, group_reads(grouping)
+    here = np.array([device.core_set and not device.where.node for device in cluster.devices], bool)
+    apart = [d for d in cluster.apart() if here[d]]
+    if len(apart) < 2 or costs.shared or not rates.known:
+        return None
+    rate = rates.of(_joined(cluster, apart))
+    if rate is None:
+        return None
+    busy = (costs.core + np.maximum(costs.load, 0.0))[:, apart]
+    seen = float((read.sum() / np.maximum(busy.sum(axis=0), 1e-12)).sum())  # a device that cannot run all counts nothing
+    return MemoryReads(read, here[None], np.array([max(rate, seen)]))
+
+
+def _joined(cluster: Cluster, devices: list[int]) -> Device:
+    cores = tuple(sorted({core for d in devices for core in cluster.devices[d].cores}))
+    return Device("CPU", address=Address("CPU", cores), driver=cluster.devices[devices[0]].driver)

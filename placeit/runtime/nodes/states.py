@@ -1,0 +1,115 @@
+"""State of a model's segments on nodes: copies of it that stay there, and what goes to another device."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.telemetry import import_openvino
+from placeit.runtime.nodes.ahead import RemoteDevice, RemoteInstance
+
+__all__ = ["KeptCopy", "KeptVariable", "RemoteKeepingInstance", "SentVariable", "sent"]
+
+
+class SentVariable(NamedTuple):
+    """The value of a variable on its way to or from a node.
+
+    Attributes:
+        type_name: OpenVINO's name of its element type.
+        shape: its shape.
+        data: its bytes.
+    """
+
+    type_name: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+    def tensor(self) -> Any:
+        """The value as an ``openvino.Tensor``."""
+        openvino = import_openvino()
+        made = openvino.Tensor(getattr(openvino.Type, self.type_name), openvino.Shape(self.shape))
+        made.data.reshape(-1).view(np.uint8)[...] = self.data  # types that NumPy lacks show as others of their size
+        return made
+
+
+def sent(tensor: Any) -> SentVariable:
+    """Copy an ``openvino.Tensor`` for its way."""
+    data = np.array(tensor.data).reshape(-1).view(np.uint8)
+    return SentVariable(tensor.element_type.get_type_name(), tuple(tensor.shape), data)
+
+
+class KeptCopy:
+    """A copy of an instance's state on its node, until nobody refers to it any more.
+
+    Args:
+        device: the device of the node.
+        number: of the copy there.
+    """
+
+    def __init__(self, device: RemoteDevice, number: int) -> None:
+        self.device, self.number = device, number
+        weakref.finalize(self, _forget, device, number).atexit = False
+
+
+def _forget(device: RemoteDevice, number: int) -> None:
+    with contextlib.suppress(Exception):  # of Ray's, which may be about to end
+        device.tell("forget_states", number)
+
+
+class KeptVariable(NamedTuple):
+    """The value of a variable in a copy on a node."""
+
+    copy: KeptCopy
+    name: str
+
+    def fetch(self) -> Any:
+        """Bring the value here, as an ``openvino.Tensor``. Raises DeviceError."""
+        return self.copy.device.ask("fetch_state", self.copy.number, self.name).tensor()
+
+
+class RemoteKeepingInstance(RemoteInstance):
+    """An instance of a segment with state on a node: see :class:`placeit.runtime.devices.base.KeepsState`.
+
+    What still runs of an earlier run of its slot, as after a failure elsewhere, ends before its state is used, and
+    changes it no more afterwards.
+    """
+
+    def keep_state(self, *, keep: bool) -> None:
+        """Have every later run go on from the state as it is, or begin with the initial one. Raises DeviceError."""
+        self.keeps_state = keep
+        if self.ahead is not None:  # or the node is told when the slot is wired
+            self._ask("keep_state", keep)
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        assert self.ahead is not None  # noqa: S101
+        return self.device.ask(what, self.number, self.ahead.retire(), *arguments)
+
+    def reset_state(self) -> None:
+        """Return to the initial state. Raises DeviceError."""
+        self._ask("reset_state")
+
+    def states(self) -> dict[str, KeptVariable]:
+        """Copies of the values of its variables, which stay on the node. Raises DeviceError."""
+        copy = KeptCopy(self.device, self._ask("copy_states"))
+        return {name: KeptVariable(copy, name) for name in self.program.variables}
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Take over the values of its variables; those of another device are sent. Raises DeviceError."""
+        self._ask("set_states", {name: self._known(states[name]) for name in self.program.variables})
+
+    def _known(self, value: Any) -> int | SentVariable:
+        """The copy on the same device that has a value, or else the value itself."""
+        if isinstance(value, KeptVariable):
+            if value.copy.device is self.device:
+                return value.copy.number
+            value = value.fetch()
+        return sent(value)
+
+    def state_bytes(self) -> int:
+        """Size of its state. Raises DeviceError."""
+        return int(self._ask("state_bytes"))

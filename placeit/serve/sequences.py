@@ -1,0 +1,115 @@
+"""Sequences of requests that clients name: Triton's parameters ``sequence_id``, ``sequence_start`` and ``sequence_end``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from placeit.core.errors import PlaceitError
+from placeit.runtime.sequences import Sequence
+from placeit.runtime.serving import Server
+from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
+
+__all__ = ["IDLE_S", "Asked", "Sequences"]
+
+IDLE_S = 60.0
+_MOST = 1024  # of one model at once, each of which has buffers of its own
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request says of its sequence.
+
+    Attributes:
+        name: that the client has given it.
+        start: whether it begins with this request.
+        end: whether it ends with it.
+    """
+
+    name: int | str
+    start: bool
+    end: bool
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, object]) -> Asked | None:
+        """Read the parameters of a request; None if it is of no sequence. Raises RefusedError."""
+        name = parameters.get("sequence_id", 0)
+        flags = [parameters.get(flag, False) for flag in ("sequence_start", "sequence_end")]
+        if not isinstance(name, int | str) or isinstance(name, bool):
+            raise invalid("The parameter 'sequence_id' has to be a number or a text.")
+        if not all(isinstance(flag, bool) for flag in flags):
+            raise invalid("The parameters 'sequence_start' and 'sequence_end' are true or false.")
+        if not name:
+            if any(flags):
+                raise invalid("A request that begins or ends a sequence needs its name: give it a 'sequence_id'.")
+            return None
+        return cls(name, *map(bool, flags))
+
+
+class Sequences:
+    """The sequences of a model's clients. Its methods are called on the thread of the event loop.
+
+    One is closed with the request that ends it, and when no request of it has come for some time.
+
+    Args:
+        server: of the model.
+        idle_s: seconds of that time.
+    """
+
+    def __init__(self, server: Server, idle_s: float = IDLE_S) -> None:
+        self._server, self._idle_s = server, idle_s
+        self._open: dict[int | str, Sequence] = {}
+        self._timers: dict[int | str, asyncio.TimerHandle] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def find(self, asked: Asked) -> Sequence:
+        """Return the sequence of a request, which begins anew if it says so.
+
+        Raises:
+            RefusedError: there is no such sequence, or no room for another one.
+        """
+        found = self._open.get(asked.name)
+        if found is None and not asked.start:
+            raise RefusedError(
+                Status.UNKNOWN,
+                f"There is no sequence {asked.name!r}: it has ended, none of its requests has come for {self._idle_s:g} s, or "
+                "none begins it: begin one with 'sequence_start'.",
+            )
+        if found is None:
+            if len(self._open) >= _MOST:
+                raise RefusedError(Status.FULL, f"{_MOST} sequences are open: end some with 'sequence_end'.")
+            try:
+                found = await asyncio.to_thread(self._server.sequence)
+            except PlaceitError as error:
+                raise refusal_of(error, closed=True) from error
+            if self._open.setdefault(asked.name, found) is not found:  # another request has begun it meanwhile
+                found.close(drain=False)
+                found = self._open[asked.name]
+                found.reset()
+        elif asked.start:
+            found.reset()
+        self._wait(asked.name)
+        return found
+
+    def ended(self, asked: Asked) -> None:
+        """Close the sequence of a request that was its last one, whatever has become of it."""
+        if asked.end:
+            self._close(asked.name)
+        elif asked.name in self._open:
+            self._wait(asked.name)
+
+    def _wait(self, name: int | str) -> None:
+        """Close a sequence some time from now, in place of when that was to be."""
+        if name in self._timers:
+            self._timers[name].cancel()
+        self._timers[name] = asyncio.get_running_loop().call_later(self._idle_s, self._close, name)
+
+    def _close(self, name: int | str) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
+        sequence = self._open.pop(name, None)
+        if sequence is not None:
+            sequence.close(drain=True)

@@ -1,0 +1,129 @@
+"""What a device of a node does with frames, without sockets and without a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+from beside import beside
+
+from placeit.core.address import Address
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError
+from placeit.devices.host import allowed_cores
+from placeit.runtime.devices.base import BufferSpec, DoneCallback, Instance
+from placeit.runtime.devices.openvino import OpenVinoDevice
+from placeit.runtime.nodes.lane import DRIVER, Lane, SegmentJob, Wiring
+from placeit.runtime.nodes.tensors import bytes_of
+from placeit.runtime.nodes.wire import Frame, Kind, Parcel
+
+ops = ov.opset13
+SPEC = BufferSpec((1, 4), "float32", limits=((1, 1), (1, 1 << 20)))
+SLOT, READS, JOB, WRITES, DELIVERED = range(1, 6)
+
+
+class Doubles:
+    """A segment that doubles a tensor of any length."""
+
+    inputs, outputs, identity = (SPEC,), (SPEC,), ""
+
+    def in_format(self, form: str) -> ov.Model:
+        x = ops.parameter([1, ov.Dimension(1, 1 << 20)], ov.Type.f32)
+        return ov.Model([ops.result(ops.add(x, x))], [x], "doubles")
+
+
+class Held(OpenVinoDevice):
+    """A device that starts nothing before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(Device("CPU@0", "openvino", Address("CPU", allowed_cores()[:1]), all_cores=allowed_cores()))
+        self.held: list[tuple[Instance, DoneCallback]] = []
+
+    def start(self, instance: Instance, done: DoneCallback) -> None:
+        self.held.append((instance, done))
+
+    def go(self) -> None:
+        instance, done = self.held.pop(0)
+        instance.run()  # type: ignore[attr-defined]
+        done(0.0, 0.0, None)
+
+
+class Driver:
+    """What the lane tells the driver."""
+
+    name = DRIVER
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[Frame, bytes]] = []
+
+    def send_all(self, parcels: Sequence[Parcel], current: Callable[[], bool]) -> None:
+        self.frames += [(one.frame, b"" if one.payload is None else bytes(one.payload)) for one in parcels if current()]
+
+
+@pytest.fixture
+def parts() -> Iterator[tuple[Held, Lane, Driver]]:
+    device, driver = Held(), Driver()
+    lane = Lane(device)
+    lane.meet(driver)  # type: ignore[arg-type]
+    wiring = Wiring(SLOT, {READS: SPEC}, (SegmentJob(JOB, 0, 0.0, (READS,), (WRITES,)),), ((WRITES, DRIVER, DELIVERED),))
+    lane.wire(wiring, [device.instance(device.compile(Doubles()))])  # type: ignore[arg-type]
+    yield device, lane, driver
+    device.close()
+
+
+def bring(lane: Lane, epoch: int, value: np.ndarray[Any, Any]) -> None:
+    frame = Frame(Kind.DATA, epoch=epoch, target=READS, size=value.nbytes, sizes=value.shape)
+    payload = lane.place(frame)
+    assert payload is not None
+    payload[:] = bytes_of(value)
+    lane.took(frame, payload, None)  # type: ignore[arg-type]
+
+
+def test_a_tensor_of_a_later_run_changes_nothing_that_an_earlier_one_still_reads(parts: tuple[Held, Lane, Driver]) -> None:
+    device, lane, driver = parts
+    short, long = np.ones((1, 3), np.float32), np.full((1, 100_000), 2, np.float32)
+    bring(lane, 1, short)
+    assert len(device.held) == 1
+    bring(lane, 2, long)  # the first run is over for the driver, as another device has failed
+    np.testing.assert_array_equal(lane.buffer(READS).array(), short)
+    assert [frame.kind for frame, _ in driver.frames] == [Kind.ARRIVED]
+    device.go()
+    np.testing.assert_array_equal(lane.buffer(READS).array(), long)
+    assert [(frame.kind, frame.epoch) for frame, _ in driver.frames[1:]] == [(Kind.ARRIVED, 2)]
+    device.go()
+    data, payload = driver.frames[2]
+    assert (data.kind, data.epoch, data.target, data.sizes) == (Kind.DATA, 2, DELIVERED, long.shape)
+    np.testing.assert_array_equal(np.frombuffer(payload, np.float32), 2 * long[0])
+
+
+def test_what_came_late_for_a_run_that_is_over_as_well_is_dropped(parts: tuple[Held, Lane, Driver]) -> None:
+    device, lane, driver = parts
+    values = [np.full((1, length), length, np.float32) for length in (3, 1000, 2)]
+    for epoch, value in enumerate(values, 1):
+        bring(lane, epoch, value)
+    device.go()
+    device.go()
+    assert not device.held
+    sent = [(frame, payload) for frame, payload in driver.frames if frame.kind == Kind.DATA]
+    assert [(frame.epoch, frame.sizes) for frame, _ in sent] == [(3, (1, 2))]
+    np.testing.assert_array_equal(np.frombuffer(sent[0][1], np.float32), 4)
+
+
+def test_an_instance_is_at_rest_when_what_still_runs_of_its_slot_has_ended_and_nothing_more_of_it_starts(
+    parts: tuple[Held, Lane, Driver],
+) -> None:
+    device, lane, _ = parts
+    one = np.ones((1, 1), np.float32)
+    bring(lane, 1, one)
+    with beside(lambda: lane.at_rest(JOB, 2)) as found:
+        assert not found
+        device.go()
+    assert found == [lane.at_rest(JOB, 2)]
+    assert lane.place(Frame(Kind.DATA, epoch=1, target=READS, size=4, sizes=(1, 1))) is None
+    with pytest.raises(DeviceError, match="has no segment 77 any more"):
+        lane.at_rest(77, 1)
+    bring(lane, 3, one)
+    assert len(device.held) == 1

@@ -1,0 +1,89 @@
+"""Clients run sequences of requests, by the names that they give them, over each protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from open_models import TWO, divided
+from tritonclient.utils import InferenceServerException
+
+from placeit.serve.network import NetworkServer, Options
+from placeit.serve.refusal import RefusedError
+from placeit.serve.sequences import Asked, Sequences
+from placeit.serve.service import ServedModel
+from placeit.session import Session
+from placeit.workbench.options import Inputs
+from placeit.workloads.decoder import TINY, write_decoder
+
+SIZES = {"input_ids": (1, "1..64@8"), "attention_mask": (1, "1..64@8"), "position_ids": (1, "1..64@8")}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[NetworkServer, ServedModel]]:
+    path = write_decoder(TINY, tmp_path / "decoder.xml")
+    with ExitStack() as stack:
+        session = stack.enter_context(Session(path, TWO[0], inputs=Inputs(shapes=SIZES), cache=None))
+        server = stack.enter_context(session.serve(divided(session, 2)))
+        model = ServedModel("decoder", server, session.model.inputs, session.model.outputs)
+        yield stack.enter_context(NetworkServer([model], Options(port=0, grpc_port=0))), model
+
+
+@pytest.fixture(params=["http", "grpc"])
+def ask(request: pytest.FixtureRequest, served: tuple[NetworkServer, ServedModel]) -> Iterator[Any]:
+    """Runs tokens of a text that follow ``past`` others, and returns the logits of the last one."""
+    network, _ = served
+    triton = tritonclient.http if request.param == "http" else tritonclient.grpc
+    port = network.port if request.param == "http" else network.grpc_port
+    with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
+
+        def run(tokens: list[int], past: int = 0, **sequence: Any) -> np.ndarray:
+            end = past + len(tokens)
+            arrays = {"input_ids": tokens, "attention_mask": [1] * end, "position_ids": range(past, end)}
+            inputs = []
+            for name, values in arrays.items():
+                inputs.append(triton.InferInput(name, [1, len(values)], "INT64"))
+                inputs[-1].set_data_from_numpy(np.array([values], np.int64))
+            return client.infer("decoder", inputs, **sequence).as_numpy("logits")[0, -1]
+
+        yield run
+
+
+def test_texts_of_several_clients_go_on_side_by_side(served: tuple[NetworkServer, ServedModel], ask: Any) -> None:
+    texts = {7: [3, 1, 4, 1, 5], "of another client": [2, 7, 1, 8, 2]}
+    for place in range(5):
+        for name, tokens in texts.items():
+            ends = {"sequence_start": place == 0, "sequence_end": place == 4}
+            found = ask(tokens[place : place + 1], place, sequence_id=name, **ends)
+            np.testing.assert_allclose(found, ask(tokens[: place + 1]), atol=0.02)  # OpenVINO keeps caches in 8 bits
+    assert len(served[1].sequences) == 0
+    with pytest.raises(InferenceServerException, match="no sequence 7"):
+        ask([1], 5, sequence_id=7)
+
+
+def test_a_sequence_that_is_begun_again_begins_anew(served: tuple[NetworkServer, ServedModel], ask: Any) -> None:
+    ask([3, 1, 4], sequence_id=9, sequence_start=True)
+    again = ask([2, 7], sequence_id=9, sequence_start=True)
+    np.testing.assert_array_equal(again, ask([2, 7]))
+    ask([1], 2, sequence_id=9, sequence_end=True)
+    assert len(served[1].sequences) == 0
+
+
+def test_one_that_nobody_goes_on_with_is_closed(served: tuple[NetworkServer, ServedModel]) -> None:
+    async def forgotten() -> None:
+        sequences = Sequences(served[1].server, idle_s=0.01)
+        kept = await sequences.find(Asked("x", start=True, end=False))
+        while len(sequences):
+            await asyncio.sleep(0.01)
+        with pytest.raises(RefusedError, match=r"none of its requests has come for 0\.01 s"):
+            await sequences.find(Asked("x", start=False, end=False))
+        assert kept.line.closed
+
+    asyncio.run(forgotten())
