@@ -1,0 +1,182 @@
+"""Text generated across devices: right tokens, the simulator's error, what a hop adds, and several texts at once."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._generation_rivals import NAMES, Files, in_segments, plain_steps, session_of
+from benchmarks._harness import Args, Report
+from benchmarks._models import progress, settled_race, two_cores
+from examples.generate_text import generate
+from placeit.core.errors import PlaceitError
+from placeit.core.placement import Placement
+from placeit.devices.openvino import openvino_core
+from placeit.optimizer.options import Candidates
+from placeit.runtime.measure import faster
+from placeit.session import Session
+
+__all__ = ["TWO_CORES", "at_once", "balanced", "clusters", "reference"]
+
+TWO_CORES, SLOW_CORE, TWO_NODES = "two cores", "a core and one 1.5 times as slow", "two nodes"
+_STEPS, _QUICK_STEPS = 256, 24
+_PROMPT = 32
+_ROOM = 1.25
+"""Memory of each of two nodes over half of the weights: the table of tokens is read at both ends, and tensors need some."""
+_TEXTS = 8
+_TURN, _TURNS = 16, (30, 6)
+"""Tokens between two turns, and turns, in full and quick."""
+
+
+def balanced(session: Session) -> Placement:
+    """Cut a profiled model into two segments that take the same time, one on each of two devices."""
+    costs = session.costs.core.mean(1).cumsum()
+    return in_segments(session, costs > costs[-1] / 2)
+
+
+def reference(files: Files, prompt: Sequence[int], tokens: int) -> list[int]:
+    """Tokens that plain OpenVINO finds with the uncut model."""
+    steps, _ = plain_steps(openvino_core().compile_model(files.stateful, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}))
+    return generate(lambda inputs: {"logits": steps(inputs)[None, None]}, NAMES, prompt, tokens)[0]
+
+
+def clusters(files: Files, args: Args, report: Report) -> None:
+    """Generate a text on each cluster, and compare its tokens with those of the uncut model, and its time with simulation."""
+    prompt = np.random.default_rng(args.seed).integers(0, files.decoder.vocabulary, _PROMPT).tolist()
+    steps = _QUICK_STEPS if args.quick else _STEPS
+    wanted = reference(files, prompt, steps)
+    for name, open_cluster in _CLUSTERS.items():
+        progress(f"{steps} tokens on {name}")
+        try:
+            with open_cluster(files, steps) as session:
+                session.profile(budget_s=5.0 if args.quick else 60.0, progress=progress)
+                _cluster(name, session, _placed(session, name, args), prompt, wanted, report)
+        except (PlaceitError, ImportError) as error:
+            report.note(f"  {name}: left out, as it failed: {error}")
+            report.claim(f"{name}: tokens that differ from the uncut model's, of {steps}", None, "tokens", at_most=0)
+
+
+def _placed(session: Session, name: str, args: Args) -> Placement:
+    """Both halves of the model, or, if memory is short, the fastest placement that fits."""
+    if name != TWO_NODES:
+        return balanced(session)
+    found = session.optimize(budget=15.0 if args.quick else 120.0, candidates=Candidates(plain=False), seed=args.seed)
+    return found.placement
+
+
+def _cluster(
+    name: str, session: Session, placement: Placement, prompt: Sequence[int], wanted: Sequence[int], report: Report
+) -> None:
+    plan = session.plan_of(placement)
+    with session.serve(placement) as server:
+        with server.sequence() as sequence:  # what comes first takes longer
+            generate(sequence.run, NAMES, prompt, 3)
+        with server.sequence() as sequence:
+            found, seconds = generate(sequence.run, NAMES, prompt, len(wanted))
+        (executor,) = server.executors
+        in_segments_s = float(executor.segment_seconds().sum())
+    devices = [segment.device for segment in plan.segments if not segment.passthrough]
+    hops = sum(one != other for one, other in itertools.pairwise(devices))
+    token, simulated = float(np.median(seconds[1:])), plan.schedule.makespan
+    over = (token - in_segments_s) / max(1, hops)
+    report.row(
+        cluster=name,
+        devices=", ".join(f"{device} {ops}" for device, ops in placement.counts().items()),
+        segments=len(devices),
+        hops=hops,
+        first_token_ms=seconds[0] * 1e3,
+        token_ms=token * 1e3,
+        simulated_ms=simulated * 1e3,
+        in_segments_ms=in_segments_s * 1e3,
+        over_per_hop_ms=over * 1e3,
+    )
+    differ = sum(one != other for one, other in zip(found, wanted, strict=True))
+    report.claim(f"{name}: tokens that differ from the uncut model's, of {len(wanted)}", differ, "tokens", at_most=0)
+    report.claim(f"{name}: simulated time per token off by", abs(simulated / token - 1) * 100, "%", at_most=15)
+    report.claim(f"{name}: overhead per hop and token", over * 1e3, "ms", at_most=1.5 if name == TWO_NODES else None)
+
+
+@contextmanager
+def _two_cores(files: Files, steps: int) -> Iterator[Session]:
+    with session_of(files.stateful, [f"CPU@{core}" for core in two_cores()], _PROMPT, steps) as session:
+        yield session
+
+
+@contextmanager
+def _slow_core(files: Files, steps: int) -> Iterator[Session]:
+    first, second = two_cores()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.yaml"
+        path.write_text(f"devices:\n  fast: {{runs_on: CPU@{first}}}\n  slow: {{runs_on: CPU@{second}, slowdown: 1.5}}\n")
+        with session_of(files.stateful, path, _PROMPT, steps) as session:
+            yield session
+
+
+@contextmanager
+def _two_nodes(files: Files, steps: int) -> Iterator[Session]:
+    """Nodes on this machine with memory for little more than half of the weights each."""
+    from placeit.devices.nodes import connection, local
+
+    nodes = local.names(2)
+    devices = [f"{node}/CPU@{core}" for node, core in zip(nodes, two_cores(), strict=True)]
+    memory = dict.fromkeys(devices, files.weight_bytes / 2 * _ROOM)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "cluster.json"
+        ray = local.start(nodes, file)
+        try:
+            connection.connect(ray.address, token=ray.token)
+            try:
+                with session_of(files.stateful, devices, _PROMPT, steps, memory=memory) as session:
+                    yield session
+            finally:
+                connection.disconnect()
+        finally:
+            ray.stop(file)
+
+
+_CLUSTERS: Mapping[str, Callable[[Files, int], Any]] = {TWO_CORES: _two_cores, SLOW_CORE: _slow_core, TWO_NODES: _two_nodes}
+
+
+def at_once(files: Files, args: Args, report: Report) -> None:
+    """Generate one text and eight at once over two equal devices, in turns of some tokens."""
+    random, turns = np.random.default_rng(args.seed), _TURNS[args.quick]
+    prompts = random.integers(0, files.decoder.vocabulary, (_TEXTS, _PROMPT)).tolist()
+    with ExitStack() as stack:
+        session = stack.enter_context(_two_cores(files, _TURN))
+        session.profile(budget_s=5.0 if args.quick else 60.0, progress=progress)
+        server = stack.enter_context(session.serve(balanced(session)))
+        sequences = [stack.enter_context(server.sequence()) for _ in prompts]
+        threads = stack.enter_context(ThreadPoolExecutor(_TEXTS))
+
+        def text(number: int) -> list[int]:
+            sequences[number].reset()
+            return generate(sequences[number].run, NAMES, prompts[number], _TURN)[0]
+
+        def seconds_per_token(texts: int) -> float:
+            begin = time.perf_counter()
+            found = list(threads.map(text, range(texts)))
+            taken = time.perf_counter() - begin
+            differ.update(number for number, tokens in enumerate(found) if tokens != wanted[number])
+            return taken / (texts * _TURN)
+
+        wanted, differ = [reference(files, prompt, _TURN) for prompt in prompts], set[int]()
+        timers = {f"{texts} at once": lambda texts=texts: seconds_per_token(texts) for texts in (1, _TEXTS)}
+        results = settled_race(timers, rounds=turns, seed=args.seed)
+    one, several = results.values()
+    for measured in results.values():
+        report.row(
+            texts=measured.name, tokens_per_second=1 / measured.median, low=1 / measured.ci_high, high=1 / measured.ci_low
+        )
+    ratio = faster(one, several)
+    name = f"{_TEXTS} texts at once: tokens per second over those of one"
+    report.claim(f"{name}, low end", ratio.ci_low, "")
+    report.claim(name, ratio.ratio, "", at_least=1.7)
+    report.claim(f"{_TEXTS} texts at once: texts that differ from the uncut model's", len(differ), "texts", at_most=0)
