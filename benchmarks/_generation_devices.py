@@ -24,10 +24,11 @@ from placeit.optimizer.options import Candidates
 from placeit.runtime.measure import faster
 from placeit.session import Session
 
-__all__ = ["TWO_CORES", "at_once", "balanced", "clusters", "reference"]
+__all__ = ["CLUSTERS", "SLOW_CORE", "TWO_CORES", "TWO_NODES", "at_once", "balanced", "clusters", "reference"]
 
 TWO_CORES, SLOW_CORE, TWO_NODES = "two cores", "a core and one 1.5 times as slow", "two nodes"
-_STEPS, _QUICK_STEPS = 256, 24
+_STEPS, _PROFILE_S, _SEARCH_S = (256, 24), (60.0, 5.0), (120.0, 15.0)
+"""Tokens, and seconds for measuring groups and for a search, in full and quick."""
 _PROMPT = 32
 _ROOM = 1.25
 """Memory of each of two nodes over half of the weights: the table of tokens is read at both ends, and tensors need some."""
@@ -51,13 +52,13 @@ def reference(files: Files, prompt: Sequence[int], tokens: int) -> list[int]:
 def clusters(files: Files, args: Args, report: Report) -> None:
     """Generate a text on each cluster, and compare its tokens with those of the uncut model, and its time with simulation."""
     prompt = np.random.default_rng(args.seed).integers(0, files.decoder.vocabulary, _PROMPT).tolist()
-    steps = _QUICK_STEPS if args.quick else _STEPS
+    steps = _STEPS[args.quick]
     wanted = reference(files, prompt, steps)
-    for name, open_cluster in _CLUSTERS.items():
+    for name, open_cluster in CLUSTERS.items():
         progress(f"{steps} tokens on {name}")
         try:
             with open_cluster(files, steps) as session:
-                session.profile(budget_s=5.0 if args.quick else 60.0, progress=progress)
+                session.profile(budget_s=_PROFILE_S[args.quick], progress=progress)
                 _cluster(name, session, _placed(session, name, args), prompt, wanted, report)
         except (PlaceitError, ImportError) as error:
             report.note(f"  {name}: left out, as it failed: {error}")
@@ -68,7 +69,7 @@ def _placed(session: Session, name: str, args: Args) -> Placement:
     """Both halves of the model, or, if memory is short, the fastest placement that fits."""
     if name != TWO_NODES:
         return balanced(session)
-    found = session.optimize(budget=15.0 if args.quick else 120.0, candidates=Candidates(plain=False), seed=args.seed)
+    found = session.optimize(budget=_SEARCH_S[args.quick], candidates=Candidates(plain=False), seed=args.seed)
     return found.placement
 
 
@@ -142,7 +143,7 @@ def _two_nodes(files: Files, steps: int) -> Iterator[Session]:
             ray.stop(file)
 
 
-_CLUSTERS: Mapping[str, Callable[[Files, int], Any]] = {TWO_CORES: _two_cores, SLOW_CORE: _slow_core, TWO_NODES: _two_nodes}
+CLUSTERS: Mapping[str, Callable[[Files, int], Any]] = {TWO_CORES: _two_cores, SLOW_CORE: _slow_core, TWO_NODES: _two_nodes}
 
 
 def at_once(files: Files, args: Args, report: Report) -> None:
@@ -151,7 +152,7 @@ def at_once(files: Files, args: Args, report: Report) -> None:
     prompts = random.integers(0, files.decoder.vocabulary, (_TEXTS, _PROMPT)).tolist()
     with ExitStack() as stack:
         session = stack.enter_context(_two_cores(files, _TURN))
-        session.profile(budget_s=5.0 if args.quick else 60.0, progress=progress)
+        session.profile(budget_s=_PROFILE_S[args.quick], progress=progress)
         server = stack.enter_context(session.serve(balanced(session)))
         sequences = [stack.enter_context(server.sequence()) for _ in prompts]
         threads = stack.enter_context(ThreadPoolExecutor(_TEXTS))

@@ -29,11 +29,14 @@ from placeit.workbench.options import Constraints, Inputs
 from placeit.workloads.decoder import Decoder, write_decoder
 
 __all__ = [
+    "ALL_CORES",
     "KINDS",
     "NAMES",
     "ONE_CORE",
     "ONE_DEVICE",
+    "ONNX_RUNTIME",
     "SPLIT",
+    "TORCH",
     "Files",
     "Steps",
     "Text",
@@ -58,7 +61,6 @@ KINDS = (ONE_CORE, ONE_DEVICE, ALL_CORES, SPLIT, ONNX_RUNTIME, SDPA, PAGED, TORC
 Steps: TypeAlias = Callable[[Mapping[str, NDArray[np.generic]]], NDArray[np.generic]]
 """Runs a decoder on some tokens and what it remembers of earlier ones; the logits of the last token."""
 
-_STEPS = 64
 _PRECISION = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
@@ -174,13 +176,13 @@ def plain_steps(compiled: Any) -> tuple[Steps, Callable[[], object]]:
 
 
 def session_of(
-    model: Path, devices: str | Path | Sequence[str], prompt: int, tokens: int, *, measure: str = "token", **options: Any
+    model: Path, devices: Path | Sequence[str], prompt: int, tokens: int, *, memory: Mapping[str, float] | None = None
 ) -> Session:
     """Open a decoder for texts of a prompt and some tokens; costs are those of a token in the middle of them."""
     half = tokens // 2
-    sizes = shapes(NAMES, prompt + half, tokens - half, measure)
-    constraints = Constraints(memory=options.pop("memory", {}))
-    return Session(model, devices, inputs=Inputs(shapes=sizes), constraints=constraints, **options)
+    sizes = shapes(NAMES, prompt + half, tokens - half, "token")
+    constraints = Constraints(memory=memory or {})
+    return Session(model, devices, inputs=Inputs(shapes=sizes), constraints=constraints, cache=None)
 
 
 def in_segments(session: Session, segments: ArrayLike) -> Placement:
@@ -308,14 +310,13 @@ def resident() -> int:
     return int(match[1]) * 1024
 
 
-def memory(kind: str, files: Files, prompt: Sequence[int], placement: Placement | None) -> dict[str, float]:
-    """Return what a rival takes in memory, in a process that does nothing else: bytes before, after loading, after 64
-    steps, and the most."""
+def memory(kind: str, files: Files, prompt: Sequence[int], tokens: int, placement: Placement | None) -> dict[str, float]:
+    """Return the bytes of this process, which does nothing else: before, after a rival is loaded and has run, and the most."""
     before = resident()
     with ExitStack() as stack:
-        text = opened(kind, files, stack, prompt=len(prompt), tokens=_STEPS, placement=placement)
+        text = opened(kind, files, stack, prompt=len(prompt), tokens=tokens, placement=placement)
         loaded = resident()
         token, _ = text.first(prompt)
-        for _ in range(_STEPS - 1):
+        for _ in range(tokens - 1):
             token, _ = text.further(token)
         return {"before": before, "loaded": loaded, "after": resident(), "peak": peak_memory()}

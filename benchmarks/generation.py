@@ -53,9 +53,9 @@ from placeit.runtime.measure import faster
 from placeit.workloads.decoder import Decoder
 
 FULL, QUICK = Decoder(), Decoder(layers=4, width=64, heads=4, hidden=128, vocabulary=256)
-_PROMPT, _TOKENS = 64, (64, 16)
-_TEXTS = (4, 2)
-"""How many each generates, in full and quick; the first tokens of some more are timed."""
+_PROMPT, _TOKENS = 64, 64
+_TEXTS, _SEARCH_S = (4, 1), (120.0, 10.0)
+"""How many each generates, in full and quick (the first tokens of some more are timed), and seconds of the search."""
 
 
 def run(args: Args, report: Report) -> None:
@@ -79,27 +79,30 @@ def run(args: Args, report: Report) -> None:
 def _rivals(files: Files, args: Args, report: Report) -> None:
     random = np.random.default_rng(args.seed)
     prompts = random.integers(0, files.decoder.vocabulary, (_TEXTS[args.quick], _PROMPT)).tolist()
-    placement, tokens = _placement(files, args, report), _TOKENS[args.quick]
+    placement = _placement(files, args, report)
     texts: dict[str, Texts] = {}
     with ExitStack() as stack:
         for kind in KINDS:
             progress(f"opening {kind}")
+            chosen = placement if kind == SPLIT else None
             try:
-                text = opened(kind, files, stack, prompt=_PROMPT, tokens=tokens, placement=placement if kind == SPLIT else None)
+                rival = opened(kind, files, stack, prompt=_PROMPT, tokens=_TOKENS, placement=chosen)
             except (PlaceitError, RuntimeError) as error:
                 report.note(f"  {kind} is left out: {error}")
                 continue
-            texts[kind] = Texts(text, prompts, tokens)
-        first = settled_race({kind: text.first for kind, text in texts.items()}, rounds=2 * len(prompts) + 4, seed=args.seed)
-        rounds = (tokens - 1) * len(prompts)
-        further = settled_race({kind: text.further for kind, text in texts.items()}, rounds=rounds, seed=args.seed)
+            texts[kind] = Texts(rival, prompts, _TOKENS)
+        timers = {kind: text.first for kind, text in texts.items()}
+        first = settled_race(timers, rounds=2 * len(prompts) + 4, seed=args.seed)
+        timers = {kind: text.further for kind, text in texts.items()}
+        further = settled_race(timers, rounds=(_TOKENS - 1) * len(prompts), seed=args.seed)
     for kind, text in texts.items():
         progress(f"memory of {kind}")
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            took = process.submit(memory, kind, files, prompts[0], placement if kind == SPLIT else None).result()
+            took = process.submit(memory, kind, files, prompts[0], _TOKENS, placement if kind == SPLIT else None).result()
         whole = faster(further[kind], further[ALL_CORES])
         report.row(
             rival=kind,
+            ops=", ".join(f"{device} {ops}" for device, ops in placement.counts().items() if ops) if kind == SPLIT else None,
             token_ms=further[kind].median * 1e3,
             low_ms=further[kind].ci_low * 1e3,
             high_ms=further[kind].ci_high * 1e3,
@@ -122,9 +125,10 @@ def _rivals(files: Files, args: Args, report: Report) -> None:
 def _placement(files: Files, args: Args, report: Report) -> Placement:
     """What a search answers for two cores."""
     devices = [f"CPU@{core}" for core in two_cores()]
-    with session_of(files.stateful, devices, _PROMPT, _TOKENS[args.quick]) as session:
-        budget = 10.0 if args.quick else 120.0
-        found = session.optimize(budget=budget, candidates=Candidates(plain=False), seed=args.seed, progress=progress)
+    with session_of(files.stateful, devices, _PROMPT, _TOKENS) as session:
+        found = session.optimize(
+            budget=_SEARCH_S[args.quick], candidates=Candidates(plain=False), seed=args.seed, progress=progress
+        )
     report.note(f"  {', '.join(devices)}: {found.chosen.name}; {found.reason}")
     return found.placement
 

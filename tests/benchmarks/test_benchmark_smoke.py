@@ -16,6 +16,8 @@ from small_models import inception_like
 
 from benchmarks import _torch_executor, anytime, decision, executor, loading, simulator, throughput
 from benchmarks._fuzz_cases import KINDS
+from benchmarks._generation_devices import CLUSTERS, SLOW_CORE, TWO_CORES
+from benchmarks._generation_rivals import ALL_CORES, ONE_CORE, ONE_DEVICE, ONNX_RUNTIME, SPLIT, TORCH
 from benchmarks._node_cases import FORMS
 from benchmarks.papers.doppler import sizes as doppler
 from benchmarks.papers.giph import bench as giph
@@ -25,6 +27,7 @@ from benchmarks.papers.hsdag.paper import LATENCY_MS
 from benchmarks.papers.stream.sizes import Sizes as StreamSizes
 from placeit.devices.host import allowed_cores
 from placeit.session import Session
+from placeit.workloads.decoder import TINY
 from tests.emulated_gpu.build import MISSING
 
 ANYTIME = replace(
@@ -104,6 +107,21 @@ QUICKLY = [
     ),
     Smoke("fidelity --quick", {"kind": ("dense", "runs")}, ("mean error as profiled", "mean error calibrated")),
     Smoke(
+        "generation --quick --cases clusters texts soak",
+        {"cluster": ("two cores", "a core and one 1.5 times as slow"), "texts": ("1 at once", "8 at once"), "requests": (60,)},
+        ("simulated time per token", "overhead per hop and token", "tokens per second over those of one", "memory grown"),
+        ("tokens that differ", "texts that differ", "60 requests: lost", "60 requests: wrong"),
+        {
+            "QUICK": TINY,
+            "_generation_devices:CLUSTERS": {name: CLUSTERS[name] for name in (TWO_CORES, SLOW_CORE)},
+            "_generation_devices:_STEPS": (0, 8),
+            "_generation_devices:_TURNS": (0, 6),
+            "_generation_devices:_TURN": 2,
+            "_generation_sizes:_REQUESTS": (0, 60),
+            "_generation_sizes:_RATE": 1000.0,
+        },
+    ),
+    Smoke(
         "gpu --quick --models chain-mm",
         {"graph": ("chain-mm",)} if torch.cuda.is_available() else {"measured": (False,)},
     ),
@@ -182,6 +200,13 @@ SLOWLY = [
         "estimates --quick --models light_squeezenet light_shufflenet file_type",
         {"model": ("light_squeezenet", "light_shufflenet", "file_type")},
         ("error of a model's predicted time, mean", "an estimate, the model being read", "cuts by the history: error, mean"),
+    ),
+    Smoke(
+        "generation --quick --cases rivals encoder",
+        {"rival": (ONE_CORE, ONE_DEVICE, ALL_CORES, SPLIT, ONNX_RUNTIME, TORCH)},
+        ("time per token over plain OpenVINO on one core", "time over static compilation"),
+        ("largest output error",),
+        {"QUICK": TINY, "_TOKENS": 8, "_generation_sizes:_LENGTHS": (0, 2)},
     ),
     Smoke(
         "executor --quick",
