@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -128,9 +127,8 @@ class OpenVinoInstance:
     def __init__(self, program: OpenVinoProgram, infer: Callable[[Any], object] | None = None) -> None:
         self.program = program
         self.request = program.compiled.create_infer_request()
-        self._infer: Callable[[], object] = functools.partial(infer or _infer, self.request)
+        self._infer = infer or _infer
         self._variables, self._keep = self.request.query_state(), False
-        self.run: Callable[[], object] = self._run_with_state if self._variables else self._infer
         self._outputs: list[HostBuffer] = []
         for i, spec in enumerate(program.outputs):
             own = spec.limits is None and not program.is_open
@@ -156,10 +154,11 @@ class OpenVinoInstance:
         """Return the buffer that output ``index`` is written to."""
         return self._outputs[index]
 
-    def _run_with_state(self) -> None:
-        if not self._keep:  # which request ran before in these buffers is chance, and nothing that a result may depend on
-            self.reset_state()
-        self._infer()
+    def run(self) -> None:
+        """Run, in this thread. Raises RuntimeError."""
+        if self._variables and not self._keep:
+            self.reset_state()  # which request ran before in these buffers is chance, and no result may depend on it
+        self._infer(self.request)
 
     def keep_state(self, *, keep: bool) -> None:
         """Have every later run go on from the state as it is, or begin with the initial one."""
@@ -191,19 +190,17 @@ class CopiedInstance(OpenVinoInstance):
     The GPU plugin fails, or ends the process, if a program for open sizes has to write to memory that it was given.
     """
 
-    def __init__(self, program: OpenVinoProgram) -> None:
-        super().__init__(program, self._infer_and_copy)
-
     def write_to(self, index: int, buffer: Buffer) -> None:
         """Write output ``index`` to ``buffer`` from now on."""
         self._outputs[index] = narrowed(HostBuffer, buffer)
 
-    def _infer_and_copy(self, request: Any) -> None:
+    def run(self) -> None:
+        """Run, and copy the outputs. Raises RuntimeError."""
         for index, buffer in self._bound.items():
-            request.set_input_tensor(index, buffer.tensor)
-        _infer(request)
+            self.request.set_input_tensor(index, buffer.tensor)
+        super().run()
         for index, buffer in enumerate(self._outputs):
-            buffer.copy(request.get_output_tensor(index).data)
+            buffer.copy(self.request.get_output_tensor(index).data)
 
 
 def _infer(request: Any) -> None:
