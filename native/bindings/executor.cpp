@@ -76,7 +76,9 @@ void bind_executor(nb::module_& module) {
         .def_prop_ro("descriptor", &Bell::descriptor)
         .def("ring", &Bell::ring);
 
-    nb::class_<Ended>(module, "Ended", "A request has ended, well unless an entry of it has failed.").def_ro("slot", &Ended::slot).def_ro("at", &Ended::at);
+    nb::class_<Ended>(module, "Ended", "A request has ended, well unless an entry of it has failed.")
+        .def_ro("slot", &Ended::slot)
+        .def_ro("at", &Ended::at);
     nb::class_<Failed>(module, "Failed", "The first entry that failed; in a run with a bell, of a request.")
         .def_ro("node", &Failed::node)
         .def_ro("lane", &Failed::lane)

@@ -37,7 +37,7 @@ Lanes::Lanes(std::shared_ptr<Machine> rules, Span<const double> slowdown)
 void Lanes::grow(Index slots) {
     const Lock lock(mutex_);
     if (slots <= slots_) return;
-    rules_->grow(slots);
+    if (slots > rules_->slots()) rules_->grow(slots);
     steps_.resize(at(slots) * at(rules_->nodes()));
     todo_.resize(steps_.size() + at(slots) + 1);
     failed_.resize(at(slots));

@@ -66,8 +66,8 @@ struct Broken {  // nobody knows any more what is to run
 using Event = std::variant<Ended, Failed, Cancelled, Late, Broken>;
 
 /// The lanes of a plan, for one run after another. Any thread may call any method; `prepare` throws std::logic_error during a
-/// run, and so does `set` for a slot that is in flight. Whoever calls `set`, `grow` or `admit` sees to it that no other thread calls
-/// one of them, or asks for numbers of slots, at the same time.
+/// run, and so does `set` for a slot that is in flight. Whoever calls `set`, `grow` or `admit` sees to it that no other thread
+/// calls one of them, or asks for numbers of slots, at the same time.
 class Lanes {
 public:
     static constexpr double never = std::numeric_limits<double>::infinity();
@@ -96,8 +96,8 @@ public:
     /// Work on a lane until the run is over. The last lane to come begins it.
     void work(Index lane);
 
-    /// Begin one more request of a run with a bell, unless the run has been stopped. One that fails is dropped, and the others go
-    /// on; without a bell, it ends the run.
+    /// Begin one more request of a run with a bell, unless the run has been stopped. One that fails is dropped, and the others
+    /// go on; without a bell, it ends the run.
     void admit(Index slot);
 
     /// Have a run with a bell be over when nothing of it is in flight.
@@ -154,7 +154,7 @@ private:
     Index slots_;
     std::vector<Step> steps_;  // of the nodes of all slots
     std::vector<Lane> lanes_;
-    std::vector<Index> todo_;  // ring: what the rules have told
+    std::vector<Index> todo_;   // ring: what the rules have told
     std::vector<Flag> failed_;  // [R] whether an entry of the request in a slot has failed
 
     mutable std::mutex mutex_;

@@ -190,7 +190,7 @@ def test_what_belongs_to_a_closed_sequence_is_released_on_its_nodes(connected: N
 def test_a_decoder_on_two_nodes_generates_the_text_of_the_whole(connected: None, tmp_path: Path) -> None:
     path = write_decoder(TINY, tmp_path / "decoder.xml")
     whole = openvino_core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
-    shapes = {"input_ids": [1, "1..16@1"], "attention_mask": [1, "1..128@65"], "position_ids": [1, "1..16@1"]}
+    shapes = {"input_ids": [1, "1..16@9/1"], "attention_mask": [1, "1..128@9/10"], "position_ids": [1, "1..16@9/1"]}
     with (
         Session(path, DEVICES[:2], inputs=Inputs(shapes=shapes), cache=None) as session,
         session.serve(divided(session, 2)) as server,

@@ -23,7 +23,7 @@ from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.nodes import wire
 from placeit.runtime.nodes.coding import Coding, coded, coded_type, decode
 from placeit.runtime.nodes.tensors import ReceivingBuffers, bytes_of, outgoing
-from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, Listener, ProtocolError
+from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, Listener, Parcel, ProtocolError
 
 SECRET = b"s" * 32
 NONCE = 48  # bytes that whoever connects is sent
@@ -308,6 +308,21 @@ def test_a_large_tensor_comes_in_parts_and_a_small_one_does_not_wait_for_it(port
     assert ends.whole == [2, 1]
     np.testing.assert_array_equal(into, large)
     np.testing.assert_array_equal(there, small)
+
+
+@pytest.mark.parametrize("sizes", [[9, 3 * CHUNK + 1, 9], [10_000] * 50, [1 << 14] * 3, [0, 9, 0]])
+def test_what_is_sent_together_arrives_in_order(port: Any, sizes: list[int]) -> None:
+    _, ends, _, _ = port
+    ends.awaited = len(sizes)
+    values = [np.random.default_rng(i).integers(0, 256, size, np.uint8) for i, size in enumerate(sizes)]
+    for i, value in enumerate(values):
+        ends.inbox.expect(i, around(np.zeros_like(value)))
+    meet(port).send_all([Parcel(Frame(Kind.DATA, target=i), bytes_of(value)) for i, value in enumerate(values)])
+    assert ends.arrived.wait(120)
+    assert ends.whole == [*range(len(sizes))]
+    for i, value in enumerate(values):
+        place = ends.inbox.place(Frame(Kind.DATA, target=i, size=value.nbytes))
+        assert bytes(place) == value.tobytes()
 
 
 def test_what_nobody_waits_for_any_more_is_not_sent(port: Any) -> None:

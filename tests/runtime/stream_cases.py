@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from placeit.backends.base import TensorSpec
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.graph import OpGraph
@@ -18,20 +19,16 @@ from placeit.testing.fake_accelerator import FakeAccelerator
 from placeit.testing.problems import random_problem
 
 
-@dataclass(frozen=True)
-class End:
-    name: str
-    op: str
-    shape: tuple
-    dtype: str
-
-
 class Model:
     """The ends of a model that is nothing but a graph."""
 
     together = ()
-    channels_last = frozenset()
+    channels_last = stateful = frozenset()
+    limits = {}  # noqa: RUF012
     uniform = placed = False
+
+    def check_sizes(self, _):
+        """All of them are fixed."""
 
     def function(self, *_):
         """Segments compute nothing that could be equal."""
@@ -42,10 +39,10 @@ class Model:
         for v, (name, kind) in enumerate(zip(graph.names, graph.kinds, strict=True)):
             if kind == "Parameter":
                 t = graph.tensor_op.tolist().index(v)
-                self.inputs.append(End(f"in_{name}", name, graph.tensor_shapes[t], graph.tensor_dtypes[t]))
+                self.inputs.append(TensorSpec(f"in_{name}", name, graph.tensor_shapes[t], graph.tensor_dtypes[t]))
             if kind == "Result":
                 t = producer[v]
-                self.outputs.append(End(f"out_{name}", name, graph.tensor_shapes[t], graph.tensor_dtypes[t]))
+                self.outputs.append(TensorSpec(f"out_{name}", name, graph.tensor_shapes[t], graph.tensor_dtypes[t]))
 
 
 def evaluate(graph, ops, known):

@@ -59,6 +59,12 @@ class HostBuffer:
             self.resize(value.shape)
         self.array()[...] = value
 
+    def copy(self, memory: NDArray[np.generic]) -> None:
+        """Copy a value there that lies in memory as this one does, with its shape if sizes are open."""
+        if self.tensor.data.shape != memory.shape:
+            self.tensor.shape = memory.shape
+        self.tensor.data[...] = memory
+
     def resize(self, shape: Sequence[int]) -> None:
         """Give a tensor with open sizes a logical shape, and more memory if needed. Values are lost."""
         self.tensor.shape = self.spec.in_memory(shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from placeit.devices.openvino import (
     what_openvino_says,
 )
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
+from placeit.runtime.devices.by_size import MOST, BySize, BySizeInstance, times_slower
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.devices.kinds import DeviceKind
@@ -43,6 +45,10 @@ if TYPE_CHECKING:
     from placeit.planning.coarsen import Grouping
 
 __all__ = ["KIND", "HostBuffer", "OpenVinoDevice", "OpenVinoProgram"]
+
+_SLOWER = 1.1  # times the seconds of a program for one size, from which on one for all sizes is not worth it
+
+_log = logging.getLogger("placeit")
 
 
 class OpenVinoProgram:
@@ -179,6 +185,27 @@ class OpenVinoInstance:
         return sum(int(variable.state.byte_size) for variable in self._variables)
 
 
+class CopiedInstance(OpenVinoInstance):
+    """An infer request whose outputs are copied from memory of its own.
+
+    The GPU plugin fails, or ends the process, if a program for open sizes has to write to memory that it was given.
+    """
+
+    def __init__(self, program: OpenVinoProgram) -> None:
+        super().__init__(program, self._infer_and_copy)
+
+    def write_to(self, index: int, buffer: Buffer) -> None:
+        """Write output ``index`` to ``buffer`` from now on."""
+        self._outputs[index] = narrowed(HostBuffer, buffer)
+
+    def _infer_and_copy(self, request: Any) -> None:
+        for index, buffer in self._bound.items():
+            request.set_input_tensor(index, buffer.tensor)
+        _infer(request)
+        for index, buffer in enumerate(self._outputs):
+            buffer.copy(request.get_output_tensor(index).data)
+
+
 def _infer(request: Any) -> None:
     request.infer(share_outputs=True)
 
@@ -231,6 +258,7 @@ class OpenVinoDevice(OnWorker):
                 self._native = None
                 with explaining(f"OpenVINO cannot allocate memory for {device.name}"):
                     self._context = openvino_core().get_default_context(target_name(device))
+        self._said = False  # that it compiles for each size
         self._worker = Worker(f"placeit {device.name}", device.cores)
 
     @property
@@ -238,11 +266,39 @@ class OpenVinoDevice(OnWorker):
         """True if it is a GPU, which uses the host memory of :meth:`allocate` directly."""
         return self._context is not None
 
-    def compile(self, segment: SegmentSource) -> OpenVinoProgram:
-        """Compile a segment. Raises DeviceError."""
+    def compile(self, segment: SegmentSource) -> OpenVinoProgram | BySize[OpenVinoProgram]:
+        """Compile a segment; one with open sizes in the way that is faster at the typical sizes. Raises DeviceError.
+
+        On a CPU that is one program for all sizes. On others, one for all sizes and one for the typical sizes are compiled and
+        timed: if the first takes more than 1.1 times as long, or fails, there is a program for each size.
+        """
+        if self._device.where.family == "CPU" or all(spec.limits is None for spec in segment.inputs):
+            return self._compiled(segment)
+        apart = BySize(segment, self._compiled)
+        if apart.has_state:  # one request keeps it
+            return self._compiled(segment, native=False)
+        typical = apart.at_typical_sizes()
+        if typical.is_open:  # what enters are sizes as well
+            return self._compiled(segment, native=False)
+        with contextlib.suppress(DeviceError):
+            together = self._compiled(segment, native=False)
+            with explaining(f"A segment fails on {self.name}"):
+                if times_slower(together, typical, self._runnable) <= _SLOWER:
+                    return together
+        if not self._said:
+            self._said = True
+            _log.warning(
+                "%s runs a segment faster that is compiled for one size: it compiles anew for each size, of which %d are kept. "
+                "The first request of a size waits for that.",
+                self.name,
+                MOST,
+            )
+        return apart
+
+    def _compiled(self, segment: SegmentSource, *, native: bool = True) -> OpenVinoProgram:
         with explaining(f"OpenVINO cannot compile a segment for {self.name}"):
             model = segment.in_format("openvino")
-            if self._native is not None:
+            if self._native is not None and native:
                 with contextlib.suppress(DeviceError):  # a model with state; or Python says what is wrong, too
                     compiled = self._native.compile(model, *self._compiled_as, segment.identity)
                     return OpenVinoProgram(segment, compiled, is_open=model.is_dynamic())
@@ -253,11 +309,18 @@ class OpenVinoDevice(OnWorker):
         """Return whether the program of a segment is on disk, most likely."""
         return is_kept(*self._compiled_as, lambda: segment.identity)
 
-    def instance(self, program: Program) -> OpenVinoInstance | NativeInstance:
+    def instance(self, program: Program) -> OpenVinoInstance | NativeInstance | BySizeInstance:
         """Make an infer request. Raises DeviceError."""
+        return BySizeInstance(program, self._runnable) if isinstance(program, BySize) else self._runnable(program)
+
+    def _runnable(self, program: Program) -> OpenVinoInstance | NativeInstance:
         made = narrowed(OpenVinoProgram, program)
         with explaining(f"OpenVINO cannot make buffers for {self.name}"):
-            return NativeInstance(made) if isinstance(made.compiled, NativeModel) else OpenVinoInstance(made)
+            if isinstance(made.compiled, NativeModel):
+                return NativeInstance(made)
+            if self._device.where.family != "CPU" and any(spec.limits is not None for spec in made.inputs):
+                return CopiedInstance(made)
+            return OpenVinoInstance(made)
 
     def explain(self) -> str:
         """Say what went wrong in the C library last."""

@@ -303,9 +303,9 @@ class Lane:
     def _outputs(self, number: int, slot: int, epoch: int) -> list[_Cell]:
         """What a job has written, unless its run is over; with the lock."""
         known = self._slots.get(slot)
-        return (
-            [] if known is None or known.epoch != epoch else [self._cells[output] for output in self._jobs[number][0].outputs]
-        )
+        if known is None or known.epoch != epoch:
+            return []
+        return [self._cells[output] for output in self._jobs[number][0].outputs]
 
     def _outgoing(self, cell: _Cell) -> Outgoing | None:
         """What is sent of a buffer; None if nothing is."""
@@ -326,7 +326,7 @@ class Lane:
         if report is not None:
             before = [(one.urgency[0], math.inf) for one in parcels.get(DRIVER, ())]
             parcels.setdefault(DRIVER, []).append(Parcel(report, memoryview(text), max(before, default=())))
-        for name in sorted(parcels, key=DRIVER.__eq__):
+        for name in sorted(parcels, key=lambda name: name == DRIVER):
             peer = self._peers.get(name)
             if peer is not None:
                 peer.send_all(parcels[name], self._still(slot, epoch))

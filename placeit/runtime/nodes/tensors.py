@@ -92,11 +92,10 @@ class _Arrival:
             known = fits(shape, shape, self.limits)
         if not known:
             raise ProtocolError(f"a tensor of sizes {[*frame.sizes]} for the buffer {frame.target}, which does not take them")
-        wanted = coded_type(frame.coding, dtype)
-        nbytes = math.prod(shape) * wanted.itemsize
-        if self.limits is not None and nbytes > _most_bytes():
-            raise ProtocolError(f"a tensor of {nbytes} bytes for the buffer {frame.target}, more than this machine's memory")
-        return shape, wanted, nbytes
+        count, wanted = math.prod(shape), coded_type(frame.coding, dtype)
+        if count * dtype.itemsize > _most_bytes():
+            raise ProtocolError(f"a tensor of {count * dtype.itemsize} bytes, which is more than this machine's memory")
+        return shape, wanted, count * wanted.itemsize
 
     def is_beside(self, frame: Frame) -> bool:
         """Return whether a tensor is not received in the buffer itself, as it is coded or its sizes are open."""

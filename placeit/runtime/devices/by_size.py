@@ -1,0 +1,201 @@
+"""Segments with open sizes as a program for each size, where OpenVINO is slow at, or does not run, one for all sizes."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from time import perf_counter
+from typing import Any, Generic, Protocol, TypeVar
+
+from placeit.backends.base import Format
+from placeit.core.errors import PlaceitError
+from placeit.core.narrowing import narrowed
+from placeit.core.telemetry import import_openvino
+from placeit.runtime.devices.base import Buffer, BufferSpec, Instance, Program, SegmentSource
+from placeit.runtime.devices.host_buffer import HostBuffer
+
+__all__ = ["MOST", "BySize", "BySizeInstance", "times_slower"]
+
+MOST = 8  # programs of a segment that are kept, each with weights of its own
+_WARMUP, _RUNS = 2, 7  # of two programs that are compared
+
+Shapes = tuple[tuple[int, ...], ...]
+"""Of all inputs of a segment, as they lie in memory."""
+
+
+class _Runnable(Instance, Protocol):
+    """An instance that runs on the thread that calls it, and writes its outputs where it is told."""
+
+    @property
+    def run(self) -> Callable[[], object]: ...
+
+    def write_to(self, index: int, buffer: Buffer) -> None: ...
+
+
+P = TypeVar("P", bound=Program)
+
+
+class BySize(Generic[P]):
+    """A segment with open sizes, compiled when it is to run at a size that it has no program for. The latest programs are kept.
+
+    Args:
+        segment: with open sizes, as OpenVINO takes it.
+        compiled: compiles a segment whose inputs have fixed sizes. If outputs have not, as sizes enter as values, this is no
+            way to run it.
+    """
+
+    from_disk = False
+
+    def __init__(self, segment: SegmentSource, compiled: Callable[[SegmentSource], P]) -> None:
+        self.inputs, self.outputs = segment.inputs, segment.outputs
+        self._segment, self._compiled = segment, compiled
+        self._model = segment.in_format("openvino")
+        self._kept: OrderedDict[Shapes, P] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def has_state(self) -> bool:
+        """True if the segment keeps state, which programs for several sizes cannot share."""
+        return bool(self._model.get_variables())
+
+    def at(self, shapes: Shapes) -> P:
+        """Return the program for some sizes. Raises DeviceError if it cannot be compiled."""
+        with self._lock:
+            if shapes not in self._kept:
+                self._kept[shapes] = self._compiled(_AtSizes(self._segment, self._model, shapes))
+                if len(self._kept) > MOST:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(shapes)
+            return self._kept[shapes]
+
+    def at_typical_sizes(self) -> P:
+        """Return the program for the sizes for which placements are sought. Raises DeviceError."""
+        return self.at(tuple(spec.memory_shape for spec in self.inputs))
+
+    def keeps(self, program: Program) -> bool:
+        """Return whether a program is still kept."""
+        with self._lock:
+            return any(program is kept for kept in self._kept.values())
+
+
+@dataclass(frozen=True, eq=False)
+class _AtSizes:
+    """A segment at fixed sizes."""
+
+    segment: SegmentSource
+    open_model: Any
+    shapes: Shapes
+
+    @cached_property
+    def model(self) -> Any:
+        model = self.open_model.clone()
+        model.reshape({i: import_openvino().PartialShape(list(shape)) for i, shape in enumerate(self.shapes)})
+        return model
+
+    @property
+    def inputs(self) -> tuple[BufferSpec, ...]:
+        return tuple(_fixed(spec, shape) for spec, shape in zip(self.segment.inputs, self.shapes, strict=True))
+
+    @property
+    def outputs(self) -> tuple[BufferSpec, ...]:
+        shapes = [port.get_partial_shape() for port in self.model.outputs]
+        return tuple(
+            spec if shape.is_dynamic else _fixed(spec, tuple(shape.to_shape()))
+            for spec, shape in zip(self.segment.outputs, shapes, strict=True)
+        )
+
+    @property
+    def identity(self) -> str:
+        return self.segment.identity and f"{self.segment.identity} {self.shapes}"
+
+    def in_format(self, form: Format) -> Any:  # noqa: ARG002 (it is OpenVINO's)
+        return self.model
+
+
+def _fixed(spec: BufferSpec, shape: Sequence[int]) -> BufferSpec:
+    """Return a tensor with a shape as it lies in memory."""
+    order = (0, 3, 1, 2) if spec.channels_last else range(len(shape))
+    return spec if spec.limits is None else replace(spec, shape=tuple(shape[i] for i in order), limits=None)
+
+
+class BySizeInstance:
+    """Runs the program for the sizes of its inputs, in buffers whose shapes change.
+
+    Args:
+        program: what to run.
+        instance: makes an instance of the program for a size.
+    """
+
+    def __init__(self, program: BySize[Any], instance: Callable[[Program], _Runnable]) -> None:
+        self.program, self._instance = program, instance
+        self._outputs = [HostBuffer(spec) for spec in program.outputs]
+        self._bound: dict[int, HostBuffer] = {}
+        self._made: dict[Program, _Runnable] = {}
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        """Read input ``index`` from ``buffer`` from now on."""
+        self._bound[index] = narrowed(HostBuffer, buffer)
+
+    def write_to(self, index: int, buffer: Buffer) -> None:
+        """Write output ``index`` to ``buffer`` from now on."""
+        self._outputs[index] = narrowed(HostBuffer, buffer)
+
+    def output(self, index: int) -> HostBuffer:
+        """Return the buffer that output ``index`` is written to."""
+        return self._outputs[index]
+
+    def run(self) -> None:
+        """Compute the outputs. Raises DeviceError if no program is there for these sizes, and none can be compiled."""
+        program = self.program.at(tuple(tuple(self._bound[i].tensor.shape) for i in range(len(self.program.inputs))))
+        if program not in self._made:
+            self._made = {one: made for one, made in self._made.items() if self.program.keeps(one)}
+            self._made[program] = self._instance(program)
+        instance = self._made[program]
+        for i, spec in enumerate(program.inputs):
+            instance.bind(i, _at_size(self._bound[i], spec))
+        for i, spec in enumerate(program.outputs):
+            if self._outputs[i].spec.limits is not None:
+                self._outputs[i].resize(spec.shape)
+            instance.write_to(i, _at_size(self._outputs[i], spec))
+        instance.run()
+
+
+def _at_size(buffer: HostBuffer, spec: BufferSpec) -> HostBuffer:
+    """View a buffer whose shape changes as one of the shape that it has now."""
+    if buffer.spec.limits is None:
+        return buffer
+    return HostBuffer(spec, import_openvino().Tensor(buffer.tensor.data, shared_memory=True))
+
+
+def times_slower(program: Program, other: Program, instance: Callable[[Program], _Runnable]) -> float:
+    """Run two programs in turn, on zeros of the typical sizes; return by which factor the first is slower.
+
+    Args:
+        program: of a segment.
+        other: of the same segment, which runs.
+        instance: makes an instance of either.
+
+    Returns:
+        The factor between their fastest runs; infinity if the first does not run.
+    """
+    made = [instance(program), instance(other)]
+    for one in made:
+        for i, spec in enumerate(program.inputs):
+            one.bind(i, HostBuffer(replace(spec, limits=None)))
+    seconds: list[list[float]] = [[], []]
+    for _ in range(_WARMUP + _RUNS):
+        for one, of in zip(made, seconds, strict=True):
+            begin = perf_counter()
+            try:
+                one.run()
+            except (PlaceitError, RuntimeError):
+                if one is made[0]:
+                    return math.inf
+                raise
+            of.append(perf_counter() - begin)
+    first, second = (min(of[_WARMUP:]) for of in seconds)
+    return first / second
