@@ -30,8 +30,8 @@ TWO_CORES, SLOW_CORE, TWO_NODES = "two cores", "a core and one 1.5 times as slow
 _STEPS, _PROFILE_S, _SEARCH_S = (256, 24), (60.0, 5.0), (120.0, 15.0)
 """Tokens, and seconds for measuring groups and for a search, in full and quick."""
 _PROMPT = 32
-_ROOM = 1.25
-"""Memory of each of two nodes over half of the weights: the table of tokens is read at both ends, and tensors need some."""
+_ROOM = 1.15
+"""Memory of each of two nodes, over half of the weights, of which both ends need the table of tokens."""
 _TEXTS = 8
 _TURN, _TURNS = 16, (30, 6)
 """Tokens between two turns, and turns, in full and quick."""
@@ -123,12 +123,12 @@ def _slow_core(files: Files, steps: int) -> Iterator[Session]:
 
 @contextmanager
 def _two_nodes(files: Files, steps: int) -> Iterator[Session]:
-    """Nodes on this machine with memory for little more than half of the weights each."""
+    """Nodes on this machine with memory for little more than half of the model each."""
     from placeit.devices.nodes import connection, local
 
     nodes = local.names(2)
     devices = [f"{node}/CPU@{core}" for node, core in zip(nodes, two_cores(), strict=True)]
-    memory = dict.fromkeys(devices, files.weight_bytes / 2 * _ROOM)
+    memory = dict.fromkeys(devices, (files.weight_bytes + files.table_bytes) / 2 * _ROOM)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.json"
         ray = local.start(nodes, file)

@@ -82,6 +82,11 @@ class Files:
     def weight_bytes(self) -> int:
         return self.stateful.with_suffix(".bin").stat().st_size
 
+    @property
+    def table_bytes(self) -> int:
+        """Of the embeddings of all tokens, which the logits are computed by as well."""
+        return self.decoder.vocabulary * self.decoder.width * 4
+
 
 def write_files(decoder: Decoder, folder: Path, seed: int) -> Files:
     """Write a decoder in all forms that rivals read, with the same weights."""
