@@ -26,6 +26,7 @@ __all__ = [
     "assert_close",
     "at_one_size",
     "attention",
+    "convolutions",
     "divided",
     "onnx_attention",
     "values",
@@ -71,6 +72,21 @@ def attention(folder: Path) -> Path:
     model = ov.Model([ops.result(x), ops.result(pooled)], [ids, mask], "encoder")
     path = folder / "encoder.xml"
     ov.save_model(model, path, compress_to_fp16=False)
+    return path
+
+
+def convolutions(folder: Path) -> Path:
+    """Write a chain of four convolutions over an image of any size."""
+    rng = np.random.default_rng(0)
+    image = ops.parameter(ov.PartialShape([1, 3, -1, -1]), ov.Type.f32, name="image")
+    image.output(0).set_names({"image"})
+    x = image
+    for i in range(4):
+        kernel = ops.constant(rng.standard_normal((4, 3 if i == 0 else 4, 3, 3)).astype(np.float32))
+        x = ops.relu(ops.convolution(x, kernel, [1, 1], [1, 1], [1, 1], [1, 1]))
+    x.output(0).set_names({"features"})
+    path = folder / "features.xml"
+    ov.save_model(ov.Model([ops.result(x)], [image], "features"), path, compress_to_fp16=False)
     return path
 
 

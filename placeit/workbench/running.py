@@ -48,7 +48,8 @@ def run(
     with session.executor(plan) as executor:
         check = session.output_check(None if inputs is None else given)
         error = check(executor)
-        executor.set_requests(session.model.sample_requests() if inputs is None else [Sample(given)])
+        if inputs is not None:
+            executor.set_requests([Sample(given)])
         log = RunLog(executor, MOST_SPANS)
         with Sampler() as sampler:
             race = Race({"placement": log.time}, warmup=warmup)

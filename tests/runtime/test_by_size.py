@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
-from open_models import LENGTHS, OPEN, TWO, Arrays, assert_close, at_one_size, attention, divided, values
+from open_models import LENGTHS, OPEN, TWO, Arrays, assert_close, at_one_size, attention, convolutions, divided, values
 
 from placeit.runtime.devices.base import SegmentSource
 from placeit.runtime.devices.by_size import MOST, BySize
@@ -60,16 +60,7 @@ def test_every_size_is_computed_beside_segments_with_one_program(tmp_path: Path,
 
 
 def test_images_have_their_channels_last_at_each_size(tmp_path: Path, compiled: Counter[tuple[object, ...]]) -> None:
-    rng = np.random.default_rng(0)
-    image = ops.parameter(ov.PartialShape([1, 3, -1, -1]), ov.Type.f32, name="image")
-    image.output(0).set_names({"image"})
-    x = image
-    for i in range(4):
-        kernel = ops.constant(rng.standard_normal((4, 3 if i == 0 else 4, 3, 3)).astype(np.float32))
-        x = ops.relu(ops.convolution(x, kernel, [1, 1], [1, 1], [1, 1], [1, 1]))
-    x.output(0).set_names({"features"})
-    path = tmp_path / "features.xml"
-    ov.save_model(ov.Model([ops.result(x)], [image], "features"), path, compress_to_fp16=False)
+    rng, path = np.random.default_rng(0), convolutions(tmp_path)
     with Session(path, TWO[0], inputs=Inputs(shapes={"image": (1, 3, "8..64@16", "8..64@16")}), cache=None) as session:
         assert session.model.channels_last
         with session.executor(session.plan_of(divided(session, 3))) as executor:

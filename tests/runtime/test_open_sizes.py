@@ -23,6 +23,7 @@ from open_models import (
     assert_close,
     at_one_size,
     attention,
+    convolutions,
     divided,
     onnx_attention,
     values,
@@ -93,16 +94,7 @@ def test_a_tensor_that_outgrows_its_memory_gets_more(tmp_path: Path) -> None:
 
 
 def test_images_of_any_size_cross_borders_with_their_channels_last(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    image = ops.parameter(ov.PartialShape([1, 3, -1, -1]), ov.Type.f32, name="image")
-    image.output(0).set_names({"image"})
-    x = image
-    for i in range(4):
-        kernel = ops.constant(rng.standard_normal((4, 3 if i == 0 else 4, 3, 3)).astype(np.float32))
-        x = ops.relu(ops.convolution(x, kernel, [1, 1], [1, 1], [1, 1], [1, 1]))
-    x.output(0).set_names({"features"})
-    path = tmp_path / "features.xml"
-    ov.save_model(ov.Model([ops.result(x)], [image], "features"), path, compress_to_fp16=False)
+    rng, path = np.random.default_rng(0), convolutions(tmp_path)
     shapes = {"image": (1, 3, "8..64@16", "8..64@16")}
     with Session(path, TWO[0], inputs=Inputs(shapes=shapes), cache=None) as session:
         assert session.model.channels_last

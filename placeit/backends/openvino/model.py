@@ -96,14 +96,13 @@ class OpenVinoModel(base.Model):
         over what it allows. Other floating-point inputs are standard normal; other integers are ones, which is right for an
         attention mask; other booleans are true.
         """
-        return self._drawn(Sized(self.ov_model, self.points.typical[0]), np.random.default_rng(seed))
+        return self._drawn(self._sized[0], np.random.default_rng(seed))
 
     def sample_requests(self, seed: int = 0) -> Sequence[base.Sample]:
         """Return what the model is measured on: random inputs of each typical size, or the ones that were given."""
         if self.given is not None:
             return super().sample_requests(seed)
-        sized = Sized.all(self.ov_model, self.points)
-        drawn = (self._drawn(point, np.random.default_rng(seed)) for point in sized)
+        drawn = (self._drawn(point, np.random.default_rng(seed)) for point in self._sized)
         return [base.Sample(inputs, share) for inputs, share in zip(drawn, self.points.shares, strict=True)]
 
     def inputs_at(self, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, NDArray[np.generic]]:
@@ -113,6 +112,11 @@ class OpenVinoModel(base.Model):
             return self._drawn(Sized(self.ov_model, point), np.random.default_rng(seed))
         except ModelError as error:
             raise UsageError(str(error)) from error
+
+    @cached_property
+    def _sized(self) -> list[Sized]:
+        """Its nodes at each typical size, which inputs are drawn for whenever an executor is opened."""
+        return Sized.all(self.ov_model, self.points)
 
     def _drawn(self, sized: Sized, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
         nodes = [sized.node(node.get_friendly_name()) for node in self.ov_model.get_parameters()]
