@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from small_models import inception_like
 
+from placeit.backends import load
 from placeit.backends.openvino.own_mode import OwnModeRunner
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
 from placeit.devices.own_modes import OwnMode
+from placeit.workloads.decoder import TINY, write_decoder
 
 CPU = Device("CPU", address=Address("CPU"), all_cores=allowed_cores())
 CORE = Device("CPU@0", address=Address("CPU", (allowed_cores()[0],)))
+
+
+SIZES = {"input_ids": [1, "1..64@9/1"], "attention_mask": [1, "1..64@9/10"], "position_ids": [1, "1..64@9/1"]}
 
 
 def mode(target: str, device: Device = CPU, *, steady: bool = False) -> OwnMode:
@@ -46,6 +52,19 @@ def test_it_computes_what_the_model_computes_in_every_request(target: str, stead
                 assert outputs.keys() == expected.keys()
                 for name, value in expected.items():
                     np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-4)
+
+
+def test_requests_of_several_typical_sizes_are_timed_as_one_sequence(tmp_path: Path) -> None:
+    path = write_decoder(TINY, tmp_path / "decoder.xml")
+    model = load(path, input_shapes=SIZES)
+    first, last = (sample.inputs for sample in model.sample_requests())
+    steps = model.reference(CPU, "f32")
+    whole = {name: np.concatenate([first[name], last[name]], 1) for name in ("input_ids", "position_ids")}
+    expected = steps(whole | {"attention_mask": last["attention_mask"]})["logits"][:, -1:]
+    with contextlib.closing(OwnModeRunner(model, mode("AUTO:CPU"), "f32")) as runner:
+        for _ in range(2):  # the second time, too, it begins with the initial state
+            assert runner.time() > 0
+            np.testing.assert_allclose(runner.written()[0]["logits"], expected, atol=0.01)  # caches have 8 bits
 
 
 def test_what_openvino_cannot_compile_is_an_error_that_names_it() -> None:

@@ -214,6 +214,15 @@ def at(length: int) -> Shapes:
     return dict.fromkeys(OPEN, (1, f"1..64@{length}"))
 
 
+def test_a_rival_that_opens_the_file_is_timed_on_all_of_them_too(tmp_path: Path) -> None:
+    rival = load(onnx_attention(tmp_path), input_shapes=SEVERAL).whole_file("onnx")
+    assert rival.formats == {"onnx"}
+    found = [(sample.share, sample.inputs["ids"].shape) for sample in rival.sample_requests()]
+    assert found == [(0.75, (1, 8)), (0.25, (1, 40))]
+    given = rival.with_inputs(values(20)).sample_requests()
+    assert [(sample.share, sample.inputs["ids"].shape) for sample in given] == [(1.0, (1, 20))]
+
+
 def test_an_executor_is_timed_on_all_of_them(tmp_path: Path) -> None:
     path = attention(tmp_path)
     with Session(path, TWO[0], inputs=Inputs(shapes=SEVERAL), cache=None) as session:

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import Arrays, Format, Model
+from placeit.backends.base import Arrays, Format, Model, Sample
 from placeit.backends.onnx.sessions import ort_reference
 from placeit.backends.onnx_external import OnnxFile
 from placeit.backends.onnx_file import ROUNDING_OPS, find_ops, output_names
@@ -86,6 +86,10 @@ class WholeOnnxModel(Model):
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:
         """Draw inputs that are valid for the model, by input name."""
         return self.of.random_inputs(seed)
+
+    def sample_requests(self, seed: int = 0) -> Sequence[Sample]:
+        """Return what the model is measured on, which is what it is in OpenVINO."""
+        return self.of.sample_requests(seed) if self.given is None else super().sample_requests(seed)
 
     def segment(self, form: Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> OnnxFile:  # noqa: ARG002
         """Return the file. Raises DeviceError if only a part of the model is wanted."""

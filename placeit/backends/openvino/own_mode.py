@@ -52,7 +52,8 @@ class OwnModeRunner:
                 self._queue = ov.AsyncInferQueue(self._compiled, 0)
             self._requests: list[Any] = list(self._queue) if mode.steady else [self._compiled.create_infer_request()]
             self._has_state = bool(model.ov_model.get_variables())  # AUTO over several devices cannot tell (2026.4)
-            self.set_inputs(model.sample_inputs())
+            self._timed_on = model.sample_requests()
+            self.set_inputs(self._timed_on[0].inputs)
         self._length = _ROUNDS * len(self._requests)
 
     @property
@@ -71,10 +72,25 @@ class OwnModeRunner:
             for index, spec in enumerate(self._model.inputs):
                 request.set_input_tensor(index, ov.Tensor(np.ascontiguousarray(inputs[spec.name])))
 
-    def run_all(self) -> None:
-        """Run every request once, all at the same time, each from the model's initial state. Raises DeviceError."""
+    def _one_by_one(self) -> float:
+        """Run a request of each typical size, as one sequence, and return the mean seconds by their shares."""
+        counted = 0.0
+        for number, sample in enumerate(self._timed_on):
+            if len(self._timed_on) > 1:
+                self.set_inputs(sample.inputs)
+            begin = time.perf_counter()
+            self.run_all(anew=number == 0)
+            counted += sample.share * (time.perf_counter() - begin)
+        return counted
+
+    def run_all(self, *, anew: bool = True) -> None:
+        """Run every request once, all at the same time, each from the model's initial state unless not ``anew``.
+
+        Raises:
+            DeviceError: OpenVINO cannot.
+        """
         with explaining(f"OpenVINO cannot run {self._name}"):
-            for request in self._requests if self._has_state else ():
+            for request in self._requests if self._has_state and anew else ():
                 request.reset_state()
             for request in self._requests:
                 if self._queue is None:
@@ -85,11 +101,14 @@ class OwnModeRunner:
                 self._queue.wait_all()
 
     def time(self) -> float:
-        """Run once, or many requests, and return the seconds per request. Raises DeviceError."""
-        begin = time.perf_counter()
+        """Run once, or many requests, and return the seconds per request; of several typical sizes, the mean by their shares.
+
+        Raises:
+            DeviceError: OpenVINO cannot.
+        """
         if self._queue is None:
-            self.run_all()
-            return time.perf_counter() - begin
+            return self._one_by_one()
+        begin = time.perf_counter()
         with explaining(f"OpenVINO cannot run {self._name}"):
             for _ in range(self._length):
                 self._queue.start_async()
