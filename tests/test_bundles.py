@@ -20,7 +20,7 @@ from small_models import inception_like, random_model
 import placeit
 from placeit.backends.base import Arrays
 from placeit.backends.bundle.files import BundleFiles
-from placeit.core.cluster import Cluster
+from placeit.core.cluster import Cluster, Link
 from placeit.core.errors import DeviceError, ExecutionError, FileError, PlaceitError, PlacementError, UsageError
 from placeit.devices.clusterfile import discover
 from placeit.devices.host import allowed_cores
@@ -117,6 +117,20 @@ def test_costs_of_the_place_where_it_was_built_are_known(tmp_path: Path) -> None
         chosen = placed(session)
         predicted = session.plan_of(chosen).schedule.makespan
         session.build(chosen, tmp_path / "app.placeit")
+    with placeit.load(tmp_path / "app.placeit") as application:
+        assert application.session.plan_of(application.placement).schedule.makespan == pytest.approx(predicted)
+
+
+@pytest.mark.parametrize("bandwidth", [1e9, np.inf])
+def test_what_links_take_is_known_however_fast_they_are(tmp_path: Path, bandwidth: float) -> None:
+    with Session(random_model(3, 12), CORES, cache=None) as session:
+        costs = session.profile(budget_s=0.1)
+        links = {pair: Link(bandwidth, 0.25) for pair in costs.cluster.links}
+        session.take(replace(costs, cluster=replace(costs.cluster, links=links)))
+        chosen = placed(session)
+        predicted = session.plan_of(chosen).schedule.makespan
+        session.build(chosen, tmp_path / "app.placeit")
+    assert predicted > 0.25
     with placeit.load(tmp_path / "app.placeit") as application:
         assert application.session.plan_of(application.placement).schedule.makespan == pytest.approx(predicted)
 

@@ -221,7 +221,7 @@ class _Building:
     def _links(self) -> Iterator[tuple[str, str, float, float]]:
         for home in self._homes[:1]:
             for (a, b), link in home.costs.cluster.links.items() if home.has_costs else ():
-                if {a, b} <= self._used.keys() and np.isfinite(link.bandwidth):
+                if {a, b} <= self._used.keys():
                     yield a, b, link.latency, link.bandwidth
 
 

@@ -107,7 +107,8 @@ class Manifest:
         segments: as they were cut.
         placement: of the ops of ``graph``, with its segments and replicas.
         seconds: of each op on each device, as measured; None where it does not run; None if nothing was measured.
-        links: latency and bandwidth between devices as measured: source, destination, seconds, bytes per second.
+        links: latency and bandwidth between devices as measured: source, destination, seconds, bytes per second; these are
+            infinite, and null in the file, if they were too many to be measured.
         samples: to check outputs by.
         files: all others of the bundle.
     """
@@ -170,7 +171,7 @@ class Manifest:
             "segments": [asdict(segment) for segment in self.segments],
             "placement": self.placement.to_dict(),
             "seconds": self.seconds,
-            "links": self.links,
+            "links": [(*of, bandwidth if math.isfinite(bandwidth) else None) for *of, bandwidth in self.links],
             "samples": [asdict(sample) for sample in self.samples],
             "files": {name: asdict(digest) for name, digest in self.files.items()},
         }
@@ -285,7 +286,10 @@ def _manifest(data: Mapping[str, Any], files: BundleFiles) -> Manifest:
         segments=segments,
         placement=placement,
         seconds=seconds,
-        links=tuple((str(a), str(b), float(latency), float(bandwidth)) for a, b, latency, bandwidth in data["links"]),
+        links=tuple(
+            (str(a), str(b), float(latency), math.inf if bandwidth is None else float(bandwidth))
+            for a, b, latency, bandwidth in data["links"]
+        ),
         samples=samples,
         files=digests,
     )
