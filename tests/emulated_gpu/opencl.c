@@ -382,7 +382,10 @@ void *clGetExtensionFunctionAddressForPlatform(cl_platform_id platform, const ch
  * Intel's CPU runtime forms sub-groups along dimension 0 only. A GPU forms them of consecutive linear local ids, and OpenVINO's
  * kernels rely on that with work-groups such as (1, 1, 16). So every kernel is started in one dimension: its work-groups keep
  * their size and order, and what the kernel asks for its ids is computed from the linear ones. The sizes that it was started
- * with travel in the global offset, 21 bits for each dimension; OpenVINO sets no offset. */
+ * with travel in the global offset, 21 bits for each dimension; OpenVINO sets no offset.
+ *
+ * OpenVINO's RMS normalization squares by native_powr. An Intel GPU takes the magnitude of what it raises; the CPU runtime
+ * computes NaN of negative numbers. */
 
 enum { SIZE_BITS = 21 };
 
@@ -409,6 +412,7 @@ static const char ids[] =
     "#define get_num_groups(d) gpu_groups(d)\n"
     "#define get_global_linear_id() gpu_linear_id()\n"
     "#define get_global_offset(d) ((size_t)0)\n"
+    "#define native_powr(x, y) pow(fabs(x), y)\n"
     "#define reqd_work_group_size(x, y, z) reqd_work_group_size((x) * (y) * (z), 1, 1)\n";
 
 cl_program clCreateProgramWithSource(cl_context context, cl_uint count, const char **texts, const size_t *lengths, cl_int *error) {
