@@ -93,13 +93,13 @@ class Slot:
                 if isinstance(instance, KeepsState):
                     instance.keep_state(keep=keep_state)
                     self._keeping.append((pool.devices[d].name, instance))
-                for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in book.inputs_of(segment))]):
-                    instance.bind(i, buffer)
                 if hasattr(instance, "write_to") and not _shares(pool.devices[d]):
                     for i, t in enumerate(segment.outputs):
                         shared = _shared(pool, book.spec(t), readers[t], pool.devices[d].space)
                         if shared is not None:
                             instance.write_to(i, shared)
+                for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in book.inputs_of(segment))]):
+                    instance.bind(i, buffer)
                 made = self.writes[s,] = [instance.output(i) for i in range(len(program.outputs))]
                 self.starts.append((instance, functools.partial(op_done, number, s)))
             self.outputs |= zip(book.outputs_of(segment), made[len(segment.outputs) :], strict=True)

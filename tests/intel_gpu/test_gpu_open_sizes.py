@@ -50,3 +50,23 @@ def test_every_size_in_range_is_computed(
             inputs = {"x": np.random.default_rng(length).standard_normal((length, WIDTH)).astype(np.float32)}
             assert_close(executor.run(inputs), at_one_size(path, inputs))
     assert ("compiles anew for each size" in caplog.text) == (slower > 1.1)
+
+
+def test_an_input_that_a_core_hands_on_has_the_size_of_each_request(tmp_path: Path, gpu: str) -> None:
+    rng = np.random.default_rng(0)
+    weights = [ops.constant(rng.standard_normal((WIDTH, WIDTH)).astype(np.float32)) for _ in range(2)]
+    x = ops.parameter(ov.PartialShape([-1, WIDTH]), ov.Type.f32, name="x")
+    first = ops.relu(ops.matmul(x, weights[0], False, False))
+    second = ops.add(ops.matmul(first, weights[1], False, False), x)
+    for port, name in ((x, "x"), (second, "y")):
+        port.output(0).set_names({name})
+    path = tmp_path / "handed_on.xml"
+    ov.save_model(ov.Model([ops.result(second)], [x], "handed on"), path, compress_to_fp16=False)
+    with ExitStack() as stack:
+        session = stack.enter_context(
+            Session(path, [TWO[0], gpu], inputs=Inputs(shapes={"x": ("1..64@16", WIDTH)}), cache=None)
+        )
+        executor = stack.enter_context(session.executor(session.plan_of(divided(session, 2))))
+        for length in (16, 3, 40, 16):
+            inputs = {"x": np.random.default_rng(length).standard_normal((length, WIDTH)).astype(np.float32)}
+            assert_close(executor.run(inputs), at_one_size(path, inputs))

@@ -117,7 +117,8 @@ class Instance(Protocol):
     threads, and not ``RuntimeDevice.start``: without Python between two of the former.
 
     If its outputs can be written elsewhere, a method ``write_to`` with the arguments of ``bind`` has it write output ``index``
-    to ``buffer``, of its device's space, in every later run. ``output`` then returns that buffer.
+    to ``buffer``, of its device's space, in every later run. ``output`` then returns that buffer. It is called before ``bind``:
+    what an OpenVINO request hands on of its inputs stays where it was, if the output is set after the input (2026.4).
 
     Every run starts from the segment's initial state, if it has any. One that can keep state is a :class:`KeepsState`.
     """

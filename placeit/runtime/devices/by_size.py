@@ -155,12 +155,12 @@ class BySizeInstance:
             self._made = {one: made for one, made in self._made.items() if self.program.keeps(one)}
             self._made[program] = self._instance(program)
         instance = self._made[program]
-        for i, spec in enumerate(program.inputs):
-            instance.bind(i, _at_size(self._bound[i], spec))
         for i, spec in enumerate(program.outputs):
             if self._outputs[i].spec.limits is not None:
                 self._outputs[i].resize(spec.shape)
             instance.write_to(i, _at_size(self._outputs[i], spec))
+        for i, spec in enumerate(program.inputs):
+            instance.bind(i, _at_size(self._bound[i], spec))
         instance.run()
 
 
