@@ -24,9 +24,10 @@ from placeit.optimizer.options import Candidates
 from placeit.runtime.measure import faster
 from placeit.session import Session
 
-__all__ = ["CLUSTERS", "SLOW_CORE", "TWO_CORES", "TWO_NODES", "at_once", "balanced", "clusters", "reference"]
+__all__ = ["CLUSTERS", "CORE_AND_GPU", "SLOW_CORE", "TWO_CORES", "TWO_NODES", "at_once", "balanced", "clusters", "reference"]
 
 TWO_CORES, SLOW_CORE, TWO_NODES = "two cores", "a core and one 1.5 times as slow", "two nodes"
+CORE_AND_GPU = "a core and an Intel GPU"
 _STEPS, _PROFILE_S, _SEARCH_S = (256, 24), (60.0, 5.0), (120.0, 15.0)
 """Tokens, and seconds for measuring groups and for a search, in full and quick."""
 _PROMPT = 32
@@ -55,6 +56,9 @@ def clusters(files: Files, args: Args, report: Report) -> None:
     steps = _STEPS[args.quick]
     wanted = reference(files, prompt, steps)
     for name, open_cluster in CLUSTERS.items():
+        if name == CORE_AND_GPU and _gpu() is None:
+            report.note(f"  {name}: left out, as OpenVINO finds no GPU")
+            continue
         progress(f"{steps} tokens on {name}")
         try:
             with open_cluster(files, steps) as session:
@@ -101,7 +105,8 @@ def _cluster(
     )
     differ = sum(one != other for one, other in zip(found, wanted, strict=True))
     report.claim(f"{name}: tokens that differ from the uncut model's, of {len(wanted)}", differ, "tokens", at_most=0)
-    report.claim(f"{name}: simulated time per token off by", abs(simulated / token - 1) * 100, "%", at_most=15)
+    off = None if name == CORE_AND_GPU else 15  # an emulated GPU shares the core
+    report.claim(f"{name}: simulated time per token off by", abs(simulated / token - 1) * 100, "%", at_most=off)
     report.claim(f"{name}: overhead per hop and token", over * 1e3, "ms", at_most=1.5 if name == TWO_NODES else None)
 
 
@@ -119,6 +124,16 @@ def _slow_core(files: Files, steps: int) -> Iterator[Session]:
         path.write_text(f"devices:\n  fast: {{runs_on: CPU@{first}}}\n  slow: {{runs_on: CPU@{second}, slowdown: 1.5}}\n")
         with session_of(files.stateful, path, _PROMPT, steps) as session:
             yield session
+
+
+def _gpu() -> str | None:
+    return next((name for name in openvino_core().available_devices if name.split(".")[0] == "GPU"), None)
+
+
+@contextmanager
+def _core_and_gpu(files: Files, steps: int) -> Iterator[Session]:
+    with session_of(files.stateful, [f"CPU@{two_cores()[0]}", str(_gpu())], _PROMPT, steps) as session:
+        yield session
 
 
 @contextmanager
@@ -143,7 +158,12 @@ def _two_nodes(files: Files, steps: int) -> Iterator[Session]:
             ray.stop(file)
 
 
-CLUSTERS: Mapping[str, Callable[[Files, int], Any]] = {TWO_CORES: _two_cores, SLOW_CORE: _slow_core, TWO_NODES: _two_nodes}
+CLUSTERS: Mapping[str, Callable[[Files, int], Any]] = {
+    TWO_CORES: _two_cores,
+    SLOW_CORE: _slow_core,
+    CORE_AND_GPU: _core_and_gpu,
+    TWO_NODES: _two_nodes,
+}
 
 
 def at_once(files: Files, args: Args, report: Report) -> None:

@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from stateful_models import SIZE, Caches, caches, totals
 from text_steps import generate, with_caches
 
 from placeit import Session
 from placeit.backends import load
+from placeit.backends.openvino.state import expose_growing_states
 from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.core.telemetry import import_openvino
 from placeit.devices.clusterfile import discover
@@ -201,3 +203,22 @@ def test_onnx_runtime_refuses_a_model_with_state(joining):
 def test_only_files_that_openvino_reads_take_state():
     with pytest.raises(UsageError, match="ONNX files and OpenVINO IR"):
         load("chain-mm", state={"a": "b"})
+
+
+def test_growing_states_are_exposed_as_inputs_and_outputs_and_others_stay(tmp_path):
+    model = openvino.Core().read_model(caches(tmp_path / "caches.xml", layers=2))
+    made, initial = expose_growing_states(model)
+    assert initial.keys() == {"cache0", "cache1"}
+    assert len(model.get_variables()) == 2
+    assert not made.get_variables()
+    request = openvino.Core().compile_model(made, "CPU", EXACT).create_infer_request()
+    wanted, states = Caches(2), [*initial.values()]
+    for rows in (3, 1, 2):
+        x = np.random.default_rng(rows).standard_normal((1, rows, SIZE)).astype(np.float32)
+        found = request.infer([x, *states])
+        np.testing.assert_allclose(found[0], wanted.run(x), rtol=1e-4, atol=1e-5)
+        states = [np.array(found[1]), np.array(found[2])]
+    fixed = totals(2).ov_model
+    same, none = expose_growing_states(fixed)
+    assert not none
+    assert len(same.get_variables()) == 2

@@ -1,4 +1,4 @@
-"""Caches that a model takes as inputs and returns as outputs, kept as its state (``ReadValue`` and ``Assign``) instead."""
+"""Caches that a model takes as inputs and returns as outputs, kept as its state (``ReadValue`` and ``Assign``); and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from placeit.backends.openvino.view import fuse_in_place
 from placeit.core.errors import UsageError
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["Kinds", "StateOption", "cache_pairs", "fuse_with_attention", "keep_caches"]
+__all__ = ["Kinds", "StateOption", "cache_pairs", "expose_growing_states", "fuse_with_attention", "keep_caches"]
 
 openvino = import_openvino()
 
@@ -223,3 +223,39 @@ def fuse_with_attention(model: Any) -> None:
                 gather.set_friendly_name(f"{node.get_friendly_name()}/beams")
                 reader.replace_source_output(gather.output(0))
     model.validate_nodes_and_infer_types()
+
+
+def expose_growing_states(model: Any) -> tuple[Any, dict[str, Any]]:
+    """Copy a model, with the states that grow as inputs and outputs: the last ones, in the order of the initial values.
+
+    Args:
+        model: an ``openvino.Model``; it is not changed.
+
+    Returns:
+        The copy, and the initial value of each such state, an ``openvino.Tensor``, by name. States whose sizes are fixed, or
+        whose initial values depend on inputs, stay as they are.
+    """
+    made, initial = model.clone(), dict[str, Any]()
+    ops = openvino.opset13
+    writes = {node.get_variable_id(): node for node in made.get_sinks() if node.get_type_name() == "Assign"}
+    for read in made.get_ordered_ops():
+        if read.get_type_name() != "ReadValue" or read.get_output_partial_shape(0).is_static or not read.get_input_size():
+            continue
+        begin, kind = read.input_value(0), read.get_output_element_type(0)
+        if begin.get_node().get_type_name() == "Constant":
+            value = openvino.Tensor(begin.get_node().data)
+        elif begin.get_partial_shape().is_static and 0 in begin.get_shape():
+            value = openvino.Tensor(kind, begin.get_shape())
+        else:
+            continue
+        name = read.get_variable_id()
+        write, parameter = writes[name], ops.parameter(read.get_output_partial_shape(0), kind)
+        for reader in read.output(0).get_target_inputs():
+            reader.replace_source_output(parameter.output(0))
+        made.add_parameters([parameter])
+        made.add_results([ops.result(write.input_value(0))])
+        made.remove_sink(write)
+        made.remove_variable(made.get_variable_by_id(name))
+        initial[name.partition("/id=")[0]] = value  # as OpenVINO's requests call it
+    made.validate_nodes_and_infer_types()
+    return made, initial

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from placeit.backends.openvino.model import OpenVinoModel
+from placeit.backends.openvino.state import expose_growing_states
 from placeit.core.cluster import Device
 from placeit.core.graph import OpGraph
 from placeit.devices.openvino import compile_model, explaining
@@ -33,19 +34,24 @@ def kernels(model: OpenVinoModel, graph: OpGraph, device: Device, precision: str
         DeviceError: the device cannot run the model.
     """
     found: list[Kernel] = []
+    # see CachingInstance of openvino.py
+    whole, growing = expose_growing_states(model.ov_model) if device.where.family == "GPU" else (model.ov_model, {})
     before: Any = None
     for sample in model.sample_requests():  # counters are means over all runs of what is compiled
-        compiled = compile_model(model.ov_model, device, precision, PERF_COUNT=True)
+        compiled = compile_model(whole, device, precision, PERF_COUNT=True)
         request = compiled.create_infer_request()
         for i, value in enumerate(sample.inputs.values()):
             tensor = request.get_input_tensor(i)
             tensor.shape = value.shape
             tensor.data[...] = value
+        for i, value in enumerate(growing.values()):
+            request.set_input_tensor(len(sample.inputs) + i, value)
         with explaining(f"The model cannot be run on {device.name}"):
             run = functools.partial(_run_after, before, request)
             _run_bound(device.cores, functools.partial(_repeat, run, passes))
         found += _kernels(model, graph, compiled, sample.share)
-        before = request
+        outputs = [request.get_output_tensor(len(model.outputs) + i) for i in range(len(growing))]
+        before, growing = request, dict(zip(growing, outputs, strict=True))
     return found
 
 

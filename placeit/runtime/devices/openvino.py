@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from placeit.backends.openvino.state import expose_growing_states
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
@@ -53,13 +54,22 @@ _log = logging.getLogger("placeit")
 class OpenVinoProgram:
     """A segment compiled by OpenVINO: through its C library if that can be, and else through its Python binding.
 
+    Args:
+        segment: what was compiled.
+        compiled: by OpenVINO.
+        is_open: see below.
+        states: see below.
+
     Attributes:
         is_open: whether a size in it is open: then no output has memory of the request's own before a run.
+        states: initial values, by name, of states that are the last inputs and outputs of what is compiled.
         from_disk: whether it was compiled before, and kept on disk.
     """
 
-    def __init__(self, segment: SegmentSource, compiled: Any, *, is_open: bool) -> None:
-        self.is_open = is_open
+    def __init__(
+        self, segment: SegmentSource, compiled: Any, *, is_open: bool, states: Mapping[str, Any] | None = None
+    ) -> None:
+        self.is_open, self.states = is_open, states or {}
         self.inputs = segment.inputs
         self.outputs = segment.outputs
         self.compiled = compiled
@@ -176,8 +186,7 @@ class OpenVinoInstance:
         """Take over its variables' values. Raises DeviceError."""
         with explaining("A segment cannot take over the state of another one"):
             for variable in self._variables:
-                value = states[variable.name]
-                variable.state = value.fetch() if hasattr(value, "fetch") else value
+                variable.state = _fetched(states[variable.name])
 
     def state_bytes(self) -> int:
         """Size of its variables' values; of an attention's cache, OpenVINO copies the value for that."""
@@ -201,6 +210,51 @@ class CopiedInstance(OpenVinoInstance):
         super().run()
         for index, buffer in enumerate(self._outputs):
             buffer.copy(self.request.get_output_tensor(index).data)
+
+
+class CachingInstance(CopiedInstance):
+    """An infer request that is given growing states as inputs, and keeps what it returns of them.
+
+    Where two requests of a program have variables that grow, OpenVINO's GPU plugin (2026.4) mixes them up: it computes with the
+    state of another request, or fails ("Layout mismatch"), whenever a run has the sizes of the one before.
+    """
+
+    def __init__(self, program: OpenVinoProgram) -> None:
+        super().__init__(program)
+        self._states = dict(program.states)
+
+    def run(self) -> None:
+        """Run, and copy outputs and states. Raises RuntimeError."""
+        if not self._keep:
+            self._states = dict(self.program.states)
+        inputs, outputs = len(self.program.inputs), len(self.program.outputs)
+        for index, value in enumerate(self._states.values()):
+            self.request.set_input_tensor(inputs + index, value)
+        super().run()
+        for index, name in enumerate(self._states):
+            self._states[name] = _copied(self.request.get_output_tensor(outputs + index))
+
+    def reset_state(self) -> None:
+        """Return to the initial state."""
+        super().reset_state()
+        self._states = dict(self.program.states)
+
+    def states(self) -> dict[str, Any]:
+        """Values of the variables, as ``openvino.Tensor`` by name, which nothing writes to."""
+        return super().states() | self._states
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Take over its variables' values. Raises DeviceError."""
+        super().set_states(states)
+        self._states = {name: _fetched(states[name]) for name in self._states}
+
+    def state_bytes(self) -> int:
+        """Size of its variables' values."""
+        return super().state_bytes() + sum(int(value.byte_size) for value in self._states.values())
+
+
+def _fetched(value: Any) -> Any:
+    return value.fetch() if hasattr(value, "fetch") else value
 
 
 def _infer(request: Any) -> None:
@@ -299,8 +353,11 @@ class OpenVinoDevice(OnWorker):
                 with contextlib.suppress(DeviceError):  # a model with state; or Python says what is wrong, too
                     compiled = self._native.compile(model, *self._compiled_as, segment.identity)
                     return OpenVinoProgram(segment, compiled, is_open=model.is_dynamic())
+            states = dict[str, Any]()
+            if self._device.where.family == "GPU" and model.get_variables():
+                model, states = expose_growing_states(model)
             compiled = compile_model(model, self._device, self._precision, identity=segment.identity, **self._properties)
-            return OpenVinoProgram(segment, compiled, is_open=model.is_dynamic())
+            return OpenVinoProgram(segment, compiled, is_open=model.is_dynamic(), states=states)
 
     def keeps(self, segment: SegmentSource) -> bool:
         """Return whether the program of a segment is on disk, most likely."""
@@ -315,6 +372,8 @@ class OpenVinoDevice(OnWorker):
         with explaining(f"OpenVINO cannot make buffers for {self.name}"):
             if isinstance(made.compiled, NativeModel):
                 return NativeInstance(made)
+            if made.states:
+                return CachingInstance(made)
             if self._device.where.family != "CPU" and any(spec.limits is not None for spec in made.inputs):
                 return CopiedInstance(made)
             return OpenVinoInstance(made)
