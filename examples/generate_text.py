@@ -7,8 +7,9 @@ numbers here, as tokenisers and sampling belong to other packages. A model of yo
 optimum-intel writes it, or an ONNX file with caches (``past_key_values.0.key``, ``present.0.key``).
 
 The placement is the one that is fastest for ``--measure token`` (each further token), ``first`` (the first token, after a
-prompt) or ``text`` (both, in the proportion of prompt and tokens). No device gets more than fits into its memory, as a cluster
-file says it (examples/cluster.yaml). The tokens are compared with those of the uncut model in plain OpenVINO.
+prompt), ``text`` (both, in the proportion of prompt and tokens) or ``many`` (further tokens of many texts at once). No device
+gets more than fits into its memory, as a cluster file says it (examples/cluster.yaml). The tokens are compared with those of
+the uncut model in plain OpenVINO.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def generate(step: Step, names: Sequence[str], prompt: Sequence[int], tokens: in
 
 def shapes(names: Sequence[str], prompt: int, tokens: int, measure: str) -> dict[str, tuple[int | SizeRange, ...]]:
     """Sizes of the inputs: any up to those of a whole text, typical for a prompt, and for a token after it."""
-    most, times = prompt + tokens, {"first": (1, 0), "token": (0, 1), "text": (1, tokens)}[measure]
+    most, times = prompt + tokens, {"first": (1, 0), "text": (1, tokens)}.get(measure, (0, 1))
     new, all_ = SizeRange(1, most, (prompt, 1), times), SizeRange(1, most, (prompt, prompt + 1), times)
     return {name: shape for name, shape in zip(EVERY, ((1, new), (1, all_), (1, new), (1,)), strict=True) if name in names}
 
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=64, help="that follow it (default: 64)")
     parser.add_argument("--texts", type=int, default=1, help="at once (default: 1)")
     parser.add_argument(
-        "--measure", choices=("token", "first", "text"), default="token", help="what is to be fast (default: token)"
+        "--measure", choices=("token", "first", "text", "many"), default="token", help="what is to be fast (default: token)"
     )
     parser.add_argument("--budget", type=float, default=60, help="seconds to find a placement in (default: 60)")
     parser.add_argument("--halves", action="store_true", help="put half of the groups on each of two devices, without a search")
@@ -112,7 +113,8 @@ def _generate(model: Path, options: argparse.Namespace) -> int:
         if options.halves:
             placement = halves(session)
         else:
-            found = session.optimize(budget=options.budget, progress=_progress)
+            objective = "throughput" if options.measure == "many" else "latency"
+            found = session.optimize(budget=options.budget, objective=objective, progress=_progress)
             print(f"\nchosen: {found.chosen.name}; {found.reason}")
             placement = found.placement
         print("ops:", ", ".join(f"{device} {count}" for device, count in placement.counts().items() if count))

@@ -27,7 +27,7 @@ from placeit.simulator.objectives import Throughput
 if TYPE_CHECKING:
     from placeit.backends.openvino.own_mode import OwnModeRunner
 
-__all__ = ["Deployed", "ReferenceRun", "run_lengths"]
+__all__ = ["Deployed", "ReferenceRun", "fewest_requests", "run_lengths"]
 
 _T = TypeVar("_T")
 
@@ -42,19 +42,23 @@ _LOOK_S, _QUIET, _MOST_REST_S = 0.004, 0.25, 2.0  # seconds between looks; share
 
 def run_lengths(plans: Sequence[Plan]) -> list[int]:
     """Return how many requests each replica serves in a measured run, so that all of them are busy for about as long."""
-    return _as_long([_fewest(plan) for plan in plans], [Throughput().of_plan(plan) for plan in plans])
+    fewest, seconds = [fewest_requests(plan) for plan in plans], [Throughput().of_plan(plan) for plan in plans]
+    return _as_long(fewest, seconds, [_MOST] * len(plans))
 
 
-def _fewest(plan: Plan) -> int:
+def fewest_requests(plan: Plan) -> int:
     """Return how many requests show what a plan serves; this grows with the number that it holds."""
     full = held(plan)
     return _FEWEST if full <= _ONE else int(np.clip(math.ceil(_FULL * full - 1e-9), _FEWEST_FULL, _MOST_FULL))
 
 
-def _as_long(fewest: Sequence[int], seconds: Sequence[float]) -> list[int]:
-    """Numbers of requests, no fewer than given, that take equally long, by the seconds per request of each replica."""
+def _as_long(fewest: Sequence[int], seconds: Sequence[float], most: Sequence[float]) -> list[int]:
+    """Numbers of requests, in given bounds, that take equally long, by the seconds per request of each replica."""
     length = max(_LEAST_S, *(n * each for n, each in zip(fewest, seconds, strict=True)))
-    return [min(_MOST, max(n, round(length / each))) if each > 0 else n for n, each in zip(fewest, seconds, strict=True)]
+    return [
+        int(min(top, max(n, round(length / each)))) if each > 0 else n
+        for n, each, top in zip(fewest, seconds, most, strict=True)
+    ]
 
 
 def _rest() -> None:
@@ -81,16 +85,21 @@ class Deployed:
         self, open_each: Sequence[Callable[[], PlanExecutor]], plans: Sequence[Plan] | None = None, *, spins: bool = False
     ) -> None:
         self._spins = spins
-        self._fewest = [] if plans is None else [_fewest(plan) for plan in plans]
+        self._fewest = [] if plans is None else [fewest_requests(plan) for plan in plans]
         self._lengths = [] if plans is None else run_lengths(plans)
         self._pipelines = [] if plans is None else [i for i, plan in enumerate(plans) if held(plan) > _ONE]
         self._alone: list[list[float]] = [[] for _ in self._lengths]  # seconds of one request that is alone in a pipeline
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self.executors = [stack.enter_context(contextlib.closing(each())) for each in open_each]
+            self._most = [float(_MOST)] * len(self._fewest)
             for i, executor in enumerate(self.executors[: len(self._fewest)]):
-                least = 0 if i in self._pipelines else _TURNS * executor.in_flight
-                self._fewest[i], self._lengths[i] = max(self._fewest[i], least), max(self._lengths[i], least)
+                if i in self._pipelines:
+                    self._most[i] = min(_MOST, executor.most_overlapping)
+                    self._lengths[i] = int(min(self._most[i], self._lengths[i]))
+                else:
+                    self._fewest[i] = max(self._fewest[i], _TURNS * executor.in_flight)
+                    self._lengths[i] = max(self._lengths[i], self._fewest[i])
             self._workers = [stack.enter_context(contextlib.closing(Worker("placeit replica"))) for _ in self.executors[1:]]
             self._stack = stack.pop_all()
 
@@ -143,7 +152,7 @@ class Deployed:
         for i in self._pipelines:
             further = (taken[i] - float(np.median(self._alone[i]))) / (self._lengths[i] - 1)
             each[i] = further if further > 0 else each[i]
-        self._lengths = _as_long(self._fewest, each)
+        self._lengths = _as_long(self._fewest, each, self._most)
         return 1.0 / sum(1.0 / seconds for seconds in each)
 
     @property

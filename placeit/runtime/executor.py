@@ -97,7 +97,7 @@ class Executor(PlanExecutor):
         native: bool = True,
     ) -> None:
         super().__init__(plan, in_flight, book.inputs)
-        self.book, self.pool = book, pool
+        self.book, self.pool, self._has_state = book, pool, bool(book.model.stateful)
         # those of now: what is lost and opened anew is another device
         self._devices, self._transports = pool.devices, pool.transports
         compiled = iter(programs)
@@ -323,20 +323,32 @@ class Executor(PlanExecutor):
         return seconds_of(self._samples, last=last)
 
     @contextlib.contextmanager
-    def _sequence(self) -> Iterator[None]:
-        slot = self._slots[0]
-        slot.reset_state()
-        slot.keep_state(keep=True)
-        try:
-            yield
-        finally:
-            slot.keep_state(keep=False)
+    def _sequences(self, slots: int) -> Iterator[Callable[[], Callable[[], None]]]:
+        used = self._ordinary[:slots]
+        for slot in used:
+            slot.reset_state()
+            slot.keep_state(keep=True)
 
-    def _blend(self, runs: Sequence[Timed]) -> None:
+        def restart() -> Callable[[], None]:
+            states = [slot.states() for slot in used]
+
+            def again() -> None:
+                for slot, state in zip(used, states, strict=True):
+                    slot.set_states(state)
+
+            return again
+
+        try:
+            yield restart
+        finally:
+            for slot in used:
+                slot.keep_state(keep=False)
+
+    def _blend(self, found: Sequence[Timed], runs: int) -> None:
         slot = self._slots[0]
-        slot.ran[:], slot.moved[:] = blended(runs)
+        slot.ran[:], slot.moved[:] = blended(found)
         for s, start, finish in slot.ran:
-            for _ in runs:
+            for _ in range(min(runs, len(self._samples[s]))):
                 self._samples[s].pop()
             self._samples[s].append(finish - start)
 

@@ -119,7 +119,7 @@ class PlanExecutor(ABC):
         inputs: of the model, by name.
 
     Attributes:
-        uncounted: seconds of the last :meth:`time` over those that it counted for; 1 of one request.
+        uncounted: seconds of the last :meth:`times` over those that it counted for; 1 of one request.
 
     Raises:
         UsageError: no request at all.
@@ -135,7 +135,8 @@ class PlanExecutor(ABC):
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
         self.uncounted = 1.0
-        self._timed_on: Sequence[Sample] = ()  # what time() runs on, if that is more than one request
+        self._timed_on: Sequence[Sample] = ()  # what times() runs on, if that is more than one request
+        self._has_state = False  # whether the model keeps some
 
     # -- what lanes differ in; called in turn, and but for _start while nothing runs ------------------------------------
 
@@ -267,12 +268,16 @@ class PlanExecutor(ABC):
         """Release buffers and programs; once more, if that was interrupted."""
 
     @contextlib.contextmanager
-    def _sequence(self) -> Iterator[None]:
-        """Have each request of a block go on from the state in which the one before has left the model."""
-        yield
+    def _sequences(self, slots: int) -> Iterator[Callable[[], Callable[[], None]]]:  # noqa: ARG002
+        """Have each request of a block go on from the state in which the one before has left the same slot.
 
-    def _blend(self, runs: Sequence[Timed]) -> None:  # noqa: ARG002
-        """Have the mean of the last runs count as one run."""
+        Yields:
+            A function that returns one that brings the states back to what they are now.
+        """
+        yield lambda: lambda: None
+
+    def _blend(self, found: Sequence[Timed], runs: int) -> None:  # noqa: ARG002
+        """Have the mean of what was found count as one run, instead of the last runs."""
         raise UsageError("This executor is timed on one request.")
 
     def _pass_time(self, run: ActiveRun) -> None:  # noqa: B027 (for lanes of a virtual clock)
@@ -330,7 +335,7 @@ class PlanExecutor(ABC):
             self._write(checked_inputs(inputs, self.inputs), request)
 
     def set_requests(self, requests: Sequence[Sample]) -> None:
-        """Have :meth:`time` run on each of some requests; of one, put the inputs in place.
+        """Have :meth:`times` run each of some requests; of one, put the inputs in place.
 
         Raises:
             UsageError, ExecutionError: as :meth:`set_inputs` does.
@@ -338,6 +343,11 @@ class PlanExecutor(ABC):
         checked = [Sample(checked_inputs(request.inputs, self.inputs), request.share) for request in requests]
         self.set_inputs(checked[0].inputs)
         self._timed_on = checked if len(checked) > 1 else ()
+
+    @property
+    def most_overlapping(self) -> float:
+        """How many requests of a run of :meth:`times` may overlap: of sequences, those in flight."""
+        return self.in_flight if self._timed_on and self._has_state else math.inf
 
     def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
         """Return copies of the outputs of the last run, by name. Raises ExecutionError if the executor is closed."""
@@ -356,28 +366,15 @@ class PlanExecutor(ABC):
             return self._read(0)
 
     def time(self, *, timeout: float | None = None) -> float:
-        """Run once on the inputs in place and return the seconds it took; see :meth:`times`. Raises ExecutionError.
-
-        On several requests (:meth:`set_requests`) it runs each of them, as one sequence if the model keeps state, and returns
-        the mean by their shares. Spans and times of segments then are such means, too.
-        """
-        if not self._timed_on:
-            return self.times(1, timeout=timeout)
-        deadline, found = self._deadline(timeout), list[Timed]()
-        with self._turn:
-            self._settle(deadline)
-            with self._sequence():
-                for request in self._timed_on:
-                    self._write(request.inputs, 0)
-                    seconds = self._times(1, deadline)
-                    found.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
-            self._blend(found)
-        counted = sum(one.share * one.seconds for one in found)
-        self.uncounted = sum(one.seconds for one in found) / counted
-        return counted
+        """Run once on the inputs in place and return the seconds it took: :meth:`times` of one request."""
+        return self.times(1, timeout=timeout)
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
         """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.
+
+        On several requests (:meth:`set_requests`) it runs so many of each, and returns the mean of their seconds by the shares.
+        If the model keeps state, they are one sequence, and ``count`` such sequences run at the same time; those beyond the
+        number in flight run after the others have ended. Spans and times of segments are means by the shares, too.
 
         Args:
             count: how many requests.
@@ -392,7 +389,7 @@ class PlanExecutor(ABC):
             raise UsageError(f"There must be at least one request to run; got {count}.")
         deadline = self._deadline(timeout)
         with self._turn:
-            return self._times(count, deadline)
+            return self._mean_times(count, deadline) if self._timed_on else self._times(count, deadline)
 
     def serve(self, feed: Feed) -> None:
         """Run the requests that a feed gives, each as soon as one of those in flight has ended, until it gives none.
@@ -496,6 +493,30 @@ class PlanExecutor(ABC):
         with self._turn:
             self._settle()
             return self._blank(sentinel)
+
+    def _mean_times(self, count: int, deadline: float) -> float:
+        """Run so many of each of several requests; for the thread whose turn it is."""
+        self._settle(deadline)
+        found, runs, slots = list[Timed](), 0, min(count, self.in_flight)
+        at_once = slots if self._has_state else count
+        with self._sequences(slots) as restart:
+            for request in self._timed_on:
+                if not (request.share or self._has_state):
+                    continue  # it only leads to others
+                for slot in range(slots):
+                    self._write(request.inputs, slot)
+                left, seconds = count if request.share else at_once, 0.0
+                again = restart() if left > at_once else None
+                while left:
+                    now = min(left, at_once)
+                    seconds, left, runs = seconds + self._times(now, deadline), left - now, runs + now
+                    if left and again is not None:
+                        again()
+                found.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
+            self._blend(found, runs)
+        counted = sum(one.share * one.seconds for one in found)
+        self.uncounted = sum(one.seconds for one in found) / counted
+        return counted
 
     def _times(self, count: int, deadline: float) -> float:
         """Run requests; for the thread whose turn it is."""

@@ -443,9 +443,8 @@ class OpenSession:
                     return self.alone(device).executor(plan, in_flight=in_flight)
         executor = self.runtime.executor(plan, in_flight=in_flight)
         requests = self.model.sample_requests()
-        others = requests[:1] if self.model.states else requests  # without its state, none but the first can run
         for request in range(1, in_flight):
-            executor.set_inputs(others[request % len(others)].inputs, request=request)
+            executor.set_inputs(requests[0].inputs, request=request)
         executor.set_requests(requests)
         return executor
 

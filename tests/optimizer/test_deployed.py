@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ def test_replicas_are_busy_for_equally_long() -> None:
 class Fake:
     """Takes so many seconds per request, as it says."""
 
-    in_flight = 1
+    in_flight, most_overlapping = 1, math.inf
 
     def __init__(
         self, seconds: float, *, waits_for: threading.Event | None = None, opens: threading.Event | None = None
@@ -94,6 +95,17 @@ def test_a_pipeline_whose_first_request_was_disturbed_takes_what_its_run_took() 
     with deployed(only, plans=[chain(0.1, 0.1)]) as running:
         only.alone = 9.0
         assert running.time() == pytest.approx(0.1)
+
+
+def test_a_pipeline_of_sequences_runs_no_more_of_them_than_overlap() -> None:
+    only, other = Fake(0.001), Fake(0.001)
+    only.most_overlapping = 9
+    for fake in (only, other):
+        with deployed(fake, plans=[chain(0.001, 0.001)]) as running:
+            for _ in range(3):
+                assert running.time() == pytest.approx(0.001)
+    assert only.counts == [1, 9] * 3
+    assert max(other.counts) > 9
 
 
 def test_replicas_run_at_the_same_time() -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import openvino as ov
@@ -394,6 +395,7 @@ def test_memories_without_a_link_between_them_are_refused() -> None:
 def test_a_program_that_gets_no_request_is_a_device_error() -> None:
     class NoRoom(OpenVinoProgram):
         inputs = outputs = ()
+        states: ClassVar[dict[str, object]] = {}
 
         def __init__(self) -> None:
             pass

@@ -264,7 +264,8 @@ def test_requests_of_one_text_are_timed_as_one_sequence(tmp_path: Path) -> None:
     shapes: Shapes = {"input_ids": (1, "1..64@9/1x3"), "attention_mask": (1, "1..64@9/10"), "position_ids": (1, "1..64@9/1")}
     with Session(file, TWO[0], inputs=Inputs(shapes=shapes), cache=None) as session:
         assert [sample.share for sample in session.model.sample_requests()] == [0.25, 0.75]
-        with session.executor(session.plan_of(divided(session, 2))) as executor:
+        plan = session.plan_of(divided(session, 2))
+        with session.executor(plan) as executor, session.executor(plan, in_flight=3) as several:
             tokens = np.arange(10)[None]
             whole = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "position_ids": tokens}
             at_once = executor.run(whole)["logits"]
@@ -275,6 +276,14 @@ def test_requests_of_one_text_are_timed_as_one_sequence(tmp_path: Path) -> None:
                 assert executor.time() > 0
                 # OpenVINO keeps keys and values in 8 bits
                 np.testing.assert_allclose(executor.outputs()["logits"], at_once[:, 9:], rtol=0, atol=0.01)
+            assert executor.most_overlapping == 1
+            assert several.most_overlapping == 3
+            several.set_requests([Sample(first, 0.0), Sample(last, 1.0)])
+            for count in (1, 3, 7):  # sequences, of which three run at once
+                assert several.times(count) > 0
+                for request in range(min(count, 3)):
+                    found = several.outputs(request=request)["logits"]
+                    np.testing.assert_allclose(found, at_once[:, 9:], rtol=0, atol=0.01)
             alone = executor.run({name: value[:, -1:] for name, value in last.items()})["logits"]
             assert np.abs(alone - at_once[:, 9:]).max() > 0.1
             assert_close(executor.run(whole), {"logits": at_once})

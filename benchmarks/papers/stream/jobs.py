@@ -124,7 +124,8 @@ class Training(Job):
     def run(self, setup: Setup) -> Outcome:
         agent = make_agent("stream-allocation", seed=setup.seed, **ABLATIONS[self.ablation])
         dataset, sizes = find_dataset("streams"), setup.sizes
-        cases = islice(dataset.cases("train", setup.seed), sizes.train + _HELD_OUT)
+        most = None if sizes.train is None else sizes.train + _HELD_OUT
+        cases = islice(dataset.cases("train", setup.seed), most)
         every = [served(case.problem) for case in cases]
         learned, held_out = every[:-_HELD_OUT], every[-_HELD_OUT:]
         assert isinstance(agent, StreamAllocationAgent)

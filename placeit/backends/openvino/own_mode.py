@@ -27,8 +27,9 @@ _BY_DEVICE = ("AUTO", "HETERO", "MULTI")  # virtual devices that take properties
 class OwnModeRunner:
     """A whole model in one of OpenVINO's own modes.
 
-    For many requests there are as many in flight as OpenVINO finds best. AUTO waits until its device is ready, where it would
-    otherwise begin on the CPU.
+    For many requests there are as many in flight as OpenVINO finds best; of several typical sizes, one of each size runs on
+    every infer request, all of one size at the same time. AUTO waits until its device is ready, where it would otherwise begin
+    on the CPU.
 
     Args:
         model: run on its sample inputs.
@@ -48,11 +49,13 @@ class OwnModeRunner:
             # a GPU's program from the cache has half the requests in flight of one that was just compiled (2026.4)
             compiling = core.compile_model if mode.steady else functools.partial(compile_cached, core)
             self._compiled: Any = compiling(model.ov_model, mode.target, config)
+            self._timed_on = model.sample_requests()
             if mode.steady:
                 self._queue = ov.AsyncInferQueue(self._compiled, 0)
             self._requests: list[Any] = list(self._queue) if mode.steady else [self._compiled.create_infer_request()]
+            if mode.steady and len(self._timed_on) > 1:  # a queue gives the next of a sequence to any request
+                self._requests, self._queue = [self._compiled.create_infer_request() for _ in self._requests], None
             self._has_state = bool(model.ov_model.get_variables())  # AUTO over several devices cannot tell (2026.4)
-            self._timed_on = model.sample_requests()
             self.set_inputs(self._timed_on[0].inputs)
         self._length = _ROUNDS * len(self._requests)
 
@@ -73,7 +76,11 @@ class OwnModeRunner:
                 request.set_input_tensor(index, ov.Tensor(np.ascontiguousarray(inputs[spec.name])))
 
     def _one_by_one(self) -> float:
-        """Run a request of each typical size, as one sequence, and return the mean seconds by their shares."""
+        """Run a request of each typical size, as one sequence, or as many as there are infer requests at the same time.
+
+        Returns:
+            The mean seconds of one by the shares.
+        """
         counted = 0.0
         for number, sample in enumerate(self._timed_on):
             if len(self._timed_on) > 1:
@@ -81,7 +88,7 @@ class OwnModeRunner:
             begin = time.perf_counter()
             self.run_all(anew=number == 0)
             counted += sample.share * (time.perf_counter() - begin)
-        return counted
+        return counted / len(self._requests)
 
     def run_all(self, *, anew: bool = True) -> None:
         """Run every request once, all at the same time, each from the model's initial state unless not ``anew``.
@@ -92,13 +99,17 @@ class OwnModeRunner:
         with explaining(f"OpenVINO cannot run {self._name}"):
             for request in self._requests if self._has_state and anew else ():
                 request.reset_state()
-            for request in self._requests:
-                if self._queue is None:
-                    request.infer(share_outputs=True)
-                else:
-                    self._queue.start_async()
             if self._queue is not None:
+                for _ in self._requests:
+                    self._queue.start_async()
                 self._queue.wait_all()
+            elif len(self._requests) == 1:
+                self._requests[0].infer(share_outputs=True)
+            else:
+                for request in self._requests:
+                    request.start_async()
+                for request in self._requests:
+                    request.wait()
 
     def time(self) -> float:
         """Run once, or many requests, and return the seconds per request; of several typical sizes, the mean by their shares.
