@@ -90,6 +90,7 @@ def _cluster(
         in_segments_s = float(executor.segment_seconds().sum())
     devices = [segment.device for segment in plan.segments if not segment.passthrough]
     hops = sum(one != other for one, other in itertools.pairwise(devices))
+    hops += 2 * (name == TWO_NODES)  # from this process to the first node, and back from the last
     token, simulated = float(np.median(seconds[1:])), plan.schedule.makespan
     over = (token - in_segments_s) / max(1, hops)
     report.row(

@@ -247,9 +247,8 @@ class NodeDevice(RemoteDevice):
         if frame.kind == Kind.PONG:
             self._keep_time(frame.start, frame.finish)
             return
-        text = "" if payload is None else bytes(payload).decode(errors="replace")
         if frame.kind == Kind.LOST:
-            name, _, why = text.partition(": ")
+            name, _, why = _text(payload).partition(": ")
             timer = threading.Timer(_AFTERTHOUGHT_S, self._link_lost, (name, why))
             timer.daemon = True
             timer.start()
@@ -259,7 +258,7 @@ class NodeDevice(RemoteDevice):
             return
         match frame.kind:
             case Kind.ENDED:
-                error = ExecutionError(text) if text else None
+                error = ExecutionError(_text(payload)) if payload else None
                 ahead.report(frame.target, frame.epoch, self.here(frame.start), self.here(frame.finish), error)
             case Kind.ARRIVED:
                 sender = ahead.senders.get(frame.target)
@@ -354,6 +353,10 @@ class NodeDevice(RemoteDevice):
 
 def _all_ahead(device: NodeDevice) -> set[Ahead]:
     return set(device.routes.values())
+
+
+def _text(payload: memoryview | None) -> str:
+    return bytes(payload or b"").decode(errors="replace")
 
 
 def _release(device: weakref.ref[NodeDevice], program: int) -> None:

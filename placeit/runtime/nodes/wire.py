@@ -27,7 +27,7 @@ __all__ = ["CHUNK", "Connection", "Frame", "Kind", "Listener", "Parcel", "Protoc
 
 CHUNK = 1 << 17
 """Most bytes of a payload: what is urgent waits for no more than this."""
-_SMALL, _AT_ONCE = 1 << 14, 1 << 16  # bytes of a message, and of several, that are sent without waking a thread
+_SMALL, _AT_ONCE = 1 << 17, 1 << 18  # bytes of a message, and of several, that are sent without waking a thread
 _READ = 1 << 16  # bytes that are read at once
 _MAGIC = b"placeit nodes 2\n"
 _NONCE = 32
