@@ -32,7 +32,7 @@ from open_models import (
 import placeit.runtime.devices.openvino as driver
 from placeit.backends import load
 from placeit.backends.base import Sample
-from placeit.core.errors import DeviceError, ModelError, UsageError
+from placeit.core.errors import DeviceError, ExecutionError, ModelError, SequenceError, UsageError
 from placeit.core.placement import Placement
 from placeit.core.sizes import SizeRange
 from placeit.devices.openvino import openvino_core
@@ -402,6 +402,42 @@ def test_sizes_that_contradict_each_other_are_refused_and_nothing_is_lost(tmp_pa
                     server.submit(torn)
         with session.executor(session.plan_of(divided(session, 1))) as executor, pytest.raises(UsageError, match=TORN):
             executor.run(torn)
+
+
+def step(tokens: int, length: int, places: int | None = None) -> dict[str, NDArray[np.generic]]:
+    """Inputs of a decoder: tokens, at the end of a text of a length that the mask has."""
+    count = tokens if places is None else places
+    return {
+        "input_ids": np.arange(tokens)[None] + 7,
+        "attention_mask": np.ones((1, length), np.int64),
+        "position_ids": np.arange(length - count, length)[None],
+    }
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_sequences_go_on_after_requests_of_wrong_sizes(tmp_path: Path, parts: int) -> None:
+    """OpenVINO's CPU plugin does not find them, or in the middle of a run, after which it fails at sizes that it has run."""
+    file = write_decoder(TINY, tmp_path / "decoder.xml")
+    shapes: Shapes = {"input_ids": (1, "1..64@5/1"), "attention_mask": (1, "1..64@5/6"), "position_ids": (1, "1..64@5/1")}
+    with (
+        Session(file, TWO[:parts], inputs=Inputs(shapes=shapes), cache=None) as session,
+        session.serve(divided(session, 2)) as server,
+        server.sequence() as one,
+        server.sequence() as other,
+    ):
+        first, second = one.run(step(5, 5))["logits"], one.run(step(1, 6))["logits"]
+        other.run(step(5, 5))
+        with pytest.raises(UsageError, match="do not fit each other"):
+            one.run(step(5, 11, places=4))
+        for wrong in (step(3, 5), step(1, 4), step(1, 9)):  # with 6 tokens before them
+            with pytest.raises(ExecutionError, match="attention_mask"):
+                one.run(wrong)
+            with pytest.raises(SequenceError):
+                one.run(step(1, 7))
+            one.reset()
+            np.testing.assert_allclose(one.run(step(5, 5))["logits"], first, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(one.run(step(1, 6))["logits"], second, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(other.run(step(1, 6))["logits"], second, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("devices", [["ort:{}"], ["ort:{}", "{}"]], ids=["alone", "beside OpenVINO"])

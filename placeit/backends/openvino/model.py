@@ -133,14 +133,25 @@ class OpenVinoModel(base.Model):
         return drawn
 
     def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:
-        """Infer all shapes; see :meth:`placeit.backends.base.Model.contradiction`. The length of a state is not known here."""
-        if self.ov_model.get_sinks():
+        """Infer all shapes; see :meth:`placeit.backends.base.Model.contradiction`.
+
+        The length of a state is not known here, and inputs may have other sizes in each step of a sequence: shapes of which the
+        same are equal, and the same are 1, as of others that agreed are taken to agree.
+        """
+        has_state, sizes = bool(self.ov_model.get_sinks()), [size for shape in shapes for size in shape]
+        alike = tuple(0 if size == 1 else 1 + sizes.index(size) for size in sizes)
+        if has_state and alike in self._agreeing:
             return None
         try:
-            Sized(self.ov_model, Typical(tuple(map(tuple, shapes))))
+            Sized(self.ov_model, Typical(tuple(map(tuple, shapes)), None if has_state else 0))
         except ModelError as error:
             return str(error).rpartition(": ")[2]
+        self._agreeing.add(alike)
         return None
+
+    @cached_property
+    def _agreeing(self) -> set[tuple[int, ...]]:
+        return set()
 
     @property
     def formats(self) -> frozenset[base.Format]:

@@ -20,11 +20,12 @@ class Typical:
 
     Attributes:
         inputs: the shape of each input, in the model's order; None for an input without open sizes.
-        state: the length of the model's state along its open dimension, which requests before have left.
+        state: the length of the model's state along its open dimension, which requests before have left; None if that is not
+            known, so that shapes that depend on it stay open.
     """
 
     inputs: tuple[tuple[int, ...] | None, ...] = ()
-    state: int = 0
+    state: int | None = 0
 
     @property
     def open(self) -> bool:
@@ -78,7 +79,7 @@ class Sized:
             raise ModelError(
                 f"The typical sizes of the inputs do not fit each other: {str(error).strip().splitlines()[-1]}"
             ) from error
-        self.state_after = _length_after(model, self._nodes, typical.state)
+        self.state_after = _length_after(model, self._nodes, typical.state or 0)
 
     @classmethod
     def all(cls, model: Any, points: Points) -> list[Self]:
@@ -94,14 +95,16 @@ class Sized:
         return self._nodes[name].get_output_partial_shape(port)
 
 
-def _nodes_of(model: Any, inputs: Sequence[tuple[int, ...] | None], length: int) -> tuple[dict[str, Any], Any]:
-    """Infer all shapes in a copy, in which state is read from parameters. Raises RuntimeError."""
+def _nodes_of(model: Any, inputs: Sequence[tuple[int, ...] | None], length: int | None) -> tuple[dict[str, Any], Any]:
+    """Infer all shapes in a copy, in which state of a known length is read from parameters. Raises RuntimeError."""
     copy = model.clone()
     for parameter, shape in zip(copy.get_parameters(), inputs, strict=False):
         if shape is not None:
             parameter.set_partial_shape(openvino.PartialShape(list(shape)))
     copy.validate_nodes_and_infer_types()
     nodes = {node.get_friendly_name(): node for node in copy.get_ops()}
+    if length is None:
+        return nodes, copy
     written = {
         node.get_variable_id(): node.get_input_partial_shape(0) for node in nodes.values() if node.get_type_name() == "Assign"
     }

@@ -76,6 +76,21 @@ class OpenVinoProgram:
         self.segment = segment  # weights may lie in memory that its model holds
         self.from_disk = from_cache(compiled)
 
+    def mend(self) -> None:
+        """Run on zeros, at other sizes than runs before, in a request of its own.
+
+        After a run that failed, OpenVINO's CPU plugin (2026.4) fails in every request that has the sizes of the last one that
+        did not, until one of other sizes has run.
+        """
+        request = self.compiled.create_infer_request()
+        for at in (lambda spec: [low for low, _ in spec.in_memory(spec.limits)], lambda spec: spec.memory_shape):
+            with contextlib.suppress(RuntimeError):
+                for i, spec in enumerate(self.inputs):
+                    shape = spec.memory_shape if spec.limits is None else at(spec)
+                    request.set_input_tensor(i, import_openvino().Tensor(np.zeros(shape, spec.dtype)))
+                request.infer()
+                return
+
 
 class NativeInstance:
     """An infer request of the C library, which a loop without Python can run. Its tensors are set once.
@@ -168,7 +183,12 @@ class OpenVinoInstance:
         """Run, in this thread. Raises RuntimeError."""
         if self._variables and not self._keep:
             self.reset_state()  # which request ran before in these buffers is chance, and no result may depend on it
-        self._infer(self.request)
+        try:
+            self._infer(self.request)
+        except RuntimeError:
+            if self.program.is_open:
+                self.program.mend()
+            raise
 
     def keep_state(self, *, keep: bool) -> None:
         """Have every later run go on from the state as it is, or begin with the initial one."""
