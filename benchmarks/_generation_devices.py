@@ -192,11 +192,19 @@ def at_once(files: Files, args: Args, report: Report) -> None:
         wanted, differ = [reference(files, prompt, _TURN) for prompt in prompts], set[int]()
         timers = {f"{texts} at once": lambda texts=texts: seconds_per_token(texts) for texts in (1, _TEXTS)}
         results = settled_race(timers, rounds=turns, seed=args.seed)
+        (executor,) = server.executors
+        for name, timer in timers.items():
+            timer()
+            measured, busy = results[name], executor.segment_seconds(last=True)
+            report.row(
+                texts=name,
+                tokens_per_second=1 / measured.median,
+                low=1 / measured.ci_high,
+                high=1 / measured.ci_low,
+                longest_segment_ms=float(busy.max()) * 1e3,
+                in_segments_ms=float(busy.sum()) * 1e3,
+            )
     one, several = results.values()
-    for measured in results.values():
-        report.row(
-            texts=measured.name, tokens_per_second=1 / measured.median, low=1 / measured.ci_high, high=1 / measured.ci_low
-        )
     ratio = faster(one, several)
     name = f"{_TEXTS} texts at once: tokens per second over those of one"
     report.claim(f"{name}, low end", ratio.ci_low, "")
