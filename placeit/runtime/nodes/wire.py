@@ -27,7 +27,8 @@ __all__ = ["CHUNK", "Connection", "Frame", "Kind", "Listener", "Parcel", "Protoc
 
 CHUNK = 1 << 17
 """Most bytes of a payload: what is urgent waits for no more than this."""
-_SMALL, _AT_ONCE = 1 << 17, 1 << 18  # bytes of a message, and of several, that are sent without waking a thread
+_AT_ONCE = 1 << 18  # bytes of payloads that are sent without waking a thread
+_SMALL = 1 << 14  # bytes of a payload that is copied behind its header
 _READ = 1 << 16  # bytes that are read at once
 _MAGIC = b"placeit nodes 2\n"
 _NONCE = 32
@@ -184,10 +185,10 @@ class Connection:
 
         The thread sends the rest if it takes a part.
         """
-        small = [*itertools.takewhile(lambda message: len(message.payload) <= _SMALL, messages)]
-        data = b"".join(part for one in small for part in (one.frame.packed(len(one.payload)), one.payload))
-        if not 0 < len(data) <= _AT_ONCE:
+        small = [*itertools.takewhile(lambda message: len(message.payload) <= CHUNK, messages)]
+        if not small or sum(len(message.payload) for message in small) > _AT_ONCE:
             return 0
+        data = b"".join(part for one in small for part in (one.frame.packed(len(one.payload)), one.payload))
         try:
             done = self._sock.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
