@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from benchmarks._models import progress, settled_race, two_cores
 from examples.generate_text import generate
 from placeit.core.errors import PlaceitError
 from placeit.core.placement import Placement
+from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
 from placeit.optimizer.options import Candidates
 from placeit.runtime.measure import faster
@@ -44,24 +46,34 @@ def balanced(session: Session) -> Placement:
     return in_segments(session, costs > costs[-1] / 2)
 
 
-def reference(files: Files, prompt: Sequence[int], tokens: int) -> list[int]:
-    """Tokens that plain OpenVINO finds with the uncut model."""
-    steps, _ = plain_steps(openvino_core().compile_model(files.stateful, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}))
+def reference(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
+    """Tokens that plain OpenVINO finds with an uncut model, in a file or read."""
+    steps, _ = plain_steps(openvino_core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}))
     return generate(lambda inputs: {"logits": steps(inputs)[None, None]}, NAMES, prompt, tokens)[0]
+
+
+def _as_run(files: Files, cluster: str, folder: Path) -> Files:
+    """The decoder; for a GPU, whose caches have the type of the keys and values, one whose caches have it on the CPU, too."""
+    if cluster != CORE_AND_GPU:
+        return files
+    model = openvino_core().read_model(files.stateful)
+    model.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
+    import_openvino().serialize(model, str(folder / "exact.xml"), str(folder / "exact.bin"))
+    return replace(files, stateful=folder / "exact.xml")
 
 
 def clusters(files: Files, args: Args, report: Report) -> None:
     """Generate a text on each cluster, and compare its tokens with those of the uncut model, and its time with simulation."""
     prompt = np.random.default_rng(args.seed).integers(0, files.decoder.vocabulary, _PROMPT).tolist()
     steps = _STEPS[args.quick]
-    wanted = reference(files, prompt, steps)
     for name, open_cluster in CLUSTERS.items():
         if name == CORE_AND_GPU and _gpu() is None:
             report.note(f"  {name}: left out, as OpenVINO finds no GPU")
             continue
         progress(f"{steps} tokens on {name}")
         try:
-            with open_cluster(files, steps) as session:
+            with tempfile.TemporaryDirectory() as folder, open_cluster(_as_run(files, name, Path(folder)), steps) as session:
+                wanted = reference(session.model.ov_model, prompt, steps)
                 session.profile(budget_s=_PROFILE_S[args.quick], progress=progress)
                 _cluster(name, session, _placed(session, name, args), prompt, wanted, report)
         except (PlaceitError, ImportError) as error:
@@ -189,7 +201,7 @@ def at_once(files: Files, args: Args, report: Report) -> None:
             differ.update(number for number, tokens in enumerate(found) if tokens != wanted[number])
             return taken / (texts * _TURN)
 
-        wanted, differ = [reference(files, prompt, _TURN) for prompt in prompts], set[int]()
+        wanted, differ = [reference(files.stateful, prompt, _TURN) for prompt in prompts], set[int]()
         timers = {f"{texts} at once": lambda texts=texts: seconds_per_token(texts) for texts in (1, _TEXTS)}
         results = settled_race(timers, rounds=turns, seed=args.seed)
         (executor,) = server.executors

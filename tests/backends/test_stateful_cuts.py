@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from text_steps import generate
 
+from examples.generate_text import step_inputs
+from placeit import Session
 from placeit.backends import load
 from placeit.core.telemetry import import_openvino
 from placeit.planning.coarsen import LARGEST, coarsen
-from placeit.workloads.decoder import TINY, write_decoder
+from placeit.workbench.options import Inputs
+from placeit.workloads.decoder import TINY, build_decoder, write_decoder
 
 openvino = import_openvino()
 
@@ -95,3 +98,25 @@ def test_a_decoder_in_two_segments_generates_the_text_of_the_whole(decoder, shar
     np.testing.assert_array_equal(same, logits)
     fused = sum(map(layers, programs), Counter())
     assert {kind: fused[kind] for kind in FUSED} == {kind: layers(whole)[kind] for kind in FUSED}
+
+
+def test_properties_that_a_model_asks_for_reach_its_segments(tmp_path):
+    """Here, caches in float32, where OpenVINO's CPU plugin has them in 8 bits by default."""
+    model = build_decoder(TINY)
+    model.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
+    openvino.serialize(model, str(tmp_path / "exact.xml"), str(tmp_path / "exact.bin"))
+    steps = [step_inputs([*OPEN], [*range(9)], 0), step_inputs([*OPEN], [9], 9)]
+    whole = [
+        openvino.Core().compile_model(one, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+        for one in (model, build_decoder(TINY))
+    ]
+    with Session(tmp_path / "exact.xml", "CPU", inputs=Inputs(shapes=OPEN), cache=None) as session:
+        groups = np.arange(len(session.grouping.groups))
+        placement = session.placement(np.zeros(len(groups), np.int64))
+        halves = (groups * 2 // len(groups))[session.grouping.group_of].astype(np.int32)
+        with session.sequence(replace(placement, segments=halves)) as sequence:
+            for inputs in steps:
+                found = sequence.run(inputs)["logits"]
+                exact, coarse = (request.infer(inputs)["logits"] for request in whole)
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-5)
+    assert np.abs(coarse - exact).max() > 1e-3

@@ -68,6 +68,9 @@ def channels_last_tensors(graph: OpGraph) -> frozenset[int]:
     )
 
 
+_OPTIONS = ["runtime_options"]  # by which a model asks plugins for properties, such as KV_CACHE_PRECISION
+
+
 def extract(
     model: Any,
     view: View,
@@ -148,6 +151,8 @@ def extract(
     for node in own:
         own_of_kind[node.get_type_name()].append(node)
     made = ov.Model(results, own_of_kind["Assign"], parameters, "segment")
+    if model.has_rt_info(_OPTIONS):
+        made.set_rt_info(model.get_rt_info(_OPTIONS).value, _OPTIONS)
     for i, node in enumerate(made.get_ordered_ops()):
         # names that OpenVINO makes up differ each time, and compiled models on disk are found by names as well
         if node.get_friendly_name() not in nodes and node.get_type_name() not in ("Parameter", "Result"):
