@@ -11,8 +11,9 @@ included: before the model is loaded, after, and after 64 tokens, and the most a
 
 In ``clusters``, a text is generated over two cores, over a core and one that is slowed, over a core and an Intel GPU, if there
 is one, and over two nodes of which neither has the memory for the model; its tokens are compared with those of the uncut model,
-and the time of each with the simulator's. What a token takes beside its segments is divided by the hops between devices. In
-``texts``, one text and eight at once take turns over two cores. In ``encoder``, BERT-base runs at random lengths, beside the
+and the time of each with the simulator's. With the GPU, all caches are in float32, as it keeps them. What a token takes beside
+its segments is divided by the hops between devices; over nodes these are three, from this process, between the nodes, and back.
+In ``texts``, one text and eight at once take turns over two cores. In ``encoder``, BERT-base runs at random lengths, beside the
 same model compiled for each. In ``soak``, requests of random lengths arrive, some of sequences, and some sequences are dropped
 in the middle.
 
