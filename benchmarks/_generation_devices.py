@@ -181,11 +181,27 @@ CLUSTERS: Mapping[str, Callable[[Files, int], Any]] = {
 
 def at_once(files: Files, args: Args, report: Report) -> None:
     """Generate one text and eight at once over two equal devices, in turns of some tokens."""
-    random, turns = np.random.default_rng(args.seed), _TURNS[args.quick]
+    random = np.random.default_rng(args.seed)
     prompts = random.integers(0, files.decoder.vocabulary, (_TEXTS, _PROMPT)).tolist()
+    wanted = [reference(files.stateful, prompt, _TURN) for prompt in prompts]
+    for name in (TWO_CORES, TWO_NODES):
+        if name in CLUSTERS:
+            progress(f"{_TEXTS} texts on {name}")
+            with CLUSTERS[name](files, _TURN) as session:
+                session.profile(budget_s=_PROFILE_S[args.quick], progress=progress)
+                _at_once(name, session, prompts, wanted, args, report)
+
+
+def _at_once(
+    cluster: str,
+    session: Session,
+    prompts: Sequence[Sequence[int]],
+    wanted: Sequence[Sequence[int]],
+    args: Args,
+    report: Report,
+) -> None:
+    differ = set[int]()
     with ExitStack() as stack:
-        session = stack.enter_context(_two_cores(files, _TURN))
-        session.profile(budget_s=_PROFILE_S[args.quick], progress=progress)
         server = stack.enter_context(session.serve(balanced(session)))
         sequences = [stack.enter_context(server.sequence()) for _ in prompts]
         threads = stack.enter_context(ThreadPoolExecutor(_TEXTS))
@@ -201,15 +217,15 @@ def at_once(files: Files, args: Args, report: Report) -> None:
             differ.update(number for number, tokens in enumerate(found) if tokens != wanted[number])
             return taken / (texts * _TURN)
 
-        wanted, differ = [reference(files.stateful, prompt, _TURN) for prompt in prompts], set[int]()
         timers = {f"{texts} at once": lambda texts=texts: seconds_per_token(texts) for texts in (1, _TEXTS)}
-        results = settled_race(timers, rounds=turns, seed=args.seed)
+        results = settled_race(timers, rounds=_TURNS[args.quick], seed=args.seed)
         (executor,) = server.executors
         for name, timer in timers.items():
             timer()
             measured, busy = results[name], executor.segment_seconds(last=True)
             report.row(
                 texts=name,
+                cluster=cluster,
                 tokens_per_second=1 / measured.median,
                 low=1 / measured.ci_high,
                 high=1 / measured.ci_low,
@@ -218,7 +234,7 @@ def at_once(files: Files, args: Args, report: Report) -> None:
             )
     one, several = results.values()
     ratio = faster(one, several)
-    name = f"{_TEXTS} texts at once: tokens per second over those of one"
-    report.claim(f"{name}, low end", ratio.ci_low, "")
-    report.claim(name, ratio.ratio, "", at_least=1.7)
-    report.claim(f"{_TEXTS} texts at once: texts that differ from the uncut model's", len(differ), "texts", at_most=0)
+    what = f"{_TEXTS} texts at once on {cluster}"
+    report.claim(f"{what}: tokens per second over those of one, low end", ratio.ci_low, "")
+    report.claim(f"{what}: tokens per second over those of one", ratio.ratio, "", at_least=1.7)
+    report.claim(f"{what}: texts that differ from the uncut model's", len(differ), "texts", at_most=0)

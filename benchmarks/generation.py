@@ -13,9 +13,9 @@ In ``clusters``, a text is generated over two cores, over a core and one that is
 is one, and over two nodes of which neither has the memory for the model; its tokens are compared with those of the uncut model,
 and the time of each with the simulator's. With the GPU, all caches are in float32, as it keeps them. What a token takes beside
 its segments is divided by the hops between devices; over nodes these are three, from this process, between the nodes, and back.
-In ``texts``, one text and eight at once take turns over two cores. In ``encoder``, BERT-base runs at random lengths, beside the
-same model compiled for each. In ``soak``, requests of random lengths arrive, some of sequences, and some sequences are dropped
-in the middle.
+In ``texts``, one text and eight at once take turns over two cores, and over two nodes. In ``encoder``, BERT-base runs at random
+lengths, beside the same model compiled for each. In ``soak``, requests of random lengths arrive, some of sequences, and some
+sequences are dropped in the middle.
 
 ``--quick`` takes a small decoder. Both cores must be free for figures that mean anything.
 """
