@@ -27,7 +27,7 @@ from placeit.simulator.objectives import Throughput
 if TYPE_CHECKING:
     from placeit.backends.openvino.own_mode import OwnModeRunner
 
-__all__ = ["Deployed", "ReferenceRun", "fewest_requests", "run_lengths"]
+__all__ = ["Deployed", "ReferenceRun", "fewest_requests", "is_pipeline", "run_lengths"]
 
 _T = TypeVar("_T")
 
@@ -48,8 +48,12 @@ def run_lengths(plans: Sequence[Plan]) -> list[int]:
 
 def fewest_requests(plan: Plan) -> int:
     """Return how many requests show what a plan serves; this grows with the number that it holds."""
-    full = held(plan)
-    return _FEWEST if full <= _ONE else int(np.clip(math.ceil(_FULL * full - 1e-9), _FEWEST_FULL, _MOST_FULL))
+    return int(np.clip(math.ceil(_FULL * held(plan) - 1e-9), _FEWEST_FULL, _MOST_FULL)) if is_pipeline(plan) else _FEWEST
+
+
+def is_pipeline(plan: Plan) -> bool:
+    """Return whether a plan holds several requests while its bottleneck is always busy."""
+    return held(plan) > _ONE
 
 
 def _as_long(fewest: Sequence[int], seconds: Sequence[float], most: Sequence[float]) -> list[int]:
@@ -87,7 +91,7 @@ class Deployed:
         self._spins = spins
         self._fewest = [] if plans is None else [fewest_requests(plan) for plan in plans]
         self._lengths = [] if plans is None else run_lengths(plans)
-        self._pipelines = [] if plans is None else [i for i, plan in enumerate(plans) if held(plan) > _ONE]
+        self._pipelines = [] if plans is None else [i for i, plan in enumerate(plans) if is_pipeline(plan)]
         self._alone: list[list[float]] = [[] for _ in self._lengths]  # seconds of one request that is alone in a pipeline
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:

@@ -19,11 +19,11 @@ from placeit.core.narrowing import narrowed
 from placeit.devices.energy import energy_meters
 from placeit.devices.host import free_bytes
 from placeit.optimizer.candidates import Alone, Candidate, Facts, Raced, value_of
-from placeit.optimizer.deployed import Deployed, ReferenceRun, fewest_requests, run_lengths
+from placeit.optimizer.deployed import Deployed, ReferenceRun, fewest_requests, is_pipeline, run_lengths
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, Ledger
 from placeit.optimizer.runner import Runner
-from placeit.planning.in_flight import held, in_flight
+from placeit.planning.in_flight import in_flight
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
@@ -171,7 +171,7 @@ class Races:
     def _in_flight(self, home: Workbench, plan: Plan) -> int:
         """Return how many requests are in flight: those that serve most; of sequences, as many as run at once."""
         best = home.best_in_flight(plan, in_flight(plan))
-        return max(best, fewest_requests(plan)) if home.model.states and held(plan) > 1 else best
+        return max(best, fewest_requests(plan)) if home.model.states and is_pipeline(plan) else best
 
     def requests_of(self, candidate: Candidate) -> int:
         """Return how many requests a run of a candidate serves."""
