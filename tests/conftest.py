@@ -16,6 +16,7 @@ from hypothesis import settings
 from placeit.backends import load
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core import clock
+from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
 from placeit.optimizer import certainty, optimize
 from placeit.profiler import costs, kept
@@ -111,3 +112,13 @@ def _no_leaked_threads() -> Iterator[None]:
     while (leaked := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not leaked, f"the test left threads running: {sorted(thread.name for thread in leaked)}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_connection_left() -> Iterator[None]:
+    """Which a later module, in whatever order they run, could not have beside its own."""
+    yield
+    connection = sys.modules.get("placeit.devices.nodes.connection")
+    if connection is not None:
+        with pytest.raises(DeviceError, match="connected to no Ray cluster"):
+            connection.connected()

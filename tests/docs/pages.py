@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from typer.testing import CliRunner
 
 from placeit.cli import app
+from placeit.devices.nodes import connection
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -79,7 +80,10 @@ class Reader:
         words = shlex.split(line, comments=True)
         match words[:1]:
             case ["placeit"]:
-                result = CliRunner().invoke(app, words[1:])
+                try:
+                    result = CliRunner().invoke(app, words[1:])
+                finally:
+                    connection.disconnect()  # as the end of a process would
                 assert (result.exit_code != 0) == ("error: " in shown), f"$ {line}\n{result.output}"
                 printed = result.output
             case ["python"]:
