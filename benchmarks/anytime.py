@@ -20,13 +20,14 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import os
 import shlex
 import sys
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--minutes", type=float, help=f"for both parts (default {FULL.minutes:g}, {QUICK.minutes:g} with --quick)"
     )
     options.add_argument(
+        "--seconds", nargs="+", type=float, metavar="S", help="budgets in place of the usual ones, and of all evaluations"
+    )
+    options.add_argument(
         "--placers", nargs="+", metavar="PLACER", help="ask these, in place of every registered one; options may follow a colon"
     )
     options.add_argument("--also", nargs="+", default=(), metavar="PLACER", help="ask these, too: doppler:weights=FILE")
@@ -115,6 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--workers", type=int, default=2, help="processes that simulate; 0 for none (default 2)")
     chosen = options.parse_args(arguments)
     sizes = QUICK if chosen.quick else FULL
+    if chosen.seconds:
+        if not all(0 < budget < math.inf for budget in chosen.seconds):
+            options.error("argument --seconds: a budget is positive and finite")
+        budgets = tuple(sorted({*chosen.seconds}))
+        sizes = replace(sizes, seconds=budgets, measured=budgets, evaluations=())
     minutes = sizes.minutes if chosen.minutes is None else chosen.minutes
     placers = [*(chosen.placers or contenders()), *chosen.also]
     report, parts = Report(), {}
@@ -157,7 +166,8 @@ def _simulated(
     large = {f"{size:,} ops": large_family(size, chosen.seed) for size in sizes.large}
     large_turns = [case for some in zip(*large.values(), strict=True) for case in some]
     plan: list[str] = []
-    units: list[tuple[Unit, tuple[float, ...]]] = [("evaluations", sizes.evaluations), ("seconds", sizes.seconds)]
+    budgets_of: dict[Unit, tuple[float, ...]] = {"evaluations": sizes.evaluations, "seconds": sizes.seconds}
+    units = [(unit, budgets) for unit, budgets in budgets_of.items() if budgets]
     with Simulated(journal, placers, chosen.seed, chosen.workers, report.commit) as simulated:
         simulated.reference(turns, sizes.reference, _SHARES["reference"] * seconds)
         for unit, budgets in units:
@@ -172,7 +182,7 @@ def _simulated(
     of = [(unit, name, cases, simulated) for unit, _ in units for name, cases in [*families.items(), (ALL, turns)]]
     of += [("seconds", name, cases, scaling) for name, cases in large.items()]
     for unit, name, cases, who in of:
-        budgets = dict(units)[unit]
+        budgets = budgets_of[unit]
         values: dict[str, dict[float, dict[str, float | None]]] = {}
         for placer in who.asked_about(unit):
             values[placer] = {}
@@ -260,7 +270,8 @@ def _command(chosen: argparse.Namespace) -> str:
         words += ["--minutes", f"{chosen.minutes:g}"]
     for part in chosen.part or ():
         words += ["--part", part]
-    for flag, some in (("--placers", chosen.placers), ("--also", chosen.also)):
+    seconds = [f"{budget:g}" for budget in chosen.seconds or ()]
+    for flag, some in (("--seconds", seconds), ("--placers", chosen.placers), ("--also", chosen.also)):
         words += [flag, *some] if some else []
     return shlex.join([*words, *(["--results", str(chosen.results)] if chosen.results else [])])
 

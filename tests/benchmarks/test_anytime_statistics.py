@@ -135,6 +135,9 @@ def test_a_run_that_was_interrupted_asks_only_what_it_has_no_answers_to(tmp_path
 def test_what_does_not_exist_or_is_no_journal_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="nobody"):
         anytime.main(["--placers", "nobody", "--work", str(tmp_path)])
+    for budget in ("0", "-1", "inf", "nan"):
+        with pytest.raises(SystemExit):
+            anytime.main(["--seconds", budget, "--work", str(tmp_path)])
     assert not list(tmp_path.iterdir())
     with pytest.raises(UsageError, match="giph, tensor, model"):
         family("other", 1, seed=0)

@@ -195,6 +195,12 @@ SLOWLY = [
         ("simulated: share of families and numbers of evaluations where learning pays",),
         least={"QUICK": ANYTIME},
     ),
+    Smoke(
+        "anytime --quick --minutes 60 --part simulated --seconds 0.5 --placers heft annealing giph --workers 0",
+        {"problems": ("giph", "tensor", "model", "all", "60 ops"), "placer": ("heft", "annealing", "giph")},
+        ("simulated: share of families and numbers of seconds where learning pays",),
+        least={"QUICK": ANYTIME},
+    ),
     Smoke("benchmark_app --quick", {"what": ("placeit", "benchmark_app")}, ("what placeit optimize answers over",)),
     Smoke(
         "estimates --quick --models light_squeezenet light_shufflenet file_type",
