@@ -16,6 +16,8 @@ __all__ = ["Background", "in_background"]
 
 T = TypeVar("T")
 
+_Priority = tuple[int, os.sched_param]
+
 _TASKS = Path("/proc/self/task")
 _here = threading.local()
 _kept_idle: set[int] = set()
@@ -34,7 +36,7 @@ class Background:
     as it cannot be told from the requests that they run.
 
     Such threads inherit the priority, and would keep it, so that requests waited there for whatever else wants the cores. They
-    are given the ordinary one when the piece is over. Only a process with ``CAP_SYS_NICE``, or a sufficient ``RLIMIT_NICE``,
+    are given the main thread's when the piece is over. Only a process with ``CAP_SYS_NICE``, or a sufficient ``RLIMIT_NICE``,
     may do that; others do at ordinary priority what starts threads.
 
     Args:
@@ -47,7 +49,9 @@ class Background:
     def __init__(self, core: float) -> None:
         self.seconds = 0.0
         self._core, self._rest = core, 0.0
-        self._may_rise = _may_rise()
+        main = os.getpid()
+        self._usual = os.sched_getscheduler(main), os.sched_getparam(main)
+        self._may_rise = self._usual[0] != os.SCHED_IDLE and _may_rise(self._usual)
         self._idle = Worker("placeit refining", around=_idle)
         self._ordinary = self._idle if self._may_rise else Worker("placeit compiling", around=_marked)
 
@@ -80,8 +84,8 @@ class Background:
         spent = time.thread_time() - begin + sum(_cpu_seconds(thread) for thread in started)
         while self._may_rise and started:
             for thread in started:
-                _rise(thread)
-            started = _started(before)  # by one of those, before it was given the ordinary priority
+                _rise(thread, self._usual)
+            started = _started(before)  # by one of those, before it was given that priority
         self.seconds += spent
         self._rest = time.monotonic() + spent * (1 / self._core - 1)
         job.ended.open()
@@ -127,18 +131,18 @@ def _cpu_seconds(thread: int) -> float:
         return 0.0
 
 
-def _rise(thread: int) -> None:
-    """Give a thread the ordinary priority, unless it has ended. Raises PermissionError if the process may not."""
+def _rise(thread: int, usual: _Priority) -> None:
+    """Give a thread the usual priority, unless it has ended. Raises PermissionError if the process may not."""
     with contextlib.suppress(ProcessLookupError):
-        os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+        os.sched_setscheduler(thread, *usual)
 
 
-def _may_rise() -> bool:
+def _may_rise(usual: _Priority) -> bool:
     """Return whether the process may raise the priority of its threads again."""
 
     def rise() -> None:
         with _idle():
-            _rise(threading.get_native_id())
+            _rise(threading.get_native_id(), usual)
 
     try:
         apart(rise)
