@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import tempfile
 import time
@@ -46,9 +47,9 @@ def balanced(session: Session) -> Placement:
     return in_segments(session, costs > costs[-1] / 2)
 
 
-def reference(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
-    """Tokens that plain OpenVINO finds with an uncut model, in a file or read."""
-    steps, _ = plain_steps(openvino_core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}))
+def reference(path: Path, prompt: Sequence[int], tokens: int) -> list[int]:
+    """Tokens that plain OpenVINO finds with an uncut model."""
+    steps, _ = plain_steps(openvino_core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}))
     return generate(lambda inputs: {"logits": steps(inputs)[None, None]}, NAMES, prompt, tokens)[0]
 
 
@@ -66,16 +67,18 @@ def clusters(files: Files, args: Args, report: Report) -> None:
     """Generate a text on each cluster, and compare its tokens with those of the uncut model, and its time with simulation."""
     prompt = np.random.default_rng(args.seed).integers(0, files.decoder.vocabulary, _PROMPT).tolist()
     steps = _STEPS[args.quick]
+    wanted = functools.cache(lambda path: reference(path, prompt, steps))
     for name, open_cluster in CLUSTERS.items():
         if name == CORE_AND_GPU and _gpu() is None:
             report.note(f"  {name}: left out, as OpenVINO finds no GPU")
             continue
         progress(f"{steps} tokens on {name}")
         try:
-            with tempfile.TemporaryDirectory() as folder, open_cluster(_as_run(files, name, Path(folder)), steps) as session:
-                wanted = reference(session.model.ov_model, prompt, steps)
-                session.profile(budget_s=_PROFILE_S[args.quick], progress=progress)
-                _cluster(name, session, _placed(session, name, args), prompt, wanted, report)
+            with tempfile.TemporaryDirectory() as folder:
+                used = _as_run(files, name, Path(folder))
+                with open_cluster(used, steps) as session:
+                    session.profile(budget_s=_PROFILE_S[args.quick], progress=progress)
+                    _cluster(name, session, _placed(session, name, args), prompt, wanted(used.stateful), report)
         except (PlaceitError, ImportError) as error:
             report.note(f"  {name}: left out, as it failed: {error}")
             report.claim(f"{name}: tokens that differ from the uncut model's, of {steps}", None, "tokens", at_most=0)
