@@ -1,4 +1,7 @@
+#include "executor/executor.hpp"
+
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -10,6 +13,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <system_error>
 #include <tuple>
@@ -19,7 +23,8 @@
 
 #include "bindings/arrays.hpp"
 #include "executor/bell.hpp"
-#include "executor/lanes.hpp"
+#include "executor/clock.hpp"
+#include "executor/lane.hpp"
 #include "executor/spend.hpp"
 
 namespace nb = nanobind;
@@ -29,33 +34,137 @@ namespace placeit {
 
 namespace {
 
-/// A segment that runs in Python, and what it raised last.
+/// A job of Python's for a lane; what it raises ends the thread.
+class Job final : public Work {
+public:
+    explicit Job(nb::callable what) : what_(std::move(what)) {}
+
+    void run() override {
+        const nb::gil_scoped_acquire gil;
+        const std::unique_ptr<Job> self(this);
+        what_();
+    }
+    void drop() override {
+        const nb::gil_scoped_acquire gil;
+        delete this;
+    }
+
+private:
+    nb::callable what_;
+};
+
+struct PlanExecutor;
+
+/// A function of Python's that runs a node, or that starts it and is given what to report the end to; and what went wrong last.
 struct Call {
-    nb::callable run;
+    PlanExecutor& owner;
+    Index node;
+    nb::callable function;
     nb::object error;
 
-    static int perform(void* argument) {
-        auto& call = *static_cast<Call*>(argument);
-        const nb::gil_scoped_acquire gil;
-        try {
-            call.run();
-            return 0;
-        } catch (nb::python_error& error) {
-            call.error = nb::borrow(error.value());
-            return 1;
-        }
+    static int run(void* argument);
+    static int start(void* argument);
+};
+
+struct PlanExecutor : Executor {
+    using Executor::Executor;
+    ~PlanExecutor() {
+        const nb::gil_scoped_release no_gil;
+        leave();
     }
-};
-
-struct PlanLanes : Lanes {
-    using Lanes::Lanes;
     std::unordered_map<Index, std::unique_ptr<Call>> calls;  // by node; their addresses are the arguments of entries
+    int callers = 0;  // threads that have given the interpreter's lock back to wait
 };
 
-void set(PlanLanes& lanes, Index node, Index lane, Entry entry, double seconds) {
-    check_index("node", node, lanes.nodes());
-    check_index("lane", lane, lanes.lanes());
-    lanes.set(node, Step{lane, entry, seconds});
+/// Gives the interpreter's lock back while a thread waits, and counts the thread until it has it again.
+class Aside {
+public:
+    explicit Aside(PlanExecutor& executor) : executor_(executor) {
+        ++executor_.callers;
+        state_ = PyEval_SaveThread();
+    }
+    ~Aside() {
+        PyEval_RestoreThread(state_);
+        --executor_.callers;
+    }
+    Aside(const Aside&) = delete;
+    Aside& operator=(const Aside&) = delete;
+
+private:
+    PlanExecutor& executor_;
+    PyThreadState* state_;
+};
+
+/// What a device is given to report the end of a node to, once.
+class Report {
+public:
+    Report(PlanExecutor& owner, Index node)
+        : executor_(nb::find(owner)), owner_(owner), node_(node), serial_(owner.serial(node)) {}
+    Report(const Report&) = delete;
+    Report& operator=(const Report&) = delete;
+    ~Report() {
+        if (told_) return;
+        const double time = now();
+        const nb::object why = nb::module_::import_("builtins").attr("RuntimeError")("its end was never reported");
+        tell(time, time, why);
+    }
+
+    bool tell(double start, double finish, const nb::object& error) {
+        if (std::exchange(told_, true)) return false;
+        const auto call = owner_.calls.find(node_);
+        if (!error.is_none() && call != owner_.calls.end()) call->second->error = error;
+        const nb::gil_scoped_release no_gil;
+        return owner_.report(node_, serial_, start, finish, error.is_none() ? 0 : 1);
+    }
+
+private:
+    nb::object executor_;  // keeps it
+    PlanExecutor& owner_;
+    Index node_;
+    std::uint64_t serial_;
+    bool told_ = false;
+};
+
+int Call::run(void* argument) {
+    auto& call = *static_cast<Call*>(argument);
+    const nb::gil_scoped_acquire gil;
+    try {
+        call.function();
+        return 0;
+    } catch (nb::python_error& error) {
+        call.error = nb::borrow(error.value());
+        return 1;
+    }
+}
+
+int Call::start(void* argument) {
+    auto& call = *static_cast<Call*>(argument);
+    const nb::gil_scoped_acquire gil;
+    const nb::object report = nb::cast(new Report(call.owner, call.node), nb::rv_policy::take_ownership);
+    try {
+        call.function(report);
+    } catch (nb::python_error& error) {
+        nb::cast<Report&>(report).tell(now(), now(), nb::borrow(error.value()));
+    }
+    return 0;
+}
+
+/// Let the interpreter run signal handlers, if this is its main thread.
+void look() {
+    const nb::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+void set(PlanExecutor& executor, Index node, const Step& step) {
+    check_index("node", node, executor.nodes());
+    if (step.lane != -1) check_index("lane", step.lane, executor.lanes());
+    executor.set(node, step);
+}
+
+void set_call(PlanExecutor& executor, Index node, Index lane, nb::callable function, bool asynchronous) {
+    auto call = std::make_unique<Call>(Call{executor, node, std::move(function), nb::object()});
+    set(executor, node, {lane, {asynchronous ? &Call::start : &Call::run, call.get()}, 0.0, asynchronous, false});
+    executor.calls.insert_or_assign(node, std::move(call));
 }
 
 }  // namespace
@@ -76,120 +185,220 @@ void bind_executor(nb::module_& module) {
         .def_prop_ro("descriptor", &Bell::descriptor)
         .def("ring", &Bell::ring);
 
-    nb::class_<Ended>(module, "Ended", "A request has ended, well unless an entry of it has failed.")
+    nb::class_<Lane>(module, "Lane", "What the thread of a device or a link runs, one thing at a time and in order.")
+        .def(nb::init<>())
+        .def(
+            "submit",
+            [](Lane& lane, nb::typed<nb::callable, nb::object()> job) {
+                if (lane.add(*new Job(std::move(job)))) lane.wake();
+            },
+            "job"_a, "Queue a function, which must not raise: that would end the thread.")
+        .def(
+            "work",
+            [](Lane& lane) {
+                const nb::gil_scoped_release no_gil;
+                lane.work();
+            },
+            "Run what is queued, until it is closed and nothing is left: for its thread.")
+        .def(
+            "close", [](Lane& lane, const nb::object&) { lane.close(); }, "reason"_a = nb::none(),
+            "Have `work` return once nothing is queued.")
+        .def_prop_ro("busy", &Lane::busy, "Whether something runs or waits there.")
+        .def_prop_ro("ended", &Lane::ended, "Whether its thread has left `work`: what is queued now will not run.")
+        .def_prop_ro("spun", &Lane::spun, "Seconds that its thread has spun.")
+        .def_prop_rw(
+            "lends", [](const Lane& lane) { return lane.lends.load(); },
+            [](Lane& lane, double seconds) { lane.lends = seconds; },
+            "Seconds that a segment may take at most which a caller runs in its place.")
+        .def_prop_rw(
+            "spins", [](const Lane& lane) { return lane.spins.load(); },
+            [](Lane& lane, double seconds) { lane.spins = seconds; },
+            "Seconds that its thread waits awake before it sleeps, while a core is idle.");
+
+    nb::class_<Ended>(module, "Ended", "A request has ended, well unless a node of it has failed.")
         .def_ro("slot", &Ended::slot)
         .def_ro("at", &Ended::at);
-    nb::class_<Failed>(module, "Failed", "The first entry that failed; in a run with a bell, of a request.")
+    nb::class_<Failed>(module, "Failed", "The first node that failed; in a run with a bell, of a request.")
         .def_ro("node", &Failed::node)
-        .def_ro("lane", &Failed::lane)
         .def_ro("status", &Failed::status)
         .def_ro("at", &Failed::at);
-    nb::class_<Cancelled>(module, "Cancelled", "Somebody has stopped the run.").def_ro("at", &Cancelled::at);
+    nb::class_<Cancelled>(module, "Cancelled", "The run was stopped.").def_ro("at", &Cancelled::at);
     nb::class_<Late>(module, "Late", "The deadline of the run was over before the run was.")
-        .def_ro("deadline", &Late::deadline)
-        .def_ro("running", &Late::running, "int64, nodes that were on lanes then, or queued there.");
+        .def_ro("running", &Late::running, "int64, nodes that had started then, and had not ended.");
     nb::class_<Broken>(module, "Broken", "Nobody knows any more what is to run.").def_ro("why", &Broken::why);
+    nb::enum_<Waited>(module, "Waited", "How waiting for a run has ended.")
+        .value("over", Waited::over)
+        .value("late", Waited::late)
+        .value("inside", Waited::inside)
+        .value("gone", Waited::gone);
 
-    nb::class_<PlanLanes>(module, "Lanes", "The lanes of a plan, which run it without Python but for segments that need it.")
+    nb::class_<Report>(module, "Report", "What a device reports the end of a segment or a transfer to, from any thread.")
+        .def("__call__", &Report::tell, "start"_a, "finish"_a, "error"_a.none(),
+             "Report it: when it started and ended, by time.perf_counter, and what went wrong, or None.\n"
+             "Returns whether it was awaited: only the first report of a run is.");
+
+    nb::class_<PlanExecutor>(module, "Executor", "Runs a plan on lanes, one run after another.")
         .def(
             "__init__",
-            [](PlanLanes* self, std::shared_ptr<Machine> rules, const Array<const double>& slowdown) {
-                const auto factors = slowdown.vector("slowdown");
-                if (factors.empty()) throw nb::value_error("'slowdown' must hold a number for each lane; got none.");
+            [](PlanExecutor* self, std::shared_ptr<Machine> rules, const std::vector<std::shared_ptr<Lane>>& lanes,
+               const Array<const double>& slowdown) {
+                const auto factors = slowdown.vector("slowdown", lanes.size());
                 for (const double factor : factors) {
                     if (!(factor >= 0) || std::isinf(factor))
                         throw nb::value_error("'slowdown' holds a number that is no factor.");
                 }
-                new (self) PlanLanes(std::move(rules), factors);
+                new (self) PlanExecutor(std::move(rules), lanes, factors);
             },
-            "rules"_a, "slowdown"_a)
+            "rules"_a, "lanes"_a, "slowdown"_a)
         .def(
             "set_entry",
-            [](PlanLanes& lanes, Index node, Index lane, std::uintptr_t function, std::uintptr_t argument) {
+            [](PlanExecutor& executor, Index node, Index lane, std::uintptr_t function, std::uintptr_t argument) {
                 if (function == 0) throw nb::value_error("'function' must be the address of a C function; got 0.");
-                set(lanes, node, lane, {reinterpret_cast<int (*)(void*)>(function), reinterpret_cast<void*>(argument)}, 0.0);
+                set(executor, node,
+                    {lane, {reinterpret_cast<int (*)(void*)>(function), reinterpret_cast<void*>(argument)}, 0.0, false, true});
             },
             "node"_a, "lane"_a, "function"_a, "argument"_a, "Run a segment by a C function, int (*)(void *), and its argument.")
         .def(
             "set_call",
-            [](PlanLanes& lanes, Index node, Index lane, nb::typed<nb::callable, nb::object()> run) {
-                auto call = std::make_unique<Call>(Call{std::move(run), nb::object()});
-                set(lanes, node, lane, {&Call::perform, call.get()}, 0.0);
-                lanes.calls.insert_or_assign(node, std::move(call));
+            [](PlanExecutor& executor, Index node, Index lane, nb::typed<nb::callable, nb::object()> run) {
+                set_call(executor, node, lane, std::move(run), false);
             },
             "node"_a, "lane"_a, "run"_a, "Run a segment by a Python function without arguments.")
         .def(
+            "set_start",
+            [](PlanExecutor& executor, Index node, Index lane, nb::typed<nb::callable, nb::object(Report)> start) {
+                set_call(executor, node, lane, std::move(start), true);
+            },
+            "node"_a, "lane"_a, "start"_a,
+            "Start a node by a Python function, which is given a `Report` and has it called when the node has ended.\n"
+            "'lane' -1: the thread that decides so calls it.")
+        .def(
             "set_transfer",
-            [](PlanLanes& lanes, Index node, Index lane, double seconds) {
+            [](PlanExecutor& executor, Index node, Index lane, double seconds) {
                 if (!(seconds >= 0) || std::isinf(seconds)) throw nb::value_error("'seconds' must be finite and not negative.");
-                set(lanes, node, lane, {}, seconds);
+                check_index("lane", lane, executor.lanes());
+                set(executor, node, {lane, {}, seconds});
             },
             "node"_a, "lane"_a, "seconds"_a, "Have a transfer keep a link for so long.")
         .def(
             "forget",
-            [](PlanLanes& lanes, Index slot) {
-                check_index("slot", slot, lanes.slots());
-                const Index count = lanes.nodes() / lanes.slots();
+            [](PlanExecutor& executor, Index slot) {
+                check_index("slot", slot, executor.slots());
+                const Index count = executor.nodes() / executor.slots();
                 for (Index node = slot * count; node < (slot + 1) * count; ++node) {
-                    lanes.set(node, Step{});
-                    lanes.calls.erase(node);
+                    executor.set(node, Step{});
+                    executor.calls.erase(node);
                 }
             },
             "slot"_a, "Have nothing of a slot that is not in flight be carried out any more, and let go of its functions.")
-        .def("grow", &Lanes::grow, "slots"_a, "Make room for more slots, in the rules, too.")
+        .def("grow", &PlanExecutor::grow, "slots"_a, "Make room for more slots, in the rules, too.")
+        .def("spin", &PlanExecutor::spin, "seconds"_a, "Have callers wait awake for so long before they sleep.")
         .def(
-            "prepare",
-            [](PlanLanes& lanes, const Array<const Index>& slots, std::int64_t waiting, std::shared_ptr<Bell> bell,
-               double deadline) {
-                const auto first = slots.vector("slots");
-                check_range("slots", first, 0, lanes.slots() - 1);
+            "run",
+            [](PlanExecutor& executor, Index requests, std::int64_t waiting, double deadline) {
+                if (requests < 0 || requests > executor.slots()) throw nb::value_error("'requests' are more than there are slots.");
                 if (waiting < 0) throw nb::value_error("'waiting' must not be negative.");
                 if (std::isnan(deadline)) throw nb::value_error("'deadline' must not be NaN.");
-                lanes.prepare(first, waiting, std::move(bell), deadline);
+                std::vector<Index> slots(at(requests));
+                std::iota(slots.begin(), slots.end(), 0);
+                const Aside aside(executor);
+                return executor.run(slots, waiting, deadline, look);
             },
-            "slots"_a, "waiting"_a, "bell"_a.none(), "deadline"_a)
+            "requests"_a, "waiting"_a, "deadline"_a,
+            "Run requests in the first slots, and others as these end, and wait for the end of all.")
         .def(
-            "work",
-            [](PlanLanes& lanes, Index lane) {
-                check_index("lane", lane, lanes.lanes());
-                const nb::gil_scoped_release no_gil;
-                lanes.work(lane);
+            "begin",
+            [](PlanExecutor& executor, Index requests, std::int64_t waiting) {
+                if (requests < 0 || requests > executor.slots()) throw nb::value_error("'requests' are more than there are slots.");
+                if (waiting < 0) throw nb::value_error("'waiting' must not be negative.");
+                std::vector<Index> slots(at(requests));
+                std::iota(slots.begin(), slots.end(), 0);
+                const Aside aside(executor);
+                executor.begin(slots, waiting);
             },
-            "lane"_a)
+            "requests"_a, "waiting"_a, "Begin as `run` does, without waiting.")
+        .def(
+            "wait",
+            [](PlanExecutor& executor, double deadline) {
+                if (std::isnan(deadline)) throw nb::value_error("'deadline' must not be NaN.");
+                const Aside aside(executor);
+                return executor.wait(deadline, look);
+            },
+            "deadline"_a, "Wait for the end of what runs; stop it when the deadline is over.")
+        .def(
+            "watch",
+            [](PlanExecutor& executor, double until) {
+                const Aside aside(executor);
+                return executor.watch(until, look);
+            },
+            "until"_a, "Wait for the end of what runs, until some time at most; return whether it has come.")
+        .def_prop_ro("inside", &PlanExecutor::inside, "Whether this thread waits for a run, in the middle of a signal handler.")
+        .def("open", &PlanExecutor::open, "bell"_a, "Begin a run that requests are added to.")
         .def(
             "admit",
-            [](PlanLanes& lanes, Index slot) {
-                check_index("slot", slot, lanes.slots());
-                lanes.admit(slot);
+            [](PlanExecutor& executor, Index slot) {
+                check_index("slot", slot, executor.slots());
+                const Aside aside(executor);
+                executor.admit(slot);
             },
             "slot"_a)
-        .def("admit_no_more", &Lanes::admit_no_more)
-        .def("stop", &Lanes::stop)
-        .def("events", &Lanes::events, "What has happened since this was last asked.")
-        .def("running", &Lanes::running, "int64, nodes that are on lanes or queued there.")
+        .def("admit_no_more", &PlanExecutor::admit_no_more, nb::call_guard<nb::gil_scoped_release>())
+        .def("stop", &PlanExecutor::stop, nb::call_guard<nb::gil_scoped_release>())
+        .def("incidents", &PlanExecutor::incidents, "What has happened since this was last asked.")
+        .def("running", &PlanExecutor::running, "int64, nodes that have started, and have not ended.")
         .def(
             "ran",
-            [](const PlanLanes& lanes, Index slot) {
-                check_index("slot", slot, lanes.slots());
+            [](const PlanExecutor& executor, Index slot) {
+                check_index("slot", slot, executor.slots());
                 std::vector<std::tuple<Index, double, double>> found;
-                for (const Ran& ran : lanes.ran(slot)) found.emplace_back(ran.node, ran.start, ran.finish);
+                for (const Ran& ran : executor.ran(slot)) found.emplace_back(ran.node, ran.start, ran.finish);
                 return found;
             },
             "slot"_a, "Node, start and finish of what has run since the request in a slot began, by start.")
         .def(
+            "seconds",
+            [](const PlanExecutor& executor, bool last, const Array<double>& found) {
+                executor.seconds(last, found.vector("found", at(executor.ops())));
+            },
+            "last"_a, "found"_a, "Write the median seconds of each op in its last runs, or those of the last one, to float64[V].")
+        .def(
+            "blend",
+            [](PlanExecutor& executor, std::size_t runs, const Array<const double>& seconds) {
+                executor.blend(runs, seconds.vector("seconds", at(executor.ops())));
+            },
+            "runs"_a, "seconds"_a, "Have seconds, float64[V], count for the last runs of each op.")
+        .def(
             "error",
-            [](PlanLanes& lanes, Index node) -> nb::object {
-                check_index("node", node, lanes.nodes());
-                const Entry& entry = lanes.step(node).entry;
-                if (entry.function != &Call::perform) return nb::none();
-                nb::object error = std::exchange(static_cast<Call*>(entry.argument)->error, nb::object());
+            [](PlanExecutor& executor, Index node) -> nb::object {
+                check_index("node", node, executor.nodes());
+                const auto call = executor.calls.find(node);
+                if (call == executor.calls.end()) return nb::none();
+                nb::object error = std::exchange(call->second->error, nb::object());
                 return error.is_valid() ? error : nb::none();
             },
-            "node"_a, "Take what the Python function of a segment raised last; None if it is another kind of segment.")
-        .def_prop_ro("begun", &Lanes::begun)
-        .def_prop_ro("stopped", &Lanes::stopped)
-        .def_prop_ro("begin", &Lanes::begin)
-        .def_prop_ro("end", &Lanes::end);
+            "node"_a, "Take what the Python function of a node raised or reported last; None if it is another kind of node.")
+        .def(
+            "when_over",
+            [](PlanExecutor& executor, nb::typed<nb::callable, nb::object()> call) {
+                PyObject* const kept = call.inc_ref().ptr();
+                const bool waits = executor.when_over([kept] {
+                    const nb::gil_scoped_acquire gil;
+                    const nb::object function = nb::steal(kept);
+                    try {
+                        function();
+                    } catch (nb::python_error& error) {
+                        error.discard_as_unraisable("the end of a run");
+                    }
+                });
+                if (!waits) nb::steal(kept).reset();
+                return waits;
+            },
+            "call"_a, "Have a function called when the run is over, on the thread that ends it; False if it is over already.")
+        .def_prop_ro("callers", [](const PlanExecutor& executor) { return executor.callers; }, "How many threads are in a call.")
+        .def_prop_ro("stopped", &PlanExecutor::stopped)
+        .def_prop_ro("over", &PlanExecutor::over)
+        .def_prop_ro("begun_at", &PlanExecutor::begun_at)
+        .def_prop_ro("ended_at", &PlanExecutor::ended_at);
 
     module.def(
         "spend", [] { return reinterpret_cast<std::uintptr_t>(&spend); },

@@ -69,6 +69,13 @@ void bind_machine(nb::module_& module) {
                 machine.grow(slots);
             },
             "slots"_a, "Make room for so many requests in flight.")
+        .def(
+            "share",
+            [](Machine& machine, Index device) {
+                check_index("device", device, machine.tables().devices());
+                machine.share(device);
+            },
+            "device"_a, "Have a device run any number of ops at once.")
         .def("begin", of_slot([](Machine& machine, Index r) { return told(machine, machine.begin(r)); }), "slot"_a)
         .def("op_finished", of_node(&Machine::op_finished, true), "node"_a)
         .def("transfer_sent", of_node(&Machine::transfer_sent, false), "node"_a)

@@ -21,7 +21,8 @@ Machine::Machine(const Tables& tables, Span<const Index> place, LinkModel links,
       edges_(tables.edges()),
       devices_(tables.devices()),
       sent_(at(tables.shared), at(devices_), -1),
-      lost_(at(devices_)) {
+      lost_(at(devices_)),
+      shared_(at(devices_)) {
     opened_.reserve(at(devices_));
     grow(slots);
 }
@@ -255,7 +256,7 @@ void Machine::start_next(Index device) {
     Queue& queue = queue_[at(device)];
     if (queue.busy || queue.empty()) return;
     const Index n = pop(queue);
-    queue.busy = true;
+    queue.busy = !shared_[at(device)];
     start(n);
     if (planned()) {
         plan(node_[at(n)].slot, device).busy = false;
@@ -274,7 +275,7 @@ void Machine::start_among(Index device) {
         if (first < 0) return;
         const Index n = pop(queue_[at(first)]), slot = node_[at(n)].slot;
         start(n);
-        queue_[at(first)].busy = true;
+        queue_[at(first)].busy = !shared_[at(first)];
         if (planned()) plan(slot, first).busy = false;
         for (Index c = 0; c < devices_; ++c) {
             queue_[at(c)].busy += conflict(first, c);

@@ -60,6 +60,9 @@ public:
     /// Make room for more requests in flight.
     void grow(Index slots);
 
+    /// Have a device run any number of ops at once.
+    void share(Index device) { shared_[at(device)] = true; }
+
     /// Start a request in a slot; false if one is in flight there, or an op is on a lost device.
     bool begin(Index slot);
     /// An op has finished; false if it was not running.
@@ -123,6 +126,7 @@ private:
     std::vector<Request> request_;  // [R]
     Matrix<std::int64_t> sent_;     // [K, D] the count of finished ops when a shared tensor was last sent to a device
     std::vector<Flag> lost_;        // [D]
+    std::vector<Flag> shared_;      // [D] whether a device runs several ops at once
     std::vector<Queue*> opened_;    // scratch: channels that an op puts to work
     std::vector<Index> told_;
     std::int64_t queued_ = 0;  // transfers requested, or with fifo ops that became ready where devices conflict

@@ -8,9 +8,9 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from placeit import _core
 from placeit.core.errors import DeviceError, ExecutionError
 
 __all__ = ["Gate", "Job", "Worker", "apart", "within"]
@@ -104,15 +104,18 @@ def within(seconds: float, job: Callable[[], None]) -> bool:
 
 
 class Worker:
-    """Runs jobs one at a time, in order of submission. A job must not raise, since that would end the thread.
+    """A thread that runs what is queued on its lane, one thing at a time and in order.
 
-    A job submitted from the worker's own thread (the next segment of a device whose last one just finished) starts without
-    a context switch. The thread also ends when nobody refers to the worker any more.
+    Jobs are Python functions. A job must not raise, since that would end the thread. Executors queue segments that may need no
+    Python. The thread also ends when nothing refers to the worker any more.
 
     Args:
         name: thread name.
         cores: CPU cores to run on; empty for wherever the process may run.
         around: a context that its thread enters before the first job and leaves after the last one.
+
+    Attributes:
+        lane: its queue.
 
     Raises:
         DeviceError: the process may not run on any of the cores, or have one more thread.
@@ -121,11 +124,11 @@ class Worker:
     def __init__(
         self, name: str, cores: tuple[int, ...] = (), around: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | weakref.ref[Worker]] = SimpleQueue()
-        self.submit: Callable[[Callable[[], None]], object] = self._jobs.put
+        self.lane = _core.Lane()
+        self.submit: Callable[[Callable[[], object]], object] = self.lane.submit
         # a callback in C: one in Python could be interrupted, and then nothing would tell the thread to end
-        self._fate = _Fate(weakref.ref(self, self._jobs.put))
-        self._thread = threading.Thread(target=_work, args=(self._jobs.get, cores, around, self._fate), name=name, daemon=True)
+        self._fate = _Fate(weakref.ref(self, self.lane.close))
+        self._thread = threading.Thread(target=_work, args=(self.lane, cores, around, self._fate), name=name, daemon=True)
         # not from here: Thread.start waits for an event
         _thread.start_new_thread(self._fate.start, (self._thread,))
         while not self._fate.settled.wait(_LOOK_S):
@@ -154,12 +157,7 @@ class Worker:
         """True if the thread runs or is about to start."""
         return not self._fate.ended  # Thread.is_alive says for ever that it has ended once a signal handler has raised in there
 
-    @property
-    def waiting(self) -> bool:
-        """True if jobs wait for the one that runs."""
-        return not self._jobs.empty()
-
-    def _refuse(self, job: Callable[[], None]) -> None:  # noqa: ARG002
+    def _refuse(self, job: Callable[[], object]) -> None:  # noqa: ARG002
         raise ExecutionError(f"{self._thread.name} is closed, and nothing more can run there: open a new session or runtime.")
 
     def close(self) -> None:
@@ -168,7 +166,7 @@ class Worker:
         A job that does not end within ten seconds is left behind: the thread, a daemon, ends with it.
         """
         self.submit = self._refuse
-        self._jobs.put(self._fate.worker)
+        self.lane.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(_PATIENCE_S)
 
@@ -177,7 +175,7 @@ class _Fate:
     """State of a worker's thread, without a reference to the worker itself.
 
     Attributes:
-        worker: which it is; as a job, the last one.
+        worker: which it is; the lane is closed when nothing else refers to it.
         settled: whether it has started.
         ended: whether it runs nothing any more.
         error: why not, or what it died of.
@@ -198,7 +196,7 @@ class _Fate:
 
 
 def _work(
-    get: Callable[[], Callable[[], None] | weakref.ref[Worker]],
+    lane: _core.Lane,
     cores: tuple[int, ...],
     around: Callable[[], AbstractContextManager[object]],
     fate: _Fate,
@@ -213,9 +211,7 @@ def _work(
         fate.settled.open()
     try:
         with around():
-            while not isinstance(job := get(), weakref.ref):
-                job()
-                del job  # what it refers to may be what refers to the worker
+            lane.work()
     except BaseException as error:  # noqa: BLE001 (whoever waits finds it there)
         fate.error = error
     finally:

@@ -18,7 +18,6 @@ from placeit.runtime.devices.hand_over import HandOver
 from placeit.runtime.devices.kinds import DeviceKind, device_kind
 from placeit.runtime.reopening import lost_of, reopened
 from placeit.runtime.stats import DeviceStats
-from placeit.runtime.turns import Turns
 
 __all__ = ["DevicePool"]
 
@@ -42,7 +41,6 @@ class DevicePool:
         devices: one for each device of the cluster, in its order; none if there are streams.
         transports: links, by (source, destination).
         streams: None if the host decides when each segment starts.
-        native_turns: which plan may use the threads of devices and links without Python.
 
     Raises:
         DeviceError: a device exists in simulation only, or is of a kind that this version cannot run.
@@ -60,7 +58,6 @@ class DevicePool:
         expected: Collection[str] = (),
     ) -> None:
         self.cluster, self.precision, self.wait, self.streams = cluster, precision, wait, streams
-        self.native_turns = Turns()
         self._returns = Counter[str]()
         self._lock, self._reopening, self._closed = threading.Lock(), threading.Lock(), False
         if devices is None and streams is None:

@@ -1,77 +1,97 @@
-"""Runs plans on real devices: a work-conserving, event-driven shell around the pure scheduler."""
+"""Runs plans on lanes: threads of devices and links, by a compiled loop that follows the scheduler's rules."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import math
+import os
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit import _core
 from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.device_pool import DevicePool
-from placeit.runtime.devices.base import KeepsState, Program
+from placeit.runtime.devices.base import Buffer, DoneCallback, KeepsState, Program, Transport
 from placeit.runtime.feed import Bell
-from placeit.runtime.native.plan import NativePlan, NativeRan, entries_of, native_plan
-from placeit.runtime.plan_executor import PlanExecutor, empty_samples, failure_of, seconds_of
+from placeit.runtime.plan_executor import PlanExecutor, failure_of
 from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.slots import Slot
 from placeit.runtime.spans import Labels, Moved, Ran, Timed, blended
 from placeit.runtime.stats import DeviceStats
-from placeit.simulator.scheduler import Instruction, Scheduler, Start, Transfer
+from placeit.simulator.scheduler import Scheduler, Start, Transfer
 
 __all__ = ["Executor"]
 
+_EXIT_PATIENCE_S = 2.0  # for segments that run when the interpreter exits
 
-class LaneRun(ActiveRun):
-    """A run on lanes that the host decides for.
 
-    Attributes:
-        requests: numbers of those to begin with.
-        waiting: how many requests have not begun.
-        left: how many of them have not ended.
-        native: the plan that lanes run without Python; None while, or if, they do not.
-        admitting: whether others may be admitted.
-        dropped: whether the scheduler knows that nothing more may start, as something failed or nobody waits any more.
-        broken: whether the scheduler is asked no more, as an exception came in the middle of a decision.
-        caller: the thread that waits, if runs begin there, as no device has a worker; None if no decision is made there.
-    """
+class _Over:
+    """Whether a run is over, as :class:`placeit.core.threads.Gate` tells it."""
 
-    def __init__(self, requests: list[int], waiting: int, caller: int | None, bell: Bell | None) -> None:
+    def __init__(self, engine: _core.Executor) -> None:
+        self._engine = engine
+
+    @property
+    def is_open(self) -> bool:
+        return self._engine.over
+
+    def wait(self, timeout: float = -1) -> bool:
+        return self._engine.watch(perf_counter() + timeout if timeout >= 0 else math.inf)
+
+
+class _EngineRun(ActiveRun):
+    """The run that an engine is at, or the last one."""
+
+    over: Any
+
+    def __init__(self, engine: _core.Executor, bell: Bell | None = None) -> None:
         super().__init__(bell)
-        self.requests, self.waiting, self.caller = requests, waiting, caller
-        self.admitting = bell is not None
-        self.left = len(requests)
-        self.native: NativePlan | None = None
-        self.dropped = self.broken = False
+        self._engine, self.over = engine, _Over(engine)
+        self.begun = True
 
-    def end_if_over(self) -> None:
-        """Take note of the end, if no request is in flight and none will come."""
-        if self.left == 0 and not self.admitting and not self.over.is_open:
-            self.end = perf_counter()
-            self.over.open()
+    @property
+    def begin(self) -> float:
+        return self._engine.begun_at
 
-    def go_native(self, native: NativePlan) -> None:
-        """Have a plan ready to run it without Python."""
-        native.prepare(self.requests, self.waiting, self.bell, self.deadline)
-        self.native = native
-        self.go(native.stop)
+    @begin.setter
+    def begin(self, _: float) -> None:
+        pass
+
+    @property
+    def end(self) -> float:
+        return self._engine.ended_at
+
+    @end.setter
+    def end(self, _: float) -> None:
+        pass
+
+    @property
+    def stopped(self) -> bool:
+        return self._engine.stopped
+
+    def stop(self) -> None:
+        self._engine.stop()
 
 
 class Executor(PlanExecutor):
-    """Runs a plan on lanes that the host decides for: threads of devices and links, or a compiled loop on the same threads.
+    """Runs a plan on lanes.
 
-    No device is idle while one of its segments is ready, and no link while it has something to move: each completion is told
-    to the scheduler, and what it answers is started at once, on the thread that reported the completion.
+    No device is idle while one of its segments is ready, and no link while it has something to move: whoever reports an end asks
+    the compiled rules what follows, and queues that on the lanes of devices and links.
 
     Args:
         book: names, shapes and buffers of the plan's segments.
@@ -79,7 +99,6 @@ class Executor(PlanExecutor):
         plan: what to run.
         programs: one for each segment that runs something, in the order of ``plan.programs``.
         in_flight: how many requests may be in flight at once.
-        native: whether lanes may run without Python where they can; False to compare.
 
     Raises:
         DeviceError: there is no room for buffers.
@@ -87,14 +106,7 @@ class Executor(PlanExecutor):
     """
 
     def __init__(
-        self,
-        book: SegmentBook,
-        pool: DevicePool,
-        plan: Plan,
-        programs: Sequence[Program],
-        *,
-        in_flight: int = 1,
-        native: bool = True,
+        self, book: SegmentBook, pool: DevicePool, plan: Plan, programs: Sequence[Program], *, in_flight: int = 1
     ) -> None:
         super().__init__(plan, in_flight, book.inputs)
         self.book, self.pool, self._has_state = book, pool, bool(book.model.stateful)
@@ -103,22 +115,79 @@ class Executor(PlanExecutor):
         compiled = iter(programs)
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
         self._scheduler = Scheduler(plan.problem, plan.placement, in_flight=in_flight)
-        self._samples = empty_samples(len(plan.segments))
-        self._slots = {number: self._slot(number) for number in range(in_flight)}  # and those of sequences
+        self._segments, self._nodes = len(plan.segments), len(plan.segments) + len(plan.problem.edges)
         self._numbers, self._free = in_flight, list[int]()  # of slots that there is room for, and those that are not taken
-        used = dict.fromkeys([s.device for s in plan.programs] or [s.device for s in plan.segments])
-        self._working: set[tuple[int, ...]] = set()  # (request, segment) on devices, (request, tensor, destination) on links
         self._uses = {pool.cluster.names[segment.device] for segment in plan.segments}
-        of_devices = [worker for d in used if (worker := _worker_of(self._devices[d])) is not None]
-        of_links = [_worker_of(link) for pair, link in self._transports.items() if used.keys() >= set(pair)]
-        self._first = of_devices[0] if of_devices else None  # where runs begin: segments are in topological order
-        self._workers = [*of_devices, *(worker for worker in of_links if worker is not None)]
-        self._native = native_plan(pool, plan, self._ordinary, self._scheduler) if native else None
-        self._needs_python = self._native is None or self._native.needs_python
+        self._needs_python = False
+        self._open_lanes(in_flight)
+        self._slots = {number: self._slot(number) for number in range(in_flight)}  # and those of sequences
+        for slot in self._slots.values():
+            self._connect(slot)
+        self._run = _EngineRun(self._engine)
+        self._blended: tuple[list[Ran], list[Moved]] | None = None  # in place of what ran last in the first slot
+        _OPEN.add(self)
+
+    def _open_lanes(self, in_flight: int) -> None:
+        """Make the engine, with a lane for each device and link that the plan uses."""
+        used = dict.fromkeys([s.device for s in self.plan.programs] or [s.device for s in self.plan.segments])
+        self._workers: list[Worker] = []
+        lanes: dict[tuple[int, ...], int] = {}
+        slowdown: list[float] = []
+        self._several = {d for d in used if hasattr(self._devices[d], "worker_of")}
+        for d in used:
+            device: Any = self._devices[d]
+            for key, worker in (
+                [((d, n), device.worker_of(n)) for n in range(in_flight)] if d in self._several else [((d,), _worker_of(device))]
+            ):
+                if worker is not None:
+                    lanes[key] = len(self._workers)
+                    self._workers.append(worker)
+                    slowdown.append(float(getattr(device, "slowdown", 1.0)))
+        for pair, link in self._transports.items():
+            if used.keys() >= set(pair) and (worker := _worker_of(link)) is not None:
+                lanes[(-1, *pair)] = len(self._workers)
+                self._workers.append(worker)
+                slowdown.append(0.0)
+        self._lanes = lanes
+        machine = self._scheduler.machine
+        for d in self._several:
+            machine.share(d)
+        self._engine = _core.Executor(machine, [worker.lane for worker in self._workers], np.array(slowdown, np.float64))
 
     def _slot(self, number: int, *, keep_state: bool = False) -> Slot:
-        ends = self.op_done, self.transfer_done
-        return Slot(self.book, self.pool, self.plan, self.programs, number, *ends, keep_state=keep_state)
+        return Slot(self.book, self.pool, self.plan, self.programs, number, keep_state=keep_state)
+
+    def _connect(self, slot: Slot) -> None:
+        """Tell the engine how the segments and transfers of a slot are carried out."""
+        engine, base = self._engine, slot.number * self._nodes
+        for s, (segment, instance) in enumerate(zip(self.plan.segments, slot.instances, strict=True)):
+            if instance is None:
+                continue
+            d, device = segment.device, self._devices[segment.device]
+            lane = self._lanes.get((d, slot.number) if d in self._several else (d,), -1)
+            native: tuple[int, int] | None = getattr(instance, "native", None)
+            call = getattr(device, "call", None)
+            if native is not None and lane >= 0:
+                engine.set_entry(base + s, lane, *native)
+                continue
+            self._needs_python = True
+            if call is not None and lane >= 0:
+                engine.set_call(base + s, lane, call(instance))
+            else:
+                engine.set_start(base + s, lane, functools.partial(device.start, instance))
+        for p in range(len(self.plan.problem.edges)):
+            step = narrowed(Transfer, self._scheduler.instruction(0, self._segments + p))
+            copy = slot.copies.get((step.tensor, step.dst))
+            if copy is None or step.src == step.dst:
+                continue
+            src, source, destination = copy
+            lane, node = self._lanes.get((-1, src, step.dst), -1), base + self._segments + p
+            transport: Any = self._transports[src, step.dst]
+            if lane >= 0 and hasattr(transport, "seconds"):
+                engine.set_transfer(node, lane, transport.seconds(destination))
+            else:
+                self._needs_python = True
+                engine.set_start(node, lane, functools.partial(_move, transport, source, destination))
 
     def open_slot(self) -> Slot:
         """See :meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`."""
@@ -126,7 +195,7 @@ class Executor(PlanExecutor):
         with self._lock:
             number = self._free.pop() if self._free else self._numbers
             if number == self._numbers:
-                self._scheduler.grow(2 * number, None if self._native is None else self._native.grow)
+                self._engine.grow(2 * number)
                 self._free += range(number + 1, 2 * number)[::-1]
                 self._numbers = 2 * number
         try:
@@ -134,8 +203,7 @@ class Executor(PlanExecutor):
             self._check_keeping(slot)
             with self._lock:
                 self._check_open()
-                if self._native is not None:
-                    self._native.set_slot(number, entries_of(self.pool, self.plan, slot) or ())
+                self._connect(slot)
                 self._slots[number] = slot
         except BaseException:
             with self._lock:
@@ -147,17 +215,16 @@ class Executor(PlanExecutor):
         """See :meth:`placeit.runtime.plan_executor.PlanExecutor.close_slot`."""
         with self._lock:
             if self._slots.get(slot.number) is slot:
-                if self._native is not None:
-                    self._native.forget(slot.number)
+                self._engine.forget(slot.number)
                 del self._slots[slot.number]
                 self._free.append(slot.number)
 
     def _check_keeping(self, slot: Slot) -> None:
         """Raise UsageError if a device cannot keep the state of a segment."""
         stateful = self.book.model.stateful
-        for segment, start in zip(self.plan.segments, slot.starts, strict=True):
+        for segment, instance in zip(self.plan.segments, slot.instances, strict=True):
             held = sorted(stateful.intersection(self.book.op_names(segment)))
-            if held and not (start is not None and isinstance(start[0], KeepsState)):
+            if held and not isinstance(instance, KeepsState):
                 raise UsageError(
                     f"{self._devices[segment.device].name} does not keep the state of op '{held[0]}' from one request to the "
                     "next: place it on a device that OpenVINO drives, here or on a node."
@@ -170,7 +237,7 @@ class Executor(PlanExecutor):
 
     @property
     def native(self) -> bool:
-        """True if runs need no Python from their begin to their end, unless another executor has the threads."""
+        """True if runs need no Python from their begin to their end."""
         return not self._needs_python
 
     @property
@@ -190,121 +257,198 @@ class Executor(PlanExecutor):
         lost = lost_of(self.pool.cluster.names, self._devices)
         return next((why for names, why in lost.items() if names <= self._uses), None)
 
+    def _let_go(self) -> bool:
+        # whatever is still running keeps this executor until it has ended
+        if self._closed and not self._lost and self._engine.when_over(self._end_late):
+            return False
+        return super()._let_go()
+
+    def _end_late(self) -> None:
+        """Release everything once a run has ended that was given up; on the thread that has ended it."""
+        with self._lock:
+            super()._let_go()
+
     def _release(self) -> None:
+        for number in [*self._slots]:
+            self._engine.forget(number)
         self._slots.clear()
-        self._native = None  # which runs segments that hold memory
         self.programs.clear()
 
     def _write(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
+        buffers = self._slots[request].inputs
         for name, value in inputs.items():
-            self._slots[request].inputs[name].fill(value)
+            buffers[name].fill(value)
 
     def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
         return {name: np.array(buffer.array(), order="C") for name, buffer in self._slots[request].outputs.items()}
 
-    def _prepare(self, count: int, bell: Bell | None = None) -> LaneRun:
-        for slot in self._ordinary:
-            slot.clear()
-        slots = self._ordinary[:count]
-        for slot in slots:
-            slot.written = None if slot.blanked is None else {}  # the run after it was blanked is the one that is checked
-            slot.blanked = None
-        caller = threading.get_ident() if self._first is None else None
-        return LaneRun([slot.number for slot in slots], count - len(slots), caller, bell)
+    # -- runs ---------------------------------------------------------------------------------------------------------------
 
-    def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
-        self._write(inputs, request)
-        slot, lanes = self._slots[request], narrowed(LaneRun, run)
-        slot.clear()
-        slot.written = slot.blanked = None
-        with self._lock:
-            if not run.begun:
-                lanes.requests.append(request)
-                lanes.left += 1
-                return
-        if lanes.native is not None:
-            lanes.native.admit(request)
-            self._look(lanes, lanes.native)
-        else:
-            self._advance(functools.partial(self._begin_also, lanes, slot))
-
-    def _begin_also(self, run: LaneRun, slot: Slot) -> list[Instruction]:
-        if run.stopped:
-            return []
-        run.left += 1
-        return self._scheduler.begin(slot.number)
-
-    def _admit_no_more(self, run: ActiveRun) -> None:
-        lanes = narrowed(LaneRun, run)
-        with self._lock:
-            if not run.begun:
-                run.stop()
-            elif lanes.native is None and not lanes.broken:
-                lanes.admitting = False
-                lanes.end_if_over()
-                self._let_go()
-        if lanes.native is not None:
-            lanes.native.admit_no_more()
-
-    def _ended(self, run: ActiveRun) -> list[int]:
-        native = narrowed(LaneRun, run).native
-        if native is not None:
-            self._look(run, native)
-            for number in native.ended():
-                if (failure := native.failure(number)) is not None:
-                    run.failures[number] = self._segment_failed("failed on", *failure)
-                run.ended.append(number)
-        return [run.ended.popleft() for _ in range(len(run.ended))]
-
-    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
-        slot, native = self._slots[request], narrowed(LaneRun, run).native
-        if native is not None:
-            self._note(slot, *native.ran(request))
-        return self._read(request), tuple(slot.ran), tuple(slot.moved)
-
-    def _look(self, run: ActiveRun, native: NativePlan) -> None:
-        """Look whether something has failed, which lanes that run without Python tell nobody until they are out of it."""
-        if native.stopped:
-            run.stop()
-
-    def _wanted(self, run: ActiveRun) -> bool:
-        native = narrowed(LaneRun, run).native
-        return native is not None and native.wanted()
-
-    def _start(self, run: ActiveRun) -> None:
-        lanes = narrowed(LaneRun, run)
+    def _times(self, count: int, deadline: float) -> float:
+        self._check_known()
+        self._check_open()
         self.pool.check_open()  # or closing it was too early to end this run
-        if self._first is None:
-            self._advance(functools.partial(self._begin, lanes))
-        elif self._native is not None:
-            self._first.submit(functools.partial(self._begin_natively, self._native, lanes))
-        else:
-            self._first.submit(functools.partial(self._advance, functools.partial(self._begin, lanes)))
-
-    def _pass_time(self, run: ActiveRun) -> None:
+        _OPEN.check()
+        slots = min(count, self.in_flight)
+        checked = [self._renew(self._slots[number]) for number in range(slots)]
+        run = self._run = _EngineRun(self._engine)
+        self._blended = None
         if self.pool.wait is not None:
-            self.pool.wait(run.over)
-            if not (run.quiet or run.ended):
-                with self._lock:
-                    raise ExecutionError(f"No events are left, and the run has not ended: {self._said(run)}.")
-
-    def _check_lanes(self) -> None:
-        for worker in self._workers:
-            worker.check()
-
-    def _running(self, run: ActiveRun) -> list[str]:
-        names, what, lanes = self.pool.cluster.names, [], narrowed(LaneRun, run)
-        if lanes.native is not None:
-            steps = [self._scheduler.instruction(*where) for where in lanes.native.running()]
+            self._settle(deadline)
+            self._engine.begin(slots, count - slots)
+            self._pass_time(run)
         else:
-            steps = self._scheduler.running() if run.begun else []
-        for step in steps:
+            waited = self._engine.run(slots, count - slots, deadline)
+            if waited is not _core.Waited.over:
+                self._give_up(run, waited)
+        self._conclude(run)
+        if run.error is not None:
+            raise run.error
+        if run.stopped:
+            raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
+        for slot in checked:
+            if slot is not None:
+                self._record(slot)
+        return run.end - run.begin
+
+    def _renew(self, slot: Slot) -> Slot | None:
+        """Make a slot ready for a request; return it if what the request writes is to be checked."""
+        checked = slot.blanked is not None
+        slot.written, slot.blanked = ({} if checked else None), None
+        if slot.renew is not None:
+            slot.renew()
+        return slot if checked else None
+
+    def _give_up(self, run: _EngineRun, waited: _core.Waited) -> None:
+        """Raise the error of a run that nobody waits for any more."""
+        if waited == _core.Waited.inside:
+            raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
+        if waited == _core.Waited.gone:
+            self._lost = True
+            self._check_lanes()
+            self.pool.check_open()
+        self._conclude(run)
+        raise run.error or self._late(run)
+
+    def _settle(self, deadline: float = math.inf) -> None:
+        self._check_open()
+        engine = self._engine
+        if not engine.over and not engine.inside:
+            engine.stop()
+            if self.pool.wait is not None:
+                self.pool.wait(_Over(engine))  # type: ignore[arg-type]
+            waited = engine.wait(deadline)
+            if waited != _core.Waited.over:
+                self._give_up(self._run, waited)  # type: ignore[arg-type]
+
+    def _deadline(self, timeout: float | None) -> float:
+        self._check_open()
+        if timeout is None:
+            return math.inf
+        if not timeout > 0:
+            raise UsageError(f"'timeout' must be a positive number of seconds; got {timeout}.")
+        deadline = perf_counter() + timeout
+        engine = self._engine
+        if not engine.over and not engine.inside and not engine.watch(deadline):
+            raise self._late(self._run)  # type: ignore[arg-type]
+        return deadline
+
+    def _conclude(self, run: ActiveRun) -> None:
+        """Take note of what has happened in a run."""
+        for incident in self._engine.incidents():
+            match incident:
+                case _core.Ended():
+                    run.ended.append(incident.slot)
+                case _core.Failed() if run.bell is not None:
+                    run.failures.setdefault(incident.node // self._nodes, self._failure(incident.node))
+                case _core.Failed():
+                    run.failed, run.error = incident.node // self._nodes, self._failure(incident.node)
+                case _core.Late():
+                    run.error = run.error or self._late(run, incident.running)
+                case _core.Broken():
+                    self._lost = True
+                    run.error = run.error or failure_of("The run cannot go on", ExecutionError(incident.why))
+
+    def _failure(self, node: int) -> PlaceitError:
+        """The error of a node that has failed."""
+        step = self._scheduler.instruction(*divmod(node, self._nodes))
+        error = self._engine.error(node)
+        if isinstance(error, BaseException):
+            error = error.with_traceback(None)
+            if not isinstance(error, Exception) and self.pool.wait is not None:
+                raise error  # an interrupt of this thread, and not what a device says
+        if isinstance(step, Transfer):
+            name, names = self.book.grouping.tensor_name(self.plan.tensors[step.tensor]), self.pool.cluster.names
+            why = error if isinstance(error, BaseException) else ExecutionError("its link does not say why")
+            return failure_of(f"Moving '{name}' from {names[step.src]} to {names[step.dst]} failed", why)
+        segment = self.plan.segments[step.op]
+        first, device = self.book.op_names(segment)[0], self._devices[segment.device]
+        if not isinstance(error, BaseException):
+            explain: Callable[[], str] = getattr(device, "explain", lambda: "its device does not say why")
+            error = ExecutionError(explain())
+        said = f"Inference failed on {device.name}: "
+        return failure_of(f"The segment that starts with '{first}' failed on {device.name}", error, said)
+
+    def _late(self, run: ActiveRun, running: Sequence[int] | None = None) -> ExecutionError:
+        return self._overdue(self._names(self._engine.running() if running is None else running))
+
+    def _running(self, run: ActiveRun) -> list[str]:  # noqa: ARG002
+        return self._names(self._engine.running())
+
+    def _names(self, nodes: Sequence[int]) -> list[str]:
+        names, what = self.pool.cluster.names, []
+        for node in nodes:
+            step = self._scheduler.instruction(*divmod(node, self._nodes))
             if isinstance(step, Start):
                 what.append(self._segment(step.op))
             else:
                 name = self.book.grouping.tensor_name(self.plan.tensors[step.tensor])
                 what.append(f"'{name}' from {names[step.src]} to {names[step.dst]}")
         return what
+
+    # -- requests as they come ------------------------------------------------------------------------------------------------
+
+    def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:  # noqa: ARG002
+        self._blended = None
+        self.pool.check_open()
+        _OPEN.check()
+        return _EngineRun(self._engine, bell)
+
+    def _start(self, run: ActiveRun) -> None:
+        assert run.bell is not None  # noqa: S101
+        counter = run.bell.counter
+        self._engine.open(_core.Bell() if counter is None else counter)
+
+    def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:  # noqa: ARG002
+        slot = self._slots[request]
+        self._write(inputs, request)
+        self._renew(slot)
+        slot.written = None
+        self._engine.admit(request)
+
+    def _admit_no_more(self, run: ActiveRun) -> None:  # noqa: ARG002
+        self._engine.admit_no_more()
+
+    def _ended(self, run: ActiveRun) -> list[int]:
+        self._conclude(run)
+        return [run.ended.popleft() for _ in range(len(run.ended))]
+
+    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:  # noqa: ARG002
+        return self._read(request), *self._ran(request)
+
+    def _pass_time(self, run: ActiveRun) -> None:
+        if self.pool.wait is not None:
+            self.pool.wait(run.over)
+            if not (run.quiet or run.ended):
+                self._engine.stop()
+                running = ", ".join(self._running(run)) or "nothing"
+                raise ExecutionError(f"No events are left, and the run has not ended; still running: {running}.")
+
+    def _check_lanes(self) -> None:
+        for worker in self._workers:
+            worker.check()
+
+    # -- what has run -----------------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def labels(self) -> Labels:
@@ -314,13 +458,37 @@ class Executor(PlanExecutor):
         tensors = (*map(book.grouping.tensor_name, plan.tensors), *book.inputs, *book.outputs)
         return Labels(self.pool.cluster.names, segments, tensors)
 
+    def _ran(self, number: int) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
+        """Return what has run and moved since the request in a slot began, by start."""
+        segments, moved, base = list[Ran](), list[Moved](), number * self._nodes
+        for node, start, finish in self._engine.ran(number):
+            if node - base < self._segments:
+                segments.append((node - base, start, finish))
+            else:
+                step = narrowed(Transfer, self._scheduler.instruction(number, node - base))
+                moved.append((step.tensor, step.src, step.dst, start, finish))
+        return tuple(segments), tuple(moved)
+
+    def _record(self, slot: Slot) -> None:
+        """Have a slot remember what was written in a run that is checked."""
+        ran, moved = self._ran(slot.number)
+        for s, _, _ in ran:
+            slot.reported((s,))
+        for tensor, _, dst, _, _ in moved:
+            slot.reported((tensor, dst))
+
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
         """Segments and transfers of each request of the last call, by its number among those in flight."""
-        return [(slot.number, tuple(slot.ran), tuple(slot.moved)) for slot in self._ordinary]
+        found: list[tuple[int, Sequence[Ran], Sequence[Moved]]] = [(s.number, *self._ran(s.number)) for s in self._ordinary]
+        if self._blended is not None and found:
+            found[0] = (found[0][0], *self._blended)
+        return found
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
-        return seconds_of(self._samples, last=last)
+        seconds = np.zeros(self._segments)
+        self._engine.seconds(last, seconds)
+        return seconds
 
     @contextlib.contextmanager
     def _sequences(self, slots: int) -> Iterator[Callable[[], Callable[[], None]]]:
@@ -345,12 +513,11 @@ class Executor(PlanExecutor):
                 slot.keep_state(keep=False)
 
     def _blend(self, found: Sequence[Timed], runs: int) -> None:
-        slot = self._slots[0]
-        slot.ran[:], slot.moved[:] = blended(found)
-        for s, start, finish in slot.ran:
-            for _ in range(min(runs, len(self._samples[s]))):
-                self._samples[s].pop()
-            self._samples[s].append(finish - start)
+        self._blended = blended(found)
+        seconds = np.zeros(self._segments)
+        for s, start, finish in self._blended[0]:
+            seconds[s] = finish - start
+        self._engine.blend(runs, seconds)
 
     def _blank(self, sentinel: int) -> str | None:
         found = [what for slot in self._ordinary if (what := slot.blank(sentinel)) is not None]
@@ -367,235 +534,45 @@ class Executor(PlanExecutor):
         segment, names = self.plan.segments[s], self.pool.cluster.names
         return f"the segment that starts with '{self.book.op_names(segment)[0]}' on {names[segment.device]}"
 
-    def op_done(self, request: int, op: int, start: float, finish: float, error: BaseException | None) -> None:
-        """Handle a device's report that a segment has ended."""
-        failed = None if error is None else functools.partial(self._segment_failed, "failed on", op, error)
-        ended = functools.partial(self._op_ended, request, op, start, finish)
-        self._advance(ended, failed=failed, done=(request, op))
 
-    def _op_ended(self, request: int, op: int, start: float, finish: float) -> list[Instruction]:
-        self._slots[request].ran.append((op, start, finish))
-        self._samples[op].append(finish - start)
-        self._slots[request].reported((op,))
-        return self._scheduler.op_finished(request, op)
-
-    def transfer_done(
-        self, request: int, tensor: int, src: int, dst: int, start: float, finish: float, error: BaseException | None
-    ) -> None:
-        """Handle a link's report that a transfer has ended."""
-        failed = None if error is None else functools.partial(self._transfer_failed, tensor, src, dst, error)
-        report = request, tensor, src, dst, start, finish
-        self._advance(functools.partial(self._transfer_ended, *report), failed=failed, done=(request, tensor, dst))
-
-    def _transfer_ended(self, request: int, tensor: int, src: int, dst: int, start: float, finish: float) -> list[Instruction]:
-        self._slots[request].moved.append((tensor, src, dst, start, finish))
-        self._slots[request].reported((tensor, dst))
-        return self._scheduler.transfer_finished(request, tensor, dst)
-
-    def _segment_failed(self, how: str, op: int, error: BaseException) -> PlaceitError:
-        segment = self.plan.segments[op]
-        first, device = self.book.op_names(segment)[0], self._devices[segment.device]
-        said = f"Inference failed on {device.name}: "
-        return failure_of(f"The segment that starts with '{first}' {how} {device.name}", error, said)
-
-    def _transfer_failed(self, tensor: int, src: int, dst: int, error: BaseException) -> PlaceitError:
-        name, names = self.book.grouping.tensor_name(self.plan.tensors[tensor]), self.pool.cluster.names
-        return failure_of(f"Moving '{name}' from {names[src]} to {names[dst]} failed", error)
-
-    def _begin(self, run: LaneRun) -> list[Instruction]:
-        if run.stopped:  # an interrupt came first, and nobody waits for it
-            return []
-        run.begun = True
-        return [step for request in run.requests for step in self._scheduler.begin(request)]
-
-    def _begin_natively(self, native: NativePlan, run: LaneRun) -> None:
-        """Have lanes run it without Python, unless those of another executor do so now. On the thread of the first lane."""
-        turns, held = self.pool.native_turns, False
-        try:
-            held = turns.take(native.workers)
-            if not held:
-                self._advance(functools.partial(self._begin, run))
-                return
-            with self._lock:
-                if not run.stopped:
-                    run.go_native(native)
-            if run.native is not None:
-                native.start(functools.partial(self._ended_natively, native, run))
-                return
-        except BaseException as failure:  # noqa: BLE001 (of this run alone: its thread serves others)
-            with self._lock:
-                run.error = failure_of("The run cannot begin", failure)
-                run.stop()
-                run.over.open()
-                self._let_go()
-        if held:
-            turns.give_back(native.workers)
-
-    def _ended_natively(self, native: NativePlan, run: ActiveRun, ran: NativeRan) -> None:
-        """Take note of what lanes have done, when all of them have left. A second call is ignored."""
-        with self._lock:
-            if run.over.is_open:
-                return
-            try:
-                run.begin, run.end = ran.begin, ran.end
-                self._lost |= ran.lost
-                if run.bell is None and not ran.lost:
-                    for number, (segments, transfers) in enumerate(zip(ran.segments, ran.transfers, strict=True)):
-                        self._note(self._slots[number], segments, transfers)
-                if ran.failed is not None:
-                    run.failed, op, error = ran.failed
-                    run.error = self._segment_failed("failed on", op, error)
-                elif ran.late:
-                    run.error = run.error or self._late(run)
-                elif ran.refused is not None:
-                    run.error = run.error or failure_of("The run cannot go on", ran.refused)
-            except BaseException as failure:  # noqa: BLE001 (somebody waits for the end, and the thread serves others)
-                run.error = run.error or failure_of("What has run is not known", failure)
-                run.stop()
-            finally:
-                self.pool.native_turns.give_back(native.workers)
-                run.over.open()
-            self._let_go()
-
-    def _note(self, slot: Slot, segments: Sequence[Ran], transfers: Sequence[Ran]) -> None:
-        """Take note of what has run natively in a slot."""
-        slot.ran[:] = segments
-        slot.moved.clear()
-        for s, start, finish in segments:
-            self._samples[s].append(finish - start)
-            slot.reported((s,))
-        for p, start, finish in transfers:
-            step = narrowed(Transfer, self._scheduler.instruction(slot.number, len(self.plan.segments) + p))
-            slot.moved.append((step.tensor, step.src, step.dst, start, finish))
-            slot.reported((step.tensor, step.dst))
-
-    def _advance(
-        self,
-        event: Callable[[], list[Instruction]],
-        failed: Callable[[], PlaceitError] | None = None,
-        done: tuple[int, ...] | None = None,
-    ) -> None:
-        """Tell the scheduler of an event and start what it asks for.
-
-        Args:
-            event: tells the scheduler.
-            failed: says what has failed; None if nothing has.
-            done: what has ended on a device or a link; None if nothing has.
-        """
-        with self._lock:
-            run: LaneRun | None = self._run  # type: ignore[assignment]
-            if run is None:
-                return
-            try:
-                self._working.discard(done or ())
-                if not run.broken and not run.over.is_open:
-                    self._follow(run, event, None if failed is None else failed(), None if done is None else done[0])
-            except BaseException as failure:
-                self._working.discard(done or ())
-                self._break(run, failure)
-                if run.caller == threading.get_ident():
-                    raise
-            if run.broken and not self._working and not run.over.is_open:
-                self._forget(run)
-            if run.over.is_open:
-                self._let_go()
-
-    def _break(self, run: LaneRun, failure: BaseException) -> None:
-        """End a run in the middle of a decision: nothing more starts, and it is over when devices and links are at rest."""
-        run.broken = True
-        run.stop()
-        run.error = run.error or failure_of("The run cannot go on", failure)
-        if run.caller == threading.get_ident():  # nobody reports to it any more
-            self._lost = True
-            run.over.open()
-
-    def _forget(self, run: LaneRun) -> None:
-        """Have the scheduler forget a run that has ended in the middle of a decision; nothing of it is anywhere any more."""
-        scheduler = self._scheduler
-        try:
-            for number in self._slots:
-                scheduler.abort(number)
-            for step in scheduler.running():
-                if isinstance(step, Start):
-                    scheduler.op_finished(step.request, step.op)
-                else:
-                    scheduler.transfer_finished(step.request, step.tensor, step.dst)
-        except BaseException:  # noqa: BLE001 (somebody waits for the end)
-            self._lost = True
-        run.end = perf_counter()
-        run.over.open()
-        if run.bell is not None:
-            run.bell.ring()
-
-    def _follow(
-        self, run: LaneRun, event: Callable[[], list[Instruction]], error: PlaceitError | None, request: int | None
-    ) -> None:
-        scheduler = self._scheduler
-        todo: deque[Instruction] = deque()
-        if error is not None and request is not None:  # before the event, or what reads from a failed segment would start
-            todo.extend(self._fail(run, error, request))
-        elif run.stopped:
-            todo.extend(self._stop(run))
-        todo.extend(event())
-        while todo:
-            step = todo.popleft()
-            slot = self._slots[step.request]
-            if type(step) is Start:
-                start = slot.starts[step.op]
-                try:
-                    if start is not None:
-                        self._working.add((step.request, step.op))
-                        self._devices[step.device].start(*start)
-                        continue
-                except BaseException as refusal:  # noqa: BLE001
-                    self._working.discard((step.request, step.op))
-                    failure = self._segment_failed("could not be started on", step.op, refusal)
-                    todo.extend(self._fail(run, failure, step.request))
-                todo.extend(scheduler.op_finished(step.request, step.op))
-            elif type(step) is Transfer:
-                copy = slot.copies.get((step.tensor, step.dst))
-                try:
-                    if copy is not None:
-                        src, source, destination, done = copy
-                        self._working.add((step.request, step.tensor, step.dst))
-                        self._transports[src, step.dst].start(source, destination, done)
-                        continue
-                except BaseException as refusal:  # noqa: BLE001
-                    self._working.discard((step.request, step.tensor, step.dst))
-                    failure = self._transfer_failed(step.tensor, step.src, step.dst, refusal)
-                    todo.extend(self._fail(run, failure, step.request))
-                todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
-            elif run.waiting:
-                run.waiting -= 1
-                slot.clear()
-                todo.extend(scheduler.begin(step.request))
-            else:
-                if run.bell is not None:
-                    if not run.stopped:
-                        run.ended.append(step.request)
-                    run.bell.ring()
-                run.left -= 1
-                run.end_if_over()
-
-    def _fail(self, run: LaneRun, error: PlaceitError, request: int) -> list[Instruction]:
-        """Drop what has not started of a request that has failed; of a run that no requests are added to, of all."""
-        if run.caller == threading.get_ident() and not isinstance(error.__cause__, Exception | None):
-            raise error.__cause__  # an interrupt, and not what a device says
-        if run.bell is not None and not run.stopped:
-            run.failures.setdefault(request, error)
-            return self._scheduler.abort(request)
-        if run.error is None:
-            run.error, run.failed = error, request
-        return self._stop(run)
-
-    def _stop(self, run: LaneRun) -> list[Instruction]:
-        """Drop what has not started, as a request has failed or nobody waits any more."""
-        run.stop()
-        if run.dropped or not run.begun:
-            return []
-        run.dropped, run.waiting = True, 0
-        return [step for number in self._slots for step in self._scheduler.abort(number)]
+def _move(transport: Transport, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
+    transport.start(source, destination, done)
 
 
 def _worker_of(driver: object) -> Worker | None:
     return getattr(driver, "worker", None)
+
+
+class _OpenExecutors:
+    """Executors that are not closed, and what becomes of their runs when the interpreter exits.
+
+    A thread that wants the interpreter's lock after that is ended where it is, which C++ below it does not survive.
+    """
+
+    def __init__(self) -> None:
+        self._executors: WeakSet[Executor] = WeakSet()
+        self._exiting, self._process = False, os.getpid()
+        atexit.register(self._end)
+
+    def add(self, executor: Executor) -> None:
+        """Take note of an executor."""
+        self._executors.add(executor)
+
+    def check(self) -> None:
+        """Raise ExecutionError if the interpreter exits."""
+        if self._exiting:
+            raise ExecutionError("Python exits, and nothing more can run.")
+
+    def _end(self) -> None:
+        self._exiting = True
+        if os.getpid() != self._process:
+            return
+        engines = [executor._engine for executor in [*self._executors]]  # noqa: SLF001
+        for engine in engines:
+            engine.stop()
+        until = time.monotonic() + _EXIT_PATIENCE_S
+        while time.monotonic() < until and any(engine.callers or not engine.over for engine in engines):
+            time.sleep(1e-3)
+
+
+_OPEN = _OpenExecutors()

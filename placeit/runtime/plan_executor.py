@@ -143,7 +143,7 @@ class PlanExecutor(ABC):
     @property
     @abstractmethod
     def native(self) -> bool:
-        """True if runs need no Python from their begin to their end, unless another executor has the threads."""
+        """True if runs need no Python from their begin to their end."""
 
     @property
     @abstractmethod
@@ -234,10 +234,6 @@ class PlanExecutor(ABC):
     def gone(self) -> PlaceitError | None:
         """Why nothing can run here any more, as a device is lost; None while it can."""
         return None
-
-    def _wanted(self, run: ActiveRun) -> bool:  # noqa: ARG002
-        """Return whether other executors cannot run before this run is over."""
-        return False
 
     @abstractmethod
     def _start(self, run: ActiveRun) -> None:
@@ -448,7 +444,7 @@ class PlanExecutor(ABC):
                     serving.flying[request] = item
                     self._admit(run, request, inputs)
                 serving.item = None
-                item = None if self._wanted(run) else feed.take(room=bool(free))
+                item = feed.take(room=bool(free))
             if not serving.flying:
                 break
             self._pass_time(run)
@@ -456,7 +452,7 @@ class PlanExecutor(ABC):
                 feed.bell.wait(min(_LOOK_S, feed.patience()))
             free.update(number for number in self._hand_over(feed, serving) if number < self.in_flight)
             self._check_lanes()
-            if not run.stopped and not self._wanted(run):
+            if not run.stopped:
                 item = feed.take(room=bool(free))
         self._admit_no_more(run)
         self._wait(run, math.inf)
@@ -616,15 +612,18 @@ class PlanExecutor(ABC):
 
     def _late(self, run: ActiveRun) -> ExecutionError:
         """The error of a run that has not ended in time; with the lock."""
+        return self._overdue(self._running(run))
+
+    def _overdue(self, running: Sequence[str]) -> ExecutionError:
+        """The error of a run that has not ended in time, given what is on devices and links."""
         return ExecutionError(
-            f"The time-out is over, and the run is not: {self._said(run)}. The executor can be used again when that has ended; "
+            f"The time-out is over, and the run is not: {_said(running)}. The executor can be used again when that has ended; "
             "if a device hangs, open a new session."
         )
 
-    def _said(self, run: ActiveRun) -> str:
-        """Say what of a run is under way; with the lock."""
-        what = self._running(run)
-        return f"still running: {', '.join(what)}" if what else "none of it has started, as its device is busy"
+
+def _said(running: Sequence[str]) -> str:
+    return f"still running: {', '.join(running)}" if running else "none of it has started, as its device is busy"
 
 
 def with_room(open_for: Callable[..., PlanExecutor], in_flight: int) -> PlanExecutor:

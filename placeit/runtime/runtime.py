@@ -21,11 +21,11 @@ from placeit.runtime.compiling import Compiling
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.accelerator import StreamProgram, Streams
 from placeit.runtime.devices.base import Program, RuntimeDevice, Transport
+from placeit.runtime.devices.throughput import ThroughputDevice
 from placeit.runtime.executor import Executor
 from placeit.runtime.plan_executor import PlanExecutor, check_process, check_requests
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.segment_compiler import SegmentCompiler
-from placeit.runtime.several import SeveralExecutor, device_of_several
 
 __all__ = ["Runtime"]
 
@@ -140,13 +140,12 @@ class Runtime:
         """The streams that drive all devices; None if the host decides when each segment starts."""
         return self.pool.streams
 
-    def executor(self, plan: Plan, *, in_flight: int = 1, native: bool = True) -> PlanExecutor:
+    def executor(self, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
         """Make a plan ready to run, with the kind of executor for these devices.
 
         Args:
             plan: what to run.
             in_flight: how many requests may be in flight at once.
-            native: whether threads of devices and links may run without Python where they can; False to compare.
 
         Raises:
             DeviceError: a segment cannot be compiled for its device, or there is no room for its weights or buffers.
@@ -155,7 +154,7 @@ class Runtime:
         """
         check_process(self._process)
         check_requests(in_flight)
-        executor = self._executor(plan, in_flight, native)
+        executor = self._executor(plan, in_flight)
         with self._opening:
             self._executors.add(executor)
         return executor
@@ -166,15 +165,14 @@ class Runtime:
         Raises:
             DeviceError: it cannot be compiled.
         """
-        device = device_of_several(self.pool, plan)
-        return None if device is None else device.streams(cast("Program", self.compiler.compile(plan.programs)[0]))
+        device = None if self.pool.streams is not None else self.pool.devices[plan.segments[0].device]
+        if not isinstance(device, ThroughputDevice) or len(plan.programs) != 1:
+            return None
+        return device.streams(cast("Program", self.compiler.compile(plan.programs)[0]))
 
-    def _executor(self, plan: Plan, in_flight: int, native: bool) -> PlanExecutor:
+    def _executor(self, plan: Plan, in_flight: int) -> PlanExecutor:
         programs = self.compiler.compile(plan.programs)
         if self.pool.streams is not None:
             work = PlanTasks.of(self.book, plan, cast("list[StreamProgram]", programs))
             return StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight)
-        made = cast("list[Program]", programs)
-        if device_of_several(self.pool, plan) is not None:
-            return SeveralExecutor(self.book, self.pool, plan, made, in_flight=in_flight)
-        return Executor(self.book, self.pool, plan, made, in_flight=in_flight, native=native)
+        return Executor(self.book, self.pool, plan, cast("list[Program]", programs), in_flight=in_flight)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,6 @@ from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.base import (
     Buffer,
     BufferSpec,
-    DoneCallback,
     Instance,
     KeepsState,
     Program,
@@ -38,9 +36,13 @@ class Slot:
         plan: what runs.
         programs: of its segments; None for one that computes nothing.
         number: of the request.
-        op_done: told of each segment that has ended: request, segment, start, finish, error.
-        transfer_done: told of each transfer that has ended: request, tensor, source, destination, start, finish, error.
         keep_state: whether each request goes on from the state in which the one before has left its segments.
+
+    Attributes:
+        inputs: buffers of the model's inputs, by name.
+        outputs: buffers of its outputs, by name.
+        instances: of each segment; None for one that computes nothing.
+        copies: source, its buffer and that of the destination, for each transfer (tensor, destination).
     """
 
     def __init__(
@@ -50,8 +52,6 @@ class Slot:
         plan: Plan,
         programs: Sequence[Program | None],
         number: int,
-        op_done: Callable[..., None],
-        transfer_done: Callable[..., None],
         *,
         keep_state: bool = False,
     ) -> None:
@@ -59,10 +59,8 @@ class Slot:
         self._keeping: list[tuple[str, KeepsState]] = []
         self.inputs: dict[str, Buffer] = {}
         self.outputs: dict[str, Buffer] = {}
-        self.starts: list[tuple[Instance, DoneCallback] | None] = []
-        self.copies: dict[tuple[int, int], tuple[int, Buffer, Buffer, DoneCallback]] = {}
-        self.ran: list[tuple[int, float, float]] = []
-        self.moved: list[tuple[int, int, int, float, float]] = []
+        self.instances: list[Instance | None] = []
+        self.copies: dict[tuple[int, int], tuple[int, Buffer, Buffer]] = {}
         # what each segment (s,) and each transfer (tensor, destination) writes; what it had written when it was reported
         self.writes: dict[tuple[int, ...], list[Buffer]] = {}
         self.written: dict[tuple[int, ...], list[NDArray[np.generic]]] | None = None
@@ -86,7 +84,7 @@ class Slot:
             entering = {t: held[t, d] for t in segment.inputs}
             if program is None:
                 made = book.hand_through(segment, entering, self.inputs)
-                self.starts.append(None)
+                self.instances.append(None)
             else:
                 with pool.on(d):
                     instance = pool.devices[d].instance(program)
@@ -101,7 +99,7 @@ class Slot:
                 for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in book.inputs_of(segment))]):
                     instance.bind(i, buffer)
                 made = self.writes[s,] = [instance.output(i) for i in range(len(program.outputs))]
-                self.starts.append((instance, functools.partial(op_done, number, s)))
+                self.instances.append(instance)
             self.outputs |= zip(book.outputs_of(segment), made[len(segment.outputs) :], strict=True)
             for t, buffer in zip(segment.outputs, made, strict=False):
                 held[t, d] = buffer
@@ -117,8 +115,7 @@ class Slot:
                         held[t, far] = pool.devices[far].allocate(book.spec(t))
                         self.writes[compact[t], far] = [held[t, far]]
                     if (d, far) in pool.transports:
-                        done = functools.partial(transfer_done, number, compact[t], d, far)
-                        self.copies[compact[t], far] = (d, buffer, held[t, far], done)
+                        self.copies[compact[t], far] = (d, buffer, held[t, far])
 
         for name, buffer in self.outputs.items():
             deliver: Callable[[], Buffer] | None = getattr(buffer, "deliver", None)
@@ -128,7 +125,7 @@ class Slot:
                     if buffer in written:
                         written.append(self.outputs[name])
         run_ahead = next((device.run_ahead for device in pool.devices if hasattr(device, "run_ahead")), None)
-        self._renew: Callable[[], None] | None = None if run_ahead is None else run_ahead(book, pool, plan, self)
+        self.renew: Callable[[], None] | None = None if run_ahead is None else run_ahead(book, pool, plan, self)
 
     def reported(self, what: tuple[int, ...]) -> None:
         """Record what a segment or a transfer has written, in a checked run."""
@@ -179,13 +176,6 @@ class Slot:
         for device, instance in self._keeping:
             found[device] += instance.state_bytes()
         return found
-
-    def clear(self) -> None:
-        """Forget the last run: nothing of it runs any more."""
-        self.ran.clear()
-        self.moved.clear()
-        if self._renew is not None:
-            self._renew()
 
 
 def _shares(device: RuntimeDevice) -> bool:

@@ -229,11 +229,14 @@ def test_a_closed_executor_lets_go_of_its_buffers_at_once(
         made.append(weakref.ref(new))
         return new
 
+    if not native:
+        monkeypatch.setattr("placeit.runtime.devices.openvino.native_openvino", lambda: None)
     monkeypatch.setattr(OpenVinoDevice, "instance", remembered)
     _, runtime, segmenter = real(3, 12)
     gc.disable()  # which would find them some time
     try:
-        with runtime.executor(segmenter.plan(np.arange(len(runtime.grouping.groups)) % 2), native=native) as executor:
+        with runtime.executor(segmenter.plan(np.arange(len(runtime.grouping.groups)) % 2)) as executor:
+            assert executor.native == native
             executor.time()
         assert made
         assert [ref for ref in made if ref() is not None] == []

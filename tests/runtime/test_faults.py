@@ -45,6 +45,7 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.devices.accelerator import LoadedProgram, Streams
 from placeit.runtime.devices.base import DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
+from placeit.runtime.devices.emulated import EmulatedLink
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
@@ -143,6 +144,14 @@ class Troubled:
         self._inner.close()
 
 
+class Started:
+    """An emulated link that runs as any link does: it is asked to start, and reports."""
+
+    def __init__(self, name: str) -> None:
+        self._inner = EmulatedLink(name, 1e9, 1e-5)
+        self.worker, self.start, self.close = self._inner.worker, self._inner.start, self._inner.close
+
+
 def _move(broken: Iterator[Exception], move: Callable[..., None], *args: Any) -> None:
     for failure in broken:
         raise failure
@@ -199,7 +208,8 @@ class Bench:
         self.devices, options = [], {}
         if lanes in ("openvino", "ort", "torch"):
             self.devices = [Troubled(device_kind(device).open(device, "f32")) for device in cluster.devices]
-            options = {"devices": self.devices}
+            pairs = [(0, 1), (1, 0)] if emulated else []
+            options = {"devices": self.devices, "transports": {pair: Started(f"placeit link {pair}") for pair in pairs}}
         elif lanes == "fake":
             options = {"streams": Streams(FakeAccelerator(2, on_host={0, 1}, patience=0.1), Computed)}
         self.runtime = Runtime(self.model, grouping, cluster, **options)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from typing import Any
 
@@ -11,11 +10,10 @@ from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.devices.openvino_errors import explaining
-from placeit.runtime.devices.base import DoneCallback, Instance, Program
+from placeit.runtime.devices.base import Instance, Program
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino import KIND as OPENVINO
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoInstance, OpenVinoProgram
-from placeit.runtime.devices.worker import perform
 
 __all__ = ["KIND", "ThroughputDevice"]
 
@@ -25,7 +23,7 @@ _PROPERTIES = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": "AUTO"}
 class ThroughputDevice(OpenVinoDevice):
     """CPU cores that OpenVINO divides among streams by itself, with its throughput hint.
 
-    Instances that are started run at the same time, each waited for on a thread of its own.
+    Requests in different slots run at the same time, each waited for on a thread of its own.
 
     Args:
         device: CPU cores.
@@ -41,8 +39,7 @@ class ThroughputDevice(OpenVinoDevice):
         if not device.core_set:
             raise DeviceError(f"{device.name}: the throughput mode is one of the CPU.")
         super().__init__(device, precision=precision, properties=_PROPERTIES)
-        self._idle: list[Worker] = []
-        self._waiting: list[Worker] = []  # all threads that wait for requests
+        self._waiting: list[Worker] = []  # the threads that wait for requests
         self._taking = threading.Lock()
 
     def instance(self, program: Program) -> OpenVinoInstance:
@@ -50,20 +47,12 @@ class ThroughputDevice(OpenVinoDevice):
         with explaining(f"OpenVINO cannot make buffers for {self.name}"):
             return OpenVinoInstance(narrowed(OpenVinoProgram, program), _run)
 
-    def start(self, instance: Instance, done: DoneCallback) -> None:
-        """Run an instance beside those that run already."""
+    def worker_of(self, number: int) -> Worker:
+        """Return the thread that waits for the requests in a slot, by its number."""
         with self._taking:
-            if not self._idle:
+            while len(self._waiting) <= number:
                 self._waiting.append(Worker(f"placeit {self.name}"))
-                self._idle.append(self._waiting[-1])
-            worker = self._idle.pop()
-
-        def ended(start: float, finish: float, error: BaseException | None) -> None:
-            with self._taking:
-                self._idle.append(worker)
-            done(start, finish, error)
-
-        worker.submit(functools.partial(perform, narrowed(OpenVinoInstance, instance).run, self._explain, ended))
+            return self._waiting[number]
 
     def streams(self, program: Program) -> int:
         """Return how many requests in flight OpenVINO finds best for a program."""

@@ -172,7 +172,8 @@ class Ahead:
         self.inbox = ReceivingBuffers()
         self.senders: dict[int, RemoteDevice] = {}
         self.feeds: dict[RemoteDevice, list[tuple[int, HostBuffer]]] = {}
-        self._lock = threading.Lock()
+        self._lock, self._going = threading.Lock(), threading.Lock()
+        self._started: set[object] = set()
         self._waiting: dict[int, tuple[DoneCallback, tuple[RemoteDevice, ...]]] = {}
         self._come: dict[int, tuple[float, float, BaseException | None]] = {}
 
@@ -180,16 +181,22 @@ class Ahead:
         """Have the next thing that is started begin another run."""
         self._begun = False
 
-    def go(self) -> None:
-        """Have nodes begin a run, with the inputs that are in place, unless they have."""
-        if self._begun:
-            return
-        self._begun = True
-        with self._lock:
-            self.epoch += 1
-            self._come.clear()
-        for device, inputs in self.feeds.items():
-            device.begin(self, inputs)
+    def go(self, what: object) -> None:
+        """Have nodes begin a run, with the inputs that are in place, unless they have.
+
+        Args:
+            what: an instance or a buffer, which is started or sent once in each run: a second time begins another run.
+        """
+        with self._going:
+            if self._begun and what not in self._started:
+                self._started.add(what)
+                return
+            self._begun, self._started = True, {what}
+            with self._lock:
+                self.epoch += 1
+                self._come.clear()
+            for device, inputs in self.feeds.items():
+                device.begin(self, inputs)
 
     def retire(self) -> int:
         """Have nothing of the last run go on anywhere once it is said that the epoch returned has begun; nothing runs here."""

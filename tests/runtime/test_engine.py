@@ -1,4 +1,4 @@
-"""Plans that compiled lanes run: what ran when, and whatever goes wrong at any time.
+"""Plans on lanes: what ran when, and whatever goes wrong at any time.
 
 The devices have real threads and native entries that spin for a given time, so that it is known what each segment takes.
 """
@@ -33,7 +33,7 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ExecutionError
 from placeit.core.problem import Problem
-from placeit.core.threads import Gate
+from placeit.core.threads import Worker
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.devices.base import Instance, Program, RuntimeDevice
@@ -41,11 +41,8 @@ from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.executor import Executor
 from placeit.runtime.feed import Bell
-from placeit.runtime.native import plan as plan_module
-from placeit.runtime.native.plan import NativePlan
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Server
-from placeit.runtime.spans import Ran
 from placeit.simulator.scheduler import Scheduler
 
 pytestmark = pytest.mark.timeout(120, method="thread")
@@ -155,7 +152,7 @@ def test_lanes_of_both_kinds_run_every_segment_once_and_in_order(
             check_spans(made, executor, requests)
 
 
-def test_executors_on_different_devices_run_natively_side_by_side(
+def test_executors_on_different_devices_run_side_by_side(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each waits, in its first native entry, for the other one to be in its own."""
@@ -262,8 +259,6 @@ def test_an_entry_that_fails_is_an_execution_error_and_the_next_run_works(bench:
 def test_lanes_run_segments_that_need_python_beside_others(bench: Callable[..., Bench]) -> None:
     made = bench(8, 20, seconds=1e-5, links=True, mixed=True)
     with made.executor(in_flight=2) as executor:
-        assert executor._native is not None
-        assert executor._native.needs_python
         assert not executor.native
         for turn in range(6):
             executor.times(5, timeout=60)
@@ -317,22 +312,21 @@ def test_a_run_that_takes_too_long_says_what_runs_and_the_next_one_waits_for_it(
         check_spans(made, executor)
 
 
-def test_lanes_stop_at_the_deadline_of_a_run_without_the_interpreter(bench: Callable[..., Bench]) -> None:
+def test_a_run_stops_at_its_deadline_without_the_interpreter(bench: Callable[..., Bench]) -> None:
     made = bench(2, 8, seconds=1e-3, links=True)
     keep_gil, interval = ctypes.PyDLL(None).usleep, sys.getswitchinterval()
     with made.executor(in_flight=2) as executor:
-        assert executor._native is not None
+        engine = executor._engine
         executor.time()
-        before = executor._run
         with beside(lambda: executor.times(10**9, timeout=0.2)) as outcome:
-            while (run := executor._run) is before or run is None or not (run.begun and executor._native.lanes.begun):
+            while engine.over:
                 time.sleep(0)
             sys.setswitchinterval(1e3)  # no other thread gets the interpreter unless this one waits
             try:
                 until = time.monotonic() + 60
-                while not executor._native.stopped and time.monotonic() < until:
+                while not engine.stopped and time.monotonic() < until:
                     keep_gil(1000)
-                stopped = executor._native.stopped
+                stopped = engine.stopped
             finally:
                 sys.setswitchinterval(interval)
         assert stopped
@@ -342,21 +336,8 @@ def test_lanes_stop_at_the_deadline_of_a_run_without_the_interpreter(bench: Call
         check_spans(made, executor, 2)
 
 
-def test_a_run_is_late_though_its_lanes_have_left_before_anybody_looks(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, wait = bench(2, 8, seconds=1e-3), Gate.wait
-    with made.executor(in_flight=2) as executor:
-        with monkeypatch.context() as patch:
-            patch.setattr(Gate, "wait", lambda gate, _timeout=-1: wait(gate, 60))  # whoever waits sees the end alone
-            with pytest.raises(ExecutionError, match="The time-out is over, and the run is not: still running: the segment"):
-                executor.times(10**9, timeout=0.2)
-        executor.times(2, timeout=60)
-        check_spans(made, executor, 2)
-
-
 def test_threads_with_executors_of_their_own_all_finish(bench: Callable[..., Bench]) -> None:
-    """Lanes of one run hold their threads; the others' runs have to wait, or run with Python, and neither for ever."""
+    """Executors share the lanes of devices, segment by segment."""
     made = bench(4, 15, seconds=1e-5, links=True)
     failures: list[BaseException] = []
 
@@ -402,26 +383,6 @@ def test_runs_survive_interrupts_at_random_moments(bench: Callable[..., Bench]) 
         assert interrupted > 20
         executor.times(2, timeout=120)
         check_spans(made, executor, 2)
-
-
-def test_a_stop_before_the_lanes_begin_is_not_lost(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt may come while the first lane is about to start: none of many requests may run then."""
-    made = bench(3, 12, seconds=1e-5)
-    start = NativePlan.start
-
-    def late(plan: NativePlan, ended: Callable[[Ran], object]) -> None:
-        plan.stop()
-        start(plan, ended)
-
-    with made.executor() as executor:
-        executor.time()
-        calls = sum(device.calls for device in made.timed)
-        with monkeypatch.context() as patch:
-            patch.setattr(NativePlan, "start", late)
-            executor.times(200)
-        assert sum(device.calls for device in made.timed) == calls
-        executor.time(timeout=120)
-        check_spans(made, executor)
 
 
 def test_closing_during_a_run_ends_it_or_fails_it_and_hangs_nobody() -> None:
@@ -527,101 +488,192 @@ def test_a_server_that_is_closed_while_a_lane_runs_writes_into_nobody_elses_file
     assert not any((tmp_path / f"{i}").stat().st_size for i in range(8))
 
 
-@pytest.mark.parametrize("where", ["prepare", "_ran", "_look", "_work"])
-def test_a_lack_of_memory_between_segments_is_an_error_of_the_run_alone(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    made = bench(2, 12, seconds=1e-5, links=True)
-
-    def fail(*_: object) -> None:
-        raise MemoryError("none left")
-
-    with made.executor() as executor, made.executor() as other:
-        with monkeypatch.context() as patch:
-            patch.setattr(NativePlan, where, fail) if where != "_work" else patch.setattr(plan_module, "wake_on_time", fail)
-            with pytest.raises(ExecutionError, match="none left"):
-                executor.time(timeout=120)
-        other.times(2, timeout=120)
-        check_spans(made, other)
-
-
 def machine(requests: int = 2) -> _core.Machine:
     problem = Problem.from_arrays(np.ones((3, 2)), [[0, 1], [1, 2]], [1, 1], np.ones((2, 2)), np.zeros((2, 2)))
     return Scheduler(problem, [0, 1, 0], in_flight=requests).machine
 
 
-def lanes_of(requests: int = 2) -> _core.Lanes:
-    return _core.Lanes(machine(requests), np.ones(2))
+@pytest.fixture
+def engine_of() -> Iterator[Callable[..., _core.Executor]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(requests: int = 2) -> _core.Executor:
+            workers = [stack.enter_context(contextlib.closing(Worker(f"placeit lane {k}"))) for k in range(2)]
+            return _core.Executor(machine(requests), [worker.lane for worker in workers], np.ones(2))
+
+        yield make
 
 
 @pytest.mark.parametrize(
     ("call", "error", "name"),
     [
-        (lambda lanes: lanes.set_entry(10, 0, 1, 0), IndexError, "node"),
-        (lambda lanes: lanes.set_entry(-1, 0, 1, 0), IndexError, "node"),
-        (lambda lanes: lanes.set_entry(0, 0, 0, 0), ValueError, "function"),
-        (lambda lanes: lanes.set_call(0, 2, int), IndexError, "lane"),
-        (lambda lanes: lanes.set_transfer(3, 0, -1.0), ValueError, "seconds"),
-        (lambda lanes: lanes.set_transfer(3, 0, float("nan")), ValueError, "seconds"),
-        (lambda lanes: lanes.prepare(np.array([2], np.int32), 0, None, np.inf), ValueError, "slots"),
-        (lambda lanes: lanes.prepare(np.array([0], np.int64), 0, None, np.inf), TypeError, "slots"),
-        (lambda lanes: lanes.prepare(np.array([0], np.int32), -1, None, np.inf), ValueError, "waiting"),
-        (lambda lanes: lanes.prepare(np.array([0], np.int32), 0, None, np.nan), ValueError, "deadline"),
-        (lambda lanes: lanes.work(2), IndexError, "lane"),
-        (lambda lanes: lanes.admit(-1), IndexError, "slot"),
-        (lambda lanes: lanes.ran(2), IndexError, "slot"),
-        (lambda lanes: lanes.error(10), IndexError, "node"),
-        (lambda _: _core.Lanes(machine(), np.ones(0)), ValueError, "slowdown"),
-        (lambda _: _core.Lanes(machine(), np.array([1.0, np.nan])), ValueError, "slowdown"),
-        (lambda _: _core.Lanes(machine(), np.ones(4)[::2]), ValueError, "slowdown"),
+        (lambda engine: engine.set_entry(10, 0, 1, 0), IndexError, "node"),
+        (lambda engine: engine.set_entry(-1, 0, 1, 0), IndexError, "node"),
+        (lambda engine: engine.set_entry(0, 0, 0, 0), ValueError, "function"),
+        (lambda engine: engine.set_call(0, 2, int), IndexError, "lane"),
+        (lambda engine: engine.set_call(0, -2, int), IndexError, "lane"),
+        (lambda engine: engine.set_start(10, 0, int), IndexError, "node"),
+        (lambda engine: engine.set_transfer(3, 0, -1.0), ValueError, "seconds"),
+        (lambda engine: engine.set_transfer(3, 0, float("nan")), ValueError, "seconds"),
+        (lambda engine: engine.set_transfer(3, -1, 1.0), IndexError, "lane"),
+        (lambda engine: engine.run(3, 0, np.inf), ValueError, "requests"),
+        (lambda engine: engine.run(-1, 0, np.inf), ValueError, "requests"),
+        (lambda engine: engine.run(1, -1, np.inf), ValueError, "waiting"),
+        (lambda engine: engine.run(1, 0, np.nan), ValueError, "deadline"),
+        (lambda engine: engine.wait(np.nan), ValueError, "deadline"),
+        (lambda engine: engine.admit(-1), IndexError, "slot"),
+        (lambda engine: engine.ran(2), IndexError, "slot"),
+        (lambda engine: engine.error(10), IndexError, "node"),
+        (lambda engine: engine.seconds(True, np.zeros(2)), ValueError, "found"),
+        (lambda _: _core.Executor(machine(), [_core.Lane()], np.ones(0)), ValueError, "slowdown"),
+        (lambda _: _core.Executor(machine(), [_core.Lane()], np.array([np.nan])), ValueError, "slowdown"),
     ],
 )
-def test_lanes_name_the_argument_that_they_cannot_take(
-    call: Callable[[_core.Lanes], object], error: type[Exception], name: str
+def test_an_engine_names_the_argument_that_it_cannot_take(
+    engine_of: Callable[..., _core.Executor], call: Callable[[_core.Executor], object], error: type[Exception], name: str
 ) -> None:
     with pytest.raises(error, match=f"'{name}'"):
-        call(lanes_of())
+        call(engine_of())
 
 
-def run_both(lanes: _core.Lanes) -> None:
-    """Run two lanes, each on a thread of its own, until both have left or it takes too long."""
-    threads = [threading.Thread(target=lanes.work, args=(k,)) for k in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-
-
-def test_a_deadline_ends_a_run_that_nobody_stops() -> None:
-    lanes = lanes_of(1)
-    lanes.set_call(0, 0, lambda: time.sleep(0.05))
-    lanes.set_call(1, 1, lambda: time.sleep(0.05))
-    deadline = time.perf_counter() + 0.2
-    lanes.prepare(np.array([0], np.int32), 10**9, None, deadline)
-    run_both(lanes)
-    (event,) = lanes.events()
+def test_a_deadline_ends_a_run_that_nobody_stops(engine_of: Callable[..., _core.Executor]) -> None:
+    engine = engine_of(1)
+    engine.set_call(0, 0, lambda: time.sleep(0.05))
+    engine.set_call(1, 1, lambda: time.sleep(0.05))
+    assert engine.run(1, 10**9, time.perf_counter() + 0.2) == _core.Waited.late
+    (event,) = engine.incidents()
     assert isinstance(event, _core.Late)
-    assert event.deadline == deadline
     assert event.running in ([0], [1])
-    assert lanes.running() == []
+    assert engine.wait(np.inf) == _core.Waited.over
+    assert engine.running() == []
 
 
-def test_a_run_whose_deadline_is_over_does_not_begin() -> None:
-    lanes, calls = lanes_of(1), list[int]()
-    lanes.set_call(0, 0, lambda: calls.append(0))
-    lanes.prepare(np.array([0], np.int32), 0, None, time.perf_counter())
-    run_both(lanes)
-    (event,) = lanes.events()
+def test_a_run_whose_deadline_is_over_does_not_begin(engine_of: Callable[..., _core.Executor]) -> None:
+    engine, calls = engine_of(1), list[int]()
+    engine.set_call(0, 0, lambda: calls.append(0))
+    assert engine.run(1, 0, time.perf_counter()) == _core.Waited.late
+    (event,) = engine.incidents()
     assert isinstance(event, _core.Late)
-    assert (event.running, calls, lanes.begun) == ([], [], False)
+    assert (event.running, calls, engine.over) == ([], [], True)
 
 
-def test_rules_that_contradict_what_happens_break_the_run_and_not_its_threads() -> None:
-    lanes = lanes_of(2)
-    lanes.set_call(0, 0, int)
-    lanes.prepare(np.array([0, 0], np.int32), 0, None, np.inf)  # a slot takes one request at a time
-    run_both(lanes)
-    assert [type(event) for event in lanes.events()] == [_core.Broken]
+def test_a_run_of_no_request_is_over_at_once(engine_of: Callable[..., _core.Executor]) -> None:
+    assert engine_of().run(0, 3, np.inf) == _core.Waited.over
+
+
+def test_a_lane_whose_thread_has_ended_ends_the_wait(engine_of: Callable[..., _core.Executor]) -> None:
+    engine = engine_of(1)
+
+    def leave() -> None:
+        raise SystemExit
+
+    engine.set_call(0, 0, int)
+    dying = Worker("placeit dying")
+    doomed = _core.Executor(machine(1), [dying.lane], np.ones(1))
+    doomed.set_call(0, 0, int)
+    dying.submit(leave)
+    assert doomed.run(1, 0, np.inf) == _core.Waited.gone
+    assert engine.run(1, 0, np.inf) == _core.Waited.over
+
+
+Start = Callable[[_core.Report], object]
+
+
+def drop(_: _core.Report) -> None:
+    """Never report, and forget what could be reported to."""
+
+
+def twice(report: _core.Report) -> None:
+    assert report(1.0, 2.0, None)
+    assert not report(1.0, 3.0, None)
+
+
+def from_a_thread_that_ends(report: _core.Report) -> None:
+    threading.Thread(target=report, args=(1.0, 2.0, None)).start()
+
+
+def by_a_thread_that_forgets(report: _core.Report) -> None:
+    threading.Thread(target=drop, args=(report,)).start()
+
+
+def with_an_exception(report: _core.Report) -> None:
+    report(1.0, 2.0, ValueError("no"))
+
+
+def by_raising(_: _core.Report) -> None:
+    raise SystemExit("no")
+
+
+@pytest.mark.parametrize(
+    ("start", "error"),
+    [
+        (twice, None),
+        (from_a_thread_that_ends, None),
+        (drop, "never reported"),
+        (by_a_thread_that_forgets, "never reported"),
+        (with_an_exception, "no"),
+        (by_raising, "no"),
+    ],
+)
+@pytest.mark.parametrize("lane", [0, -1])
+def test_what_asynchronous_nodes_report_is_the_outcome(
+    engine_of: Callable[..., _core.Executor], start: Start, error: str | None, lane: int
+) -> None:
+    engine, ran = engine_of(1), list[int]()
+    engine.set_start(0, lane, start)
+    engine.set_call(1, 1, lambda: ran.append(1))
+    for _ in range(3):
+        assert engine.run(1, 0, time.perf_counter() + 60) == _core.Waited.over
+        incidents = engine.incidents()
+        if error is None:
+            assert not incidents
+            assert ran.pop() == 1
+        else:
+            assert [type(incident) for incident in incidents] == [_core.Failed]
+            assert error in str(engine.error(0))
+            assert not ran
+
+
+def test_a_report_of_an_earlier_run_changes_nothing(engine_of: Callable[..., _core.Executor]) -> None:
+    engine, reports = engine_of(1), list[_core.Report]()
+    engine.set_start(0, 0, reports.append)
+    assert engine.run(1, 0, time.perf_counter() + 0.05) == _core.Waited.late
+    first = reports.pop()
+    assert not engine.over
+    assert first(1.0, 2.0, None)
+    assert engine.over
+    with beside(lambda: engine.run(1, 0, time.perf_counter() + 60)) as waited:
+        while not reports:
+            time.sleep(1e-3)
+        assert not first(1.0, 2.0, None)
+        assert engine.running() == [0]
+        assert reports.pop()(1.0, 2.0, None)
+    assert waited == [_core.Waited.over]
+
+
+def test_a_caller_runs_short_segments_of_free_lanes_itself(bench: Callable[..., Bench]) -> None:
+    """And the lane does where something else runs there, or the segment may be long."""
+    model = random_model(0, 1)
+    grouping = Grouping.singletons(model.graph)
+    cluster = Cluster((Device("a"),))
+    device = TimedDevice("a", lambda _: 1e-5)
+    plan = Segmenter(grouping, Costs.zero(len(grouping.groups), cluster)).plan(np.zeros(len(grouping.groups), int))
+    switches: list[int] = []
+
+    def voluntary() -> int:
+        status = Path(f"/proc/self/task/{threading.get_native_id()}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("voluntary_ctxt")).split()[1])
+
+    with Runtime(model, grouping, cluster, devices=[device], transports={}) as runtime, runtime.executor(plan) as executor:
+        executor.time()
+        for lends in (1.0, 0.0):
+            device.worker.lane.lends = lends
+            before = voluntary()
+            for _ in range(50):
+                executor.time()
+            switches.append(voluntary() - before)
+    assert switches[0] == 0
+    assert switches[1] > 0
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -629,8 +681,8 @@ def test_python_exits_while_a_run_is_under_way(mixed: bool) -> None:
     here = Path(__file__)
     program = f"""
 import sys, threading, time
-sys.path[:0] = [{str(here.parent)!r}, {str(here.parents[2])!r}]
-from test_native import Bench
+sys.path[:0] = [{str(here.parent)!r}, {str(here.parents[1])!r}]
+from test_engine import Bench
 executor = Bench(1, 20, seconds=1e-3, mixed={mixed}).executor()
 threading.Thread(target=lambda: executor.times(10**6), daemon=True).start()
 time.sleep(0.2)

@@ -1,0 +1,234 @@
+// Runs a plan on lanes, by the rules that the simulator follows.
+//
+// Lanes belong to devices and links, and live as long as these; any number of executors uses them. Whoever reports an end carries
+// out what the rules answer: it queues what starts on the lanes, and wakes these before it goes on itself. The state of an
+// executor is under one mutex. Nothing is called with the mutex taken.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "executor/bell.hpp"
+#include "executor/event.hpp"
+#include "executor/lane.hpp"
+#include "rules/machine.hpp"
+#include "rules/span.hpp"
+
+namespace placeit {
+
+/// A C function that runs a segment on the calling thread and returns 0, or another number if that failed.
+struct Entry {
+    int (*function)(void*) = nullptr;
+    void* argument = nullptr;
+};
+
+/// How a node is carried out: by an entry, by waiting, or by an entry that starts it, whose return value does not count and after
+/// which somebody reports the end.
+struct Step {
+    Index lane = -1;  // -1: on the thread that decides so; what has no entry there ends as soon as it starts
+    Entry entry;
+    double seconds = 0.0;       // of a transfer, from when its link is free
+    bool asynchronous = false;  // whether the entry starts it only
+    bool lendable = true;       // whether a caller may run the entry
+};
+
+/// What ran, and when, in seconds of the clock.
+struct Ran {
+    Index node;
+    double start, finish;
+};
+
+// What happens in a run.
+struct Ended {  // a request has ended, well unless a node of it has failed
+    Index slot;
+    double at;
+};
+struct Failed {  // the first node that failed, of all or, in a run with a bell, of a request
+    Index node;
+    int status;
+    double at;
+};
+struct Cancelled {  // the run was stopped
+    double at;
+};
+struct Late {  // the deadline was over before the run was
+    std::vector<Index> running;  // nodes that had started, and had not ended
+};
+struct Broken {  // nobody knows any more what is to run
+    std::string why;
+};
+using Incident = std::variant<Ended, Failed, Cancelled, Late, Broken>;
+
+/// How waiting for a run has ended.
+enum class Waited : std::int32_t {
+    over,    // nothing of it runs any more
+    late,    // the deadline is over, and something of it still runs
+    inside,  // the thread that asks waits for a run of this executor already, and is in the middle of a signal handler
+    gone     // the thread of a lane has ended
+};
+
+/// A plan, its lanes, and one run after another. Any thread may call any method. Whoever calls `set`, `grow` or `admit` sees to
+/// it that no other thread calls one of them, or asks for numbers of slots, at the same time.
+class Executor {
+public:
+    static constexpr double never = std::numeric_limits<double>::infinity();
+
+    /// Called by a thread that waits, twice a second and after each signal; what it throws stops the run.
+    using Look = std::function<void()>;
+
+    /// `slowdown`, [L]: the factor by which segments on a lane are prolonged.
+    Executor(std::shared_ptr<Machine> rules, const std::vector<std::shared_ptr<Lane>>& lanes, Span<const double> slowdown);
+    ~Executor() { leave(); }
+    Executor(const Executor&) = delete;
+    Executor& operator=(const Executor&) = delete;
+
+    Index nodes() const { return slots_ * rules_->nodes(); }
+    Index slots() const { return slots_; }
+    Index ops() const { return static_cast<Index>(samples_.size()); }
+    Index lanes() const { return static_cast<Index>(uses_.size()); }
+
+    /// Say how a node is carried out, numbered as the rules do. Throws std::logic_error if its slot is in flight.
+    void set(Index node, const Step& step);
+    const Step& step(Index node) const { return task(node).step; }
+
+    /// Make room for more slots, in the rules, too; nothing of the new ones is carried out before it is set.
+    void grow(Index slots);
+
+    /// Have callers wait awake for so many seconds before they sleep, while cores are idle.
+    void spin(double seconds) { spin_ = seconds; }
+
+    /// Run requests and wait for the end. What is left of a run that was given up is stopped, and waited for, first.
+    ///
+    /// The calling thread runs segments itself from the begin on, as long as it finds them short and their lane free.
+    /// `slots`: the requests that begin at once; `waiting`: how many follow them, each as soon as a slot is free; `deadline`:
+    /// when to stop the run and to wait no longer.
+    Waited run(Span<const Index> slots, std::int64_t waiting, double deadline, const Look& look);
+
+    /// Begin a run that requests are added to. `bell` is rung when one has ended, or the run was stopped. Throws
+    /// std::logic_error during a run.
+    void open(std::shared_ptr<Bell> bell);
+    /// Begin one more request of such a run, unless the run was stopped. One that fails is dropped, and the others go on;
+    /// without a bell, it ends the run.
+    void admit(Index slot);
+    /// Have it be over when nothing of it is in flight.
+    void admit_no_more();
+
+    /// Begin as `run` does, and do not wait.
+    void begin(Span<const Index> slots, std::int64_t waiting);
+    /// Wait for what runs, and stop it when the deadline is over.
+    Waited wait(double deadline, const Look& look);
+    /// Wait for what runs, until some time at most, and let it go on; whether it is over.
+    bool watch(double until, const Look& look);
+    /// Whether this thread waits for a run, and is in the middle of a signal handler.
+    bool inside() const;
+
+    /// An asynchronous node has ended: `serial` is the one that `start` was given. Returns false if it does not run any more.
+    bool report(Index node, std::uint64_t serial, double start, double finish, int status);
+    std::uint64_t serial(Index node) const { return task(node).serial; }
+
+    /// Have nothing more started. What runs goes on to its end, transfers of emulated links excepted.
+    void stop();
+
+    bool stopped() const { return stopped_; }
+    bool over() const { return over_; }
+    double begun_at() const;
+    double ended_at() const;
+
+    /// What has happened since this was last asked.
+    std::vector<Incident> incidents();
+
+    /// The nodes that have started, and have not ended.
+    std::vector<Index> running() const;
+
+    /// What ran in a slot since the run, or the request there, began, by start; what ended at once is left out.
+    std::vector<Ran> ran(Index slot) const;
+
+    /// float64[V]: the median of the seconds that each op took in its last runs, a thousand at most; or in the very last one. 0 if
+    /// it has not run.
+    void seconds(bool last, Span<double> found) const;
+    /// Have some seconds, [V], count for the last runs of each op, of which there were so many; ops of 0 s are left out.
+    void blend(std::size_t runs, Span<const double> seconds);
+
+    /// Have a function called once, when the run is over, on the thread that ends it; false if it is over already.
+    bool when_over(std::function<void()> function);
+
+    /// Wait for lanes that have just ended the last run, and still use it: to be called before it is destroyed.
+    void leave() const;
+
+private:
+    struct Task final : Work {
+        void run() override { owner->run_here(*this); }
+        void drop() override { --owner->inside_; }
+        Executor* owner = nullptr;
+        Index node = -1;
+        Step step;
+        std::uint64_t serial = 0, run_number = 0;  // of its start, and of the run that it was started in
+        double asked = 0.0;                        // when it was started
+        double took = 0.0;                         // seconds, when it ran last
+    };
+    struct Use {
+        std::shared_ptr<Lane> lane;
+        double slowdown = 1.0;
+        std::atomic<bool> asleep{false};  // and it has something to do
+    };
+    using Lock = std::unique_lock<std::mutex>;
+    using Last = std::function<void()>;  // what is to be done after the last use of the executor
+
+    Task& task(Index node) const { return tasks_[at(node / rules_->nodes())][at(node % rules_->nodes())]; }
+    void prepare(std::shared_ptr<Bell> bell);
+    void begin_all(Span<const Index> slots, std::int64_t waiting);
+    void run_here(Task& task);
+    Last carry_out(Task& task, bool helps);
+    Waited wait(Lock& lock, double deadline, const Look& look);
+    void help(Lock& lock);
+    void pause(double until);
+    [[nodiscard]] Last let_go(Lock& lock);
+    void check_idle(Index slot) const;
+    void begin_request(Index slot);
+    void node_ended(Task& task, double start, double finish, int status);
+    void told(double time);
+    void start(Index node, double time);
+    std::vector<Index> started() const;
+    void end_with(Incident why, double time);
+    void drop(Index slot, const Failed& why);
+    void break_down(const char* why) noexcept;
+    void one_less(double time);
+    void end(double time) noexcept;
+
+    std::shared_ptr<Machine> rules_;
+    Index slots_ = 0;
+    std::vector<std::unique_ptr<Task[]>> tasks_;  // of each slot
+    std::vector<Use> uses_;
+    std::vector<Index> todo_;   // ring: what the rules have told
+    std::vector<Flag> failed_;  // [R] whether a node of the request in a slot has failed
+    std::vector<std::deque<double>> samples_;  // [V] seconds of the last runs
+
+    mutable std::mutex mutex_;
+    std::vector<Incident> incidents_;  // room for all that can happen is reserved
+    std::deque<Task*> direct_;         // what starts on the thread that decides so
+    std::shared_ptr<Bell> bell_;
+    std::function<void()> when_over_;
+    bool ring_ = false, admitting_ = false, ended_ = false;
+    std::atomic<bool> stopped_{true}, over_{true};
+    std::atomic<int> inside_{0};  // lanes that run something of it
+    std::int64_t left_ = 0, waiting_ = 0;  // requests in flight, and one more while others may be admitted; those that follow
+    std::uint64_t runs_ = 0;
+    double begin_ = 0.0, end_ = 0.0;
+    std::atomic<double> spin_{0.0};
+    std::thread::id caller_;  // who waits
+    Task* mine_ = nullptr;    // what the caller runs next
+    Index held_ = -1;         // the lane that it has taken
+    bool helping_ = false;    // whether the caller decides just now, and may run what starts
+    Event changed_, halted_;  // for who waits for the run, and for lanes that only pass time
+};
+
+}  // namespace placeit

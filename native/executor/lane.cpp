@@ -1,0 +1,158 @@
+#include "executor/lane.hpp"
+
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "executor/clock.hpp"
+
+namespace placeit {
+
+namespace {
+
+constexpr double rest_s = 0.1;  // without spinning, after something else has wanted the core
+constexpr int looks = 64;       // at an event, between two at the clock
+
+std::atomic<int> active{0};
+
+int cores() {
+    static const int count = [] {
+        cpu_set_t set;
+        return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    }();
+    return count;
+}
+
+long preemptions() {
+    rusage used{};
+    getrusage(RUSAGE_THREAD, &used);
+    return used.ru_nivcsw;
+}
+
+void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Active::Active() {
+    ++active;
+}
+
+Active::~Active() {
+    --active;
+}
+
+double wait_awake(const Event& event, std::uint32_t seen, double seconds) {
+    if (active >= cores()) return 0.0;
+    const Active here;
+    const long before = preemptions();
+    const double begin = now();
+    double time = begin;
+    while (event.count() == seen && time - begin < seconds && active <= cores()) {
+        for (int i = 0; i < looks && event.count() == seen; ++i) pause();
+        time = now();
+    }
+    return preemptions() == before ? time - begin : begin - time;
+}
+
+Lane::~Lane() {
+    drop();
+}
+
+void Lane::drop() {
+    Work* work;
+    {
+        const std::lock_guard lock(mutex_);
+        ended_ = true;
+        work = std::exchange(first_, nullptr);
+    }
+    while (work) std::exchange(work, work->next)->drop();
+}
+
+bool Lane::add(Work& work) {
+    std::unique_lock lock(mutex_);
+    if (ended_) {
+        lock.unlock();
+        work.drop();
+        return false;
+    }
+    work.next = nullptr;
+    (first_ ? last_->next : first_) = &work;
+    last_ = &work;
+    return asleep_ && !busy_;
+}
+
+void Lane::work() {
+    prctl(PR_SET_TIMERSLACK, 1);  // Linux may otherwise wake it 50 us late
+    struct Leaving {
+        Lane& lane;
+        ~Leaving() { lane.drop(); }
+    } const leaving{*this};
+    std::unique_lock lock(mutex_);
+    while (!(closing_ && !first_ && !busy_)) {
+        if (first_ && !busy_) {
+            Work& work = *first_;
+            first_ = work.next;
+            busy_ = true;
+            lock.unlock();
+            {
+                const Active here;
+                work.run();
+            }
+            lock.lock();
+            busy_ = false;
+            continue;
+        }
+        const std::uint32_t seen = event_.count();
+        asleep_ = true;
+        lock.unlock();
+        if (spins > 0.0 && now() >= spins_from_) {
+            const double took = wait_awake(event_, seen, spins);
+            spun_ = spun_ + std::abs(took);
+            if (took < 0.0) spins_from_ = now() + rest_s;
+        }
+        if (event_.count() == seen) event_.wait(seen, std::numeric_limits<double>::infinity());
+        lock.lock();
+        asleep_ = false;
+    }
+}
+
+void Lane::close() {
+    {
+        const std::lock_guard lock(mutex_);
+        closing_ = true;
+    }
+    wake();
+}
+
+bool Lane::hold() {
+    const std::lock_guard lock(mutex_);
+    if (busy_ || first_ || closing_ || ended_) return false;
+    return busy_ = true;
+}
+
+void Lane::release() {
+    bool waiting;
+    {
+        const std::lock_guard lock(mutex_);
+        busy_ = false;
+        waiting = asleep_ && (first_ || closing_);
+    }
+    if (waiting) wake();
+}
+
+bool Lane::busy() const {
+    const std::lock_guard lock(mutex_);
+    return busy_ || first_;
+}
+
+}  // namespace placeit

@@ -1,0 +1,79 @@
+// A lane: the thread of a device or a link, which runs one thing at a time, in the order in which it is asked to.
+//
+// It lives as long as its device and serves all executors. The thread is one of Python's, which has given the interpreter's lock
+// back; work that is written in Python takes the lock for as long as it runs.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include "executor/event.hpp"
+
+namespace placeit {
+
+/// Something that a lane runs once.
+class Work {
+public:
+    virtual void run() = 0;   // what it throws ends the thread
+    virtual void drop() = 0;  // it will not run
+    Work* next = nullptr;
+
+protected:
+    ~Work() = default;
+};
+
+class Lane {
+public:
+    Lane() = default;
+    ~Lane();
+    Lane(const Lane&) = delete;
+    Lane& operator=(const Lane&) = delete;
+
+    /// Queue work. Returns whether the lane sleeps, so that `wake` has to be called.
+    bool add(Work& work);
+    void wake() { event_.raise(); }
+
+    /// Run what is queued, until the lane is closed and nothing is left. To be called by its thread.
+    void work();
+    /// Have `work` return once nothing is queued.
+    void close();
+
+    /// Take the lane for the calling thread, if nothing runs or waits there, and give it back.
+    bool hold();
+    void release();
+
+    bool busy() const;             // something runs or waits there
+    bool ended() const { return ended_; }  // its thread is gone: what is queued will not run
+    double spun() const { return spun_; }  // seconds that its thread has spun
+
+    std::atomic<double> lends{0.0};  // the longest segment, in seconds, that a caller may run in its place
+    std::atomic<double> spins{0.0};  // seconds that its thread waits awake before it sleeps
+    double free = 0.0;               // until when a link is taken; for what runs there
+
+private:
+    void drop();
+
+    mutable std::mutex mutex_;
+    Work *first_ = nullptr, *last_ = nullptr;
+    bool busy_ = false, asleep_ = false, closing_ = false;
+    std::atomic<bool> ended_{false};
+    std::atomic<double> spun_{0.0};
+    double spins_from_ = 0.0;  // not before, as something else has wanted the core
+    Event event_;
+};
+
+/// Counts the thread that it is on as one that needs a core, while it exists.
+class Active {
+public:
+    Active();
+    ~Active();
+    Active(const Active&) = delete;
+    Active& operator=(const Active&) = delete;
+};
+
+/// Wait awake, for some seconds at most, until an event is raised; not while threads of this process need all cores.
+/// Returns the seconds that it took, below 0 if something else has wanted the core.
+double wait_awake(const Event& event, std::uint32_t seen, double seconds);
+
+}  // namespace placeit
