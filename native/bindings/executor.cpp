@@ -217,6 +217,7 @@ void bind_executor(nb::module_& module) {
 
     nb::class_<Ended>(module, "Ended", "A request has ended, well unless a node of it has failed.")
         .def_ro("slot", &Ended::slot)
+        .def_ro("number", &Ended::number)
         .def_ro("at", &Ended::at);
     nb::class_<Failed>(module, "Failed", "The first node that failed; in a run with a bell, of a request.")
         .def_ro("node", &Failed::node)
@@ -339,9 +340,31 @@ void bind_executor(nb::module_& module) {
             [](PlanExecutor& executor, Index slot) {
                 check_index("slot", slot, executor.slots());
                 const Aside aside(executor);
-                executor.admit(slot);
+                return executor.admit(slot);
             },
-            "slot"_a)
+            "slot"_a, "Begin a request in a slot, and return its number; -1 if the run was stopped.")
+        .def(
+            "number",
+            [](const PlanExecutor& executor, Index slot) {
+                check_index("slot", slot, executor.slots());
+                return executor.number(slot);
+            },
+            "slot"_a, "The number of the last request that has begun in a slot; -1 before the first.")
+        .def(
+            "await_request",
+            [](PlanExecutor& executor, Index slot, std::int64_t number, double until) {
+                check_index("slot", slot, executor.slots());
+                const Aside aside(executor);
+                return executor.await(slot, number, until, look);
+            },
+            "slot"_a, "number"_a, "until"_a, "Wait for the end of a request; return whether it has ended well.")
+        .def(
+            "known",
+            [](PlanExecutor& executor, Index slot, std::int64_t number) {
+                check_index("slot", slot, executor.slots());
+                executor.known(slot, number);
+            },
+            "slot"_a, "number"_a, "Forget that a request has ended.")
         .def("admit_no_more", &PlanExecutor::admit_no_more, nb::call_guard<nb::gil_scoped_release>())
         .def("stop", &PlanExecutor::stop, nb::call_guard<nb::gil_scoped_release>())
         .def("incidents", &PlanExecutor::incidents, "What has happened since this was last asked.")

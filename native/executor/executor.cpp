@@ -60,6 +60,8 @@ void Executor::grow(Index slots) {
     }
     todo_.resize(at(slots) * (each + 1) + 1);
     failed_.resize(at(slots));
+    awaited_.resize(at(slots));
+    while (ends_.size() < at(slots)) ends_.emplace_back();
     incidents_.reserve(most_incidents(slots));
     slots_ = slots;
 }
@@ -123,18 +125,64 @@ bool Executor::inside() const {
     return caller_ == std::this_thread::get_id();
 }
 
-void Executor::admit(Index slot) {
+std::int64_t Executor::admit(Index slot) {
     Lock lock(mutex_);
+    std::int64_t number = -1;
     if (!stopped_ && admitting_) {
         ++left_;
         try {
             begin_request(slot);
+            number = rules_->request(slot).age;
             told(now());
         } catch (const std::exception& error) {
             break_down(error.what());
         }
     }
     if (const Last last = let_go(lock)) last();
+    return number;
+}
+
+bool Executor::await(Index slot, std::int64_t number, double until, const Look& look) {
+    Lock lock(mutex_);
+    const auto flies = [&] { return rules_->request(slot).age == number && rules_->request(slot).active && !stopped_; };
+    const auto leave = [&] {
+        --awaited_[at(slot)];
+        const bool well = rules_->request(slot).age == number && !flies() && !stopped_ && !failed_[at(slot)];
+        ring_ |= !well && !flies() && bell_;
+        if (const Last last = let_go(lock)) last();
+        return well;
+    };
+    ++awaited_[at(slot)];
+    Event& end = ends_[at(slot)];  // which stays where it is when there are more
+    try {
+        for (bool first = true; flies() && now() < until; first = false) {
+            const std::uint32_t seen = end.count();
+            lock.unlock();
+            if (!first) look();
+            if (first && spin_ > 0.0) wait_awake(end, seen, spin_);
+            if (end.count() == seen) end.wait(seen, std::min(until, now() + look_s));
+            lock.lock();
+        }
+    } catch (...) {
+        lock.lock();
+        leave();
+        throw;
+    }
+    return leave();
+}
+
+std::int64_t Executor::number(Index slot) const {
+    const Lock lock(mutex_);
+    return rules_->request(slot).age;
+}
+
+void Executor::known(Index slot, std::int64_t number) {
+    const Lock lock(mutex_);
+    const auto found = std::find_if(incidents_.begin(), incidents_.end(), [&](const Incident& one) {
+        const auto* const ended = std::get_if<Ended>(&one);
+        return ended && ended->slot == slot && ended->number == number;
+    });
+    if (found != incidents_.end()) incidents_.erase(found);
 }
 
 void Executor::admit_no_more() {
@@ -461,7 +509,11 @@ void Executor::told(double time) {
             begin_request(-1 - n);
             add();
         } else {
-            if (bell_ && !stopped_) incidents_.push_back(Ended{-1 - n, time});
+            const Index slot = -1 - n;
+            if (bell_ && !stopped_) incidents_.push_back(Ended{slot, rules_->request(slot).age, time});
+            const bool awaited = awaited_[at(slot)] > 0;
+            if (awaited) ends_[at(slot)].raise();
+            ring_ |= bell_ && !(awaited && !failed_[at(slot)]);
             one_less(time);
         }
     }
@@ -495,6 +547,7 @@ void Executor::end_with(Incident why, double time) {
     waiting_ = 0;
     ring_ = bell_ != nullptr;
     halted_.raise();
+    for (Event& end : ends_) end.raise();
     incidents_.push_back(std::move(why));
     for (Index slot = 0; slot < slots_; ++slot) {
         rules_->abort(slot);
@@ -517,6 +570,7 @@ void Executor::break_down(const char* why) noexcept {
     admitting_ = false;
     ring_ = bell_ != nullptr;
     halted_.raise();
+    for (Event& each : ends_) each.raise();
     end(now());
     try {
         incidents_.push_back(Broken{why});
@@ -527,8 +581,9 @@ void Executor::break_down(const char* why) noexcept {
 
 /// A request has ended, or no other will come.
 void Executor::one_less(double time) {
+    if (--left_ > 0) return;
     ring_ = bell_ != nullptr;
-    if (--left_ == 0) end(time);
+    end(time);
 }
 
 void Executor::end(double time) noexcept {

@@ -50,6 +50,7 @@ struct Ran {
 // What happens in a run.
 struct Ended {  // a request has ended, well unless a node of it has failed
     Index slot;
+    std::int64_t number;  // of the request, as `admit` has returned it
     double at;
 };
 struct Failed {  // the first node that failed, of all or, in a run with a bell, of a request
@@ -116,9 +117,16 @@ public:
     /// Begin a run that requests are added to. `bell` is rung when one has ended, or the run was stopped. Throws
     /// std::logic_error during a run.
     void open(std::shared_ptr<Bell> bell);
-    /// Begin one more request of such a run, unless the run was stopped. One that fails is dropped, and the others go on;
-    /// without a bell, it ends the run.
-    void admit(Index slot);
+    /// Begin one more request of such a run, unless the run was stopped, and return its number, which no other one has. One that
+    /// fails is dropped, and the others go on; without a bell, it ends the run.
+    std::int64_t admit(Index slot);
+    /// The number of the last request that has begun in a slot; -1 before the first.
+    std::int64_t number(Index slot) const;
+    /// Wait for the end of such a request, until some time at most; the bell is not rung for it meanwhile. Returns whether it has
+    /// ended well, and nobody else has been told: if not, the bell is rung.
+    bool await(Index slot, std::int64_t number, double until, const Look& look);
+    /// Forget that a request has ended, as whoever waited for it knows.
+    void known(Index slot, std::int64_t number);
     /// Have it be over when nothing of it is in flight.
     void admit_no_more();
 
@@ -214,6 +222,8 @@ private:
 
     mutable std::mutex mutex_;
     std::vector<Incident> incidents_;  // room for all that can happen is reserved
+    std::deque<Event> ends_;           // [R] for who waits for the request in a slot
+    std::vector<int> awaited_;         // [R] how many do
     std::deque<Task*> direct_;         // what starts on the thread that decides so
     std::shared_ptr<Bell> bell_;
     std::function<void()> when_over_;

@@ -34,7 +34,7 @@ struct Node {
 };
 
 struct Request {
-    std::int64_t age = 0;      // of several requests the one that began first, which has the lowest, goes first
+    std::int64_t age = -1;     // of several requests the one that began first, which has the lowest, goes first
     std::int32_t left = 0;     // ops that have not finished
     std::int32_t running = 0;  // nodes that were started and have not finished
     bool active = false;       // in flight

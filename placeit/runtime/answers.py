@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,9 @@ class Pending:
     explored: bool = False  # whether a candidate has it
     failure: PlaceitError | None = None  # with which it leaves the queue; None for that it was late
     over: bool = False  # whether it has ended, well or not
+    turn: threading.Lock = field(default_factory=threading.Lock)  # of who has it begin, or sees to its end
+    here: Any = None  # the replica on which the thread that submits it has it begin; None if it waits for one
+    number_there: int = -1  # in the executor where the thread that submits it has it begin
 
     @property
     def slot(self) -> int | None:

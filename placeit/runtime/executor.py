@@ -36,6 +36,7 @@ from placeit.simulator.scheduler import Scheduler, Start, Transfer
 
 __all__ = ["Executor"]
 
+_FORGOTTEN_S = 0.5  # after which a request begins that the thread which submitted it has not begun
 _EXIT_PATIENCE_S = 2.0  # for segments that run when the interpreter exits
 
 
@@ -124,6 +125,7 @@ class Executor(PlanExecutor):
         for slot in self._slots.values():
             self._connect(slot)
         self._run = _EngineRun(self._engine)
+        self._before: dict[int, int] = {}  # by slot: the number of the last request before the one that is in flight
         self._blended: tuple[list[Ran], list[Moved]] | None = None  # in place of what ran last in the first slot
         _OPEN.add(self)
 
@@ -239,6 +241,11 @@ class Executor(PlanExecutor):
     def native(self) -> bool:
         """True if runs need no Python from their begin to their end."""
         return not self._needs_python
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """True if other threads may begin requests of :meth:`serve`."""
+        return self.pool.wait is None
 
     @property
     def host_paced(self) -> tuple[str, ...]:
@@ -357,7 +364,7 @@ class Executor(PlanExecutor):
         """Take note of what has happened in a run."""
         for incident in self._engine.incidents():
             match incident:
-                case _core.Ended():
+                case _core.Ended() if incident.number > self._before.get(incident.slot, -1):
                     run.ended.append(incident.slot)
                 case _core.Failed() if run.bell is not None:
                     run.failures.setdefault(incident.node // self._nodes, self._failure(incident.node))
@@ -420,17 +427,63 @@ class Executor(PlanExecutor):
         self._engine.open(_core.Bell() if counter is None else counter)
 
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:  # noqa: ARG002
+        self._before[request] = self._engine.number(request)
+        self._admit_here(request, inputs)
+
+    def _admit_here(self, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
         slot = self._slots[request]
         self._write(inputs, request)
         self._renew(slot)
         slot.written = None
         self._engine.admit(request)
 
+    def reserve(self, item: Any) -> int | None:
+        """Have a request be in flight for a call of :meth:`serve` that another thread makes; None if there is none, or no room.
+
+        To be followed by :meth:`begin_here`; otherwise the other thread has it begin some time.
+
+        Returns:
+            Its number among those in flight.
+        """
+        with self._lock:
+            serving = self.serving
+            number = None if serving is None or serving.run.stopped else serving.reserve()
+            if serving is not None and number is not None:
+                self._before[number] = self._engine.number(number)
+                serving.flying[number] = item
+        return number
+
+    def begin_here(self, number: int, item: Any) -> None:
+        """Have a request begin that was reserved, on this thread, unless it has."""
+        with item.turn:
+            serving = self.serving
+            if serving is not None and serving.flying.get(number) is item and self._is_to_begin(number):
+                self._admit_here(number, item.inputs)
+
+    def _is_to_begin(self, number: int) -> bool:
+        return self._engine.number(number) == self._before[number]
+
+    def help(self, number: int, item: Any, until: float, ended: Callable[..., object]) -> None:
+        """Wait for a request of :meth:`serve` on this thread, and call ``ended`` as the other thread would, if it ends well."""
+        serving, last = self.serving, self._engine.number(number)
+        if serving is None or serving.flying.get(number) is not item or last == self._before.get(number):
+            return
+        if self._engine.await_request(number, last, until):
+            with item.turn:
+                if serving.flying.get(number) is item:
+                    ended(item, *self._outcome(serving.run, number))
+                    serving.ended(number, item)
+                    self._engine.known(number, last)
+
     def _admit_no_more(self, run: ActiveRun) -> None:  # noqa: ARG002
         self._engine.admit_no_more()
 
     def _ended(self, run: ActiveRun) -> list[int]:
         self._conclude(run)
+        for number, item in [*self.serving.flying.items()] if self.serving is not None else ():
+            # the thread that was to have it begin was interrupted
+            if self._is_to_begin(number) and perf_counter() - item.future.arrived > _FORGOTTEN_S:
+                self.begin_here(number, item)
         return [run.ended.popleft() for _ in range(len(run.ended))]
 
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:  # noqa: ARG002

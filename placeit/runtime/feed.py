@@ -87,6 +87,7 @@ class Outcome(Future[T]):
         self._condition = _Condition()
         self._gate = Gate()
         self._begun = False
+        self.helper: Callable[[float], object] | None = None  # may end it on a thread that waits, until some time
 
     def result(self, timeout: float | None = None) -> T:
         """See ``concurrent.futures.Future``."""
@@ -153,6 +154,8 @@ class Outcome(Future[T]):
 
     def _wait(self, timeout: float | None) -> None:
         until = math.inf if timeout is None else perf_counter() + timeout
+        if self.helper is not None and not self._done_callbacks:
+            self.helper(until)
         while not self._gate.wait(max(0.0, min(_LOOK_S, until - perf_counter()))):
             if self.done():  # and who cancelled it was interrupted before the gate was open
                 return
@@ -175,7 +178,8 @@ class Feed(Protocol):
         """The next request; None if there is none to take now.
 
         It has ``inputs``, by name as the model wants them, and ``slot``: the number of the slot that its sequence has
-        (:meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`), where nothing runs; None for one of no sequence.
+        (:meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`), where nothing runs; None for one of no sequence. And it
+        has ``turn``, a lock that is held by the thread that has it begin, or sees to its end.
 
         Args:
             room: whether it may be one of no sequence.
@@ -184,6 +188,10 @@ class Feed(Protocol):
 
     def patience(self) -> float:
         """Seconds after which to ask again whether there is something to take, if the bell has not been rung until then."""
+        ...
+
+    def stays(self) -> bool:
+        """Whether serving goes on while no request is in flight, as others may come."""
         ...
 
     def ended(self, item: Any, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]) -> None:

@@ -32,6 +32,7 @@ from placeit.runtime.stats import DeviceStats
 
 __all__ = [
     "PlanExecutor",
+    "Serving",
     "check_process",
     "check_requests",
     "empty_samples",
@@ -83,18 +84,34 @@ def check_requests(in_flight: int) -> None:
 
 
 @dataclass
-class _Serving:
+class Serving:
     """A call of ``serve``.
 
     Attributes:
         run: of its requests.
+        free: numbers of requests of no sequence that may begin.
         item: the request that something is done for just now; None if that is for none or for several.
         flying: the requests in flight, by their numbers.
     """
 
     run: ActiveRun
+    free: set[int]
     item: Any = None
     flying: dict[int, Any] = field(default_factory=dict)
+
+    def reserve(self) -> int | None:
+        """Take the number of a request that may begin; None if as many as can be are in flight. From any thread."""
+        try:
+            return self.free.pop()
+        except KeyError:
+            return None
+
+    def ended(self, number: int, item: Any) -> None:
+        """Take note that a request is not in flight any more; nothing happens if that is known. From any thread."""
+        if self.flying.get(number) is item:
+            del self.flying[number]
+            if item.slot is None:
+                self.free.add(number)
 
 
 class PlanExecutor(ABC):
@@ -134,6 +151,7 @@ class PlanExecutor(ABC):
         self._run: ActiveRun | None = None  # the last one
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
+        self.serving: Serving | None = None  # a call of serve() that other threads may begin requests of
         self.uncounted = 1.0
         self._timed_on: Sequence[Sample] = ()  # what times() runs on, if that is more than one request
         self._has_state = False  # whether the model keeps some
@@ -402,13 +420,13 @@ class PlanExecutor(ABC):
         with self._turn:
             self._check_known()
             self._settle()
-            item = feed.take(room=True)
-            if item is None:
-                return
-            serving = _Serving(self._prepare(0, feed.bell))
+            serving = Serving(self._prepare(0, feed.bell), set(range(self.in_flight)))
             run = serving.run
+            item, number = _next(feed, serving)
+            if item is None and not feed.stays():
+                return
             try:
-                self._serve(feed, serving, item)
+                self._serve(feed, serving, item, number)
             except BaseException as error:
                 run.stop()
                 self._admit_no_more(run)
@@ -417,6 +435,8 @@ class PlanExecutor(ABC):
                 forget_frames(error)  # which hold the request that is to hold the error; and so does this one
                 feed.failed(serving.item, failure_of("This request could not be served", error.with_traceback(None)))
                 return
+            finally:
+                self.serving = None
             if run.error is None:
                 if run.stopped:
                     raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
@@ -427,51 +447,60 @@ class PlanExecutor(ABC):
             else:
                 raise run.error
 
-    def _serve(self, feed: Feed, serving: _Serving, item: Any) -> None:
+    def _serve(self, feed: Feed, serving: Serving, item: Any, number: int) -> None:
         """Run requests until none is left, or the run is stopped, and nothing of it runs any more."""
-        run, free = serving.run, set(range(self.in_flight))
+        run = serving.run
         self._run = run
         self._start(run)
+        self.serving = serving
         while not run.stopped:
             while item is not None and not run.stopped:
                 serving.item = item
                 try:
                     inputs = checked_inputs(item.inputs, self.inputs)  # whose owner may have changed them
                 except UsageError as error:
+                    if item.slot is None:
+                        serving.free.add(number)
                     feed.failed(item, failure_of("This request could not be served", error), begun=False)
                 else:
-                    request = free.pop() if item.slot is None else item.slot
-                    serving.flying[request] = item
-                    self._admit(run, request, inputs)
+                    serving.flying[number] = item
+                    self._admit(run, number, inputs)
                 serving.item = None
-                item = feed.take(room=bool(free))
-            if not serving.flying:
-                break
+                item, number = _next(feed, serving)
+            if not feed.stays():
+                with self._lock:  # a request of another thread is in flight, or cannot begin any more
+                    if not serving.flying:
+                        self.serving = None
+                        break
             self._pass_time(run)
             if not run.stopped:
                 feed.bell.wait(min(_LOOK_S, feed.patience()))
-            free.update(number for number in self._hand_over(feed, serving) if number < self.in_flight)
+            self._hand_over(feed, serving)
             self._check_lanes()
+            if not serving.flying and (gone := self.gone) is not None:
+                raise gone
             if not run.stopped:
-                item = feed.take(room=bool(free))
+                item, number = _next(feed, serving)
         self._admit_no_more(run)
         self._wait(run, math.inf)
         self._hand_over(feed, serving)
 
-    def _hand_over(self, feed: Feed, serving: _Serving) -> list[int]:
-        """Tell the feed of requests that have ended, and return the numbers of these requests."""
-        ended = self._ended(serving.run)
-        for request in ended:
-            if request in serving.run.failures and (gone := self.gone) is not None:
+    def _hand_over(self, feed: Feed, serving: Serving) -> None:
+        """Tell the feed of requests that have ended."""
+        for number in self._ended(serving.run):
+            item = serving.flying.get(number)
+            if item is None:
+                continue  # who waited for it has seen to it
+            if number in serving.run.failures and (gone := self.gone) is not None:
                 raise gone
-            serving.item = serving.flying[request]
-            if request in serving.run.failures:
-                feed.failed(serving.item, serving.run.failures.pop(request))
-            else:
-                feed.ended(serving.item, *self._outcome(serving.run, request))
-            del serving.flying[request]
+            serving.item = item
+            with item.turn:
+                if number in serving.run.failures:
+                    feed.failed(item, serving.run.failures.pop(number))
+                elif serving.flying.get(number) is item:
+                    feed.ended(item, *self._outcome(serving.run, number))
+                serving.ended(number, item)
             serving.item = None
-        return ended
 
     def blank(self, sentinel: int) -> str | None:
         """Fill everything that a run writes (outputs, tensors between segments) with NaN, or a sentinel for other types.
@@ -620,6 +649,20 @@ class PlanExecutor(ABC):
             f"The time-out is over, and the run is not: {_said(running)}. The executor can be used again when that has ended; "
             "if a device hangs, open a new session."
         )
+
+
+def _next(feed: Feed, serving: Serving) -> tuple[Any, int]:
+    """Take the next request of a feed, and the number that it has; None, and any number, if there is none."""
+    number = serving.reserve()
+    item = None
+    try:
+        item = feed.take(room=number is not None)
+    finally:
+        if number is not None and (item is None or item.slot is not None):
+            serving.free.add(number)
+    if item is not None and item.slot is not None:
+        return item, item.slot
+    return item, -1 if number is None else number
 
 
 def _said(running: Sequence[str]) -> str:

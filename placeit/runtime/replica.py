@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import threading
@@ -16,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
+from placeit.core.narrowing import narrowed
 from placeit.core.threads import Gate, Worker
 from placeit.runtime.answers import Answer, Pending
+from placeit.runtime.executor import Executor
 from placeit.runtime.feed import Bell, report
 from placeit.runtime.history import History
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
@@ -71,6 +74,16 @@ class Host(Protocol):
 
     replacements: list[Replacement]
     history: History
+
+    @property
+    def able(self) -> bool:
+        """True if requests are taken, and there are devices that run them."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting requests."""
+        ...
 
     def take(self, replica: Replica, *, room: bool) -> Pending | None:
         """The next request for a replica, maybe of no sequence; None if there is none, or another replica has to take it."""
@@ -199,7 +212,7 @@ class Replica:
         self._thread = threading.get_ident()
         self.executor.settle()
         self._server.again(self)
-        if not self._server.wait_for_work(self):
+        if not self.stays() and not self._server.wait_for_work(self):
             return False
         self.executor.serve(self)
         return True
@@ -230,6 +243,34 @@ class Replica:
         """See :class:`placeit.runtime.feed.Feed`."""
         return self._server.patience()
 
+    def stays(self) -> bool:
+        """See :class:`placeit.runtime.feed.Feed`."""
+        return isinstance(self.executor, Executor) and self.executor.begins_anywhere and self.able and self._server.able
+
+    def reserve(self, request: Pending) -> bool:
+        """Have a request be in flight here that is to begin on the thread that submits it; return whether there is room."""
+        number = self.executor.reserve(request) if isinstance(self.executor, Executor) else None
+        request.number_there = -1 if number is None else number
+        return number is not None
+
+    def begin_here(self, request: Pending) -> None:
+        """Have a request begin for which there is room."""
+        executor = narrowed(Executor, self.executor)
+        request.future.begun = perf_counter()
+        request.future.helper = functools.partial(self._help, request)
+        try:
+            executor.begin_here(request.number_there, request)
+        except Exception as error:  # noqa: BLE001 (of this request alone)
+            if executor.serving is not None:
+                executor.serving.ended(request.number_there, request)
+            self.failed(request, failure_of("This request could not be served", error), begun=False)
+
+    def _help(self, request: Pending, until: float) -> None:
+        """Wait for the end of a request, and see to it, on a thread that waits for its future."""
+        narrowed(Executor, self.executor).help(request.number_there, request, until, self.ended)
+        if self._server.waiting:
+            self.bell.ring()
+
     def ended(
         self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]
     ) -> None:
@@ -237,7 +278,7 @@ class Replica:
         ended = perf_counter()
         self._failures = 0
         try:
-            if not self._server.release(self, item, ran, moved, ended):
+            if not self._server.release(self, item, ran, moved, ended) and item.future.done():
                 return
             item.future.ended = ended
             self._first_answer(ended)

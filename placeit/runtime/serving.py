@@ -158,6 +158,8 @@ class Server(Watched):
             until = -math.inf
         while (room := self._put(request, until, behind=behind)) is not None:
             room.wait(max(0.0, min(until - perf_counter(), _LOOK_S)))
+        if request.here is not None:
+            request.here.begin_here(request)
         return request.future
 
     def _put(self, request: Pending, until: float, *, behind: bool) -> Gate | None:
@@ -193,6 +195,8 @@ class Server(Watched):
                     f"{self.queue} requests wait already: requests come faster than they are served, or nobody has taken up "
                     "what they wait for. Submit fewer, wait longer, or make the queue larger."
                 )
+            if line is None and not self._waiting and not self._waiting.over and self._begins_at_once(request):
+                return None
             try:
                 if line is not None:
                     line.submitted += 1
@@ -205,6 +209,16 @@ class Server(Watched):
                 self._waiting.remove(request)
                 raise
         return None
+
+    def _begins_at_once(self, request: Pending) -> bool:
+        """Have a replica with room run a request that the thread which submits it has begin; with the lock."""
+        replica = self._next()
+        if replica is None or replica.is_here() or not replica.reserve(request):
+            return False
+        request.future.begin()
+        self._hand_over(request, replica)
+        request.started, request.here = True, replica
+        return True
 
     def sequence(self, *, recompute: bool = False) -> Sequence:
         """Make a sequence of requests, each of which goes on from the model's state that the one before has left.

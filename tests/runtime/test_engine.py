@@ -414,7 +414,7 @@ class Troubled:
 
     def __init__(self, made: Bench, count: int, trouble: BaseException) -> None:
         self.bell, self._left, self._trouble = Bell(), count, trouble
-        self.inputs, self.slot = made.runtime.model.random_inputs(), None
+        self.inputs, self.slot, self.turn = made.runtime.model.random_inputs(), None, threading.Lock()
 
     def take(self, *, room: bool) -> Troubled | None:
         self._left -= room
@@ -422,6 +422,9 @@ class Troubled:
 
     def patience(self) -> float:
         return 1.0
+
+    def stays(self) -> bool:
+        return False
 
     def ended(self, item: object, outputs: object, ran: object, moved: object) -> None:
         raise self._trouble

@@ -13,16 +13,15 @@ from test_faults import Bench, bench, expected, inputs_of, models  # noqa: F401 
 from placeit.core.errors import DeadlineError, ExecutionError
 from placeit.runtime import answers, executor, feed, history, pipeline, plan_executor, replica, serving, waiting
 from placeit.runtime.accelerators import executor as stream_executor
-from placeit.runtime.native import plan as native_plan
 from placeit.runtime.pipeline import Pipeline, Stage
 from placeit.runtime.serving import Answer, Server
 
 pytestmark = pytest.mark.timeout(900, method="thread")  # of work that takes seconds, on a busy machine
 
 LOOP: tuple[ModuleType, ...] = (
-    serving, replica, waiting, answers, feed, history, plan_executor, executor, stream_executor, native_plan
+    serving, replica, waiting, answers, feed, history, plan_executor, executor, stream_executor
 )  # fmt: skip
-SERVING, DEVICES = ("placeit serving",), ("placeit a", "placeit b")  # names of threads
+SERVING = ("placeit serving",)  # names of threads
 BAD_ITEM = None  # which no stage can split
 BAD = 1000  # an index that kernels refuse
 PATIENCE_S = 240.0
@@ -43,9 +42,7 @@ def is_right(answer: Answer, index: int) -> bool:
 def watch(failures: Failures, server: Server, made: Bench) -> None:
     """Have threads be watched again that were hit."""
     watched: list[bool] = []
-    for device in made.runtime.devices:
-        device.worker.submit(failures.watch)  # type: ignore[attr-defined]
-    while failures.threads == SERVING and not any(watched):
+    while not any(watched):
         server.submit(inputs_of(made.model, 0)).add_done_callback(lambda _: watched.append(failures.watch()))
         assert is_right(server.submit(inputs_of(made.model, 0)), 0)
 
@@ -68,12 +65,11 @@ def trouble(server: Server, made: Bench) -> int:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a generator that was hit
 @pytest.mark.parametrize("occurrence", [1, pytest.param(3, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("threads", [SERVING, DEVICES], ids=["serving", "devices"])
 @pytest.mark.parametrize("lanes", ["native", pytest.param("openvino", marks=pytest.mark.slow)])
 def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_the_next_ones_are_right(
-    bench: Callable[..., Bench], lanes: str, threads: tuple[str, ...], occurrence: int  # noqa: F811
+    bench: Callable[..., Bench], lanes: str, occurrence: int  # noqa: F811
 ) -> None:  # fmt: skip
-    failures = Failures(LOOP, threads, lambda where: MemoryError(f"put in: {where}"), occurrence)
+    failures = Failures(LOOP, SERVING, lambda where: MemoryError(f"put in: {where}"), occurrence)
     with failures.watched():
         made = bench(lanes)
         server = Server([made.executor(in_flight=3)], queue=2 * AFTER)
@@ -91,7 +87,7 @@ def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_the_nex
         assert server.repeated == 0
         with made.executor() as other:  # lanes are free for others
             made.check(other, timeout=PATIENCE_S)
-    assert len(failures.hit) > (60 if threads == SERVING else 3)
+    assert len(failures.hit) > 60
 
 
 def test_a_failure_at_any_call_of_a_pipeline_fails_one_item_at_most_and_the_next_ones_are_right(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from dataclasses import replace
@@ -18,9 +17,8 @@ from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime.devices.base import DoneCallback, Instance
+from placeit.runtime.devices.base import Instance
 from placeit.runtime.devices.timed import TimedDevice
-from placeit.runtime.devices.worker import perform
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Server
 from placeit.simulator.throughput import ThroughputCost
@@ -66,9 +64,12 @@ class Meeting(TimedDevice):
         super().__init__(name, lambda _: 0.0, native=False)
         self._count, self._run, self._barrier = itertools.count(), run, barrier
 
-    def start(self, instance: Instance, done: DoneCallback) -> None:
-        job = self._barrier.wait if next(self._count) == self._run else int
-        self.worker.submit(functools.partial(perform, job, str, done))
+    def call(self, instance: Instance) -> Callable[[], None]:  # noqa: ARG002
+        def run() -> None:
+            if next(self._count) == self._run:
+                self._barrier.wait()
+
+        return run
 
 
 def test_a_server_keeps_every_device_busy() -> None:

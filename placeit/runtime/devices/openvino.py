@@ -287,6 +287,10 @@ def _copied(tensor: Any) -> Any:
     return copy
 
 
+_LENT_S = 2e-3  # longest segment that a caller runs itself: waking two threads would take a few percent of it
+_LENT_BY_ALL_CORES_S = 20e-3  # the same where no other cores are the right ones; a signal waits for it
+
+
 class OpenVinoDevice(OnWorker):
     """An OpenVINO device that runs one request at a time, on its own thread.
 
@@ -331,6 +335,8 @@ class OpenVinoDevice(OnWorker):
                     self._context = openvino_core().get_default_context(target_name(device))
         self._said = False  # that it compiles for each size
         self._worker = Worker(f"placeit {device.name}", device.cores)
+        # inference runs on the thread that asks for it, whose cores are not the device's own unless these are all cores
+        self._worker.lane.lends = _LENT_S if device.cores else _LENT_BY_ALL_CORES_S
 
     @property
     def shares_memory(self) -> bool:

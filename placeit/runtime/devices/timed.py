@@ -68,6 +68,7 @@ class TimedDevice(OnWorker):
         self.name = self.program_key = name
         self._seconds, self._native = seconds, native
         self._worker = Worker(f"placeit {name}", cores)
+        self._worker.lane.lends = 2e-3
         self.instances: list[TimedInstance] = []
 
     @property
