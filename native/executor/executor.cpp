@@ -73,6 +73,16 @@ void Executor::set(Index node, const Step& step) {
     task(node).took = 0.0;
 }
 
+Step Executor::step(Index node) const {
+    const Lock lock(mutex_);
+    return task(node).step;
+}
+
+std::uint64_t Executor::serial(Index node) const {
+    const Lock lock(mutex_);
+    return task(node).serial;
+}
+
 Waited Executor::run(Span<const Index> slots, std::int64_t waiting, double deadline, const Look& look) {
     Lock lock(mutex_);
     if (!over_) {

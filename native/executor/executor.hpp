@@ -99,7 +99,7 @@ public:
 
     /// Say how a node is carried out, numbered as the rules do. Throws std::logic_error if its slot is in flight.
     void set(Index node, const Step& step);
-    const Step& step(Index node) const { return task(node).step; }
+    Step step(Index node) const;
 
     /// Make room for more slots, in the rules, too; nothing of the new ones is carried out before it is set.
     void grow(Index slots);
@@ -141,7 +141,7 @@ public:
 
     /// An asynchronous node has ended: `serial` is the one that `start` was given. Returns false if it does not run any more.
     bool report(Index node, std::uint64_t serial, double start, double finish, int status);
-    std::uint64_t serial(Index node) const { return task(node).serial; }
+    std::uint64_t serial(Index node) const;
 
     /// Have nothing more started. What runs goes on to its end, transfers of emulated links excepted.
     void stop();

@@ -1,5 +1,6 @@
-// Runs random graphs on lanes without Python, for sanitizers to judge: entries fail, requests come one by one, and runs are
-// cancelled or late at random moments. Fails if a lane is left waiting, an order is violated, or events contradict what ran.
+// Runs random graphs on lanes without Python, for sanitizers to judge: entries fail, nodes are reported by other threads, requests
+// come one by one, callers run segments themselves, and runs are cancelled or late at random moments. Fails if a lane is left
+// waiting, an order is violated, or incidents contradict what ran.
 //
 // Usage: stress [GRAPHS] [LANES] [SEED]
 #include <poll.h>
@@ -7,9 +8,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <thread>
 #include <utility>
@@ -17,7 +21,7 @@
 #include <vector>
 
 #include "executor/clock.hpp"
-#include "executor/lanes.hpp"
+#include "executor/executor.hpp"
 
 using namespace placeit;
 
@@ -52,10 +56,81 @@ struct Segment {
     }
 };
 
+/// Threads that run asynchronous segments and report their ends, twice at times.
+class Reporters {
+public:
+    explicit Reporters(int count) {
+        for (int i = 0; i < count; ++i) threads_.emplace_back([this] { work(); });
+    }
+    ~Reporters() {
+        {
+            const std::lock_guard lock(mutex_);
+            closing_ = true;
+        }
+        changed_.notify_all();
+        for (std::thread& thread : threads_) thread.join();
+    }
+    void add(std::function<void()> job) {
+        {
+            const std::lock_guard lock(mutex_);
+            jobs_.push_back(std::move(job));
+        }
+        changed_.notify_one();
+    }
+    void drain() {
+        std::unique_lock lock(mutex_);
+        drained_.wait(lock, [this] { return jobs_.empty() && running_ == 0; });
+    }
+
+private:
+    void work() {
+        std::unique_lock lock(mutex_);
+        while (true) {
+            changed_.wait(lock, [this] { return closing_ || !jobs_.empty(); });
+            if (jobs_.empty()) return;
+            const std::function<void()> job = std::move(jobs_.front());
+            jobs_.pop_front();
+            ++running_;
+            lock.unlock();
+            job();
+            lock.lock();
+            --running_;
+            drained_.notify_all();
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable changed_, drained_;
+    std::deque<std::function<void()>> jobs_;
+    int running_ = 0;
+    bool closing_ = false;
+    std::vector<std::thread> threads_;
+};
+
+/// What an asynchronous node starts.
+struct Launch {
+    Reporters* reporters = nullptr;
+    Executor* executor = nullptr;
+    Segment* segment = nullptr;
+    Index node = -1;
+
+    static int start(void* argument) {
+        auto& launch = *static_cast<Launch*>(argument);
+        launch.reporters->add([&launch, serial = launch.executor->serial(launch.node)] {
+            const double begin = now();
+            const int status = Segment::run(launch.segment);
+            const bool twice = launch.node % 3 == 0;
+            launch.executor->report(launch.node, serial, begin, now(), status);
+            if (twice) launch.executor->report(launch.node, serial, begin, now(), 1);
+        });
+        return 0;
+    }
+};
+
 /// A random graph, placed at random, whose devices and emulated links take all lanes.
 class Graph {
 public:
-    Graph(Random& random, Index count)
+    Graph(Random& random, Index count, Reporters& reporters)
         : ops(1 + random.below(20)), slots(1 + random.below(3)), devices(1 + random.below(count)), inside(at(devices)) {
         std::vector<Index> edges, tensors, order;
         for (Index w = 0; w < ops; ++w) {
@@ -98,8 +173,15 @@ public:
         const auto discipline = static_cast<Discipline>(random.below(2));
         rules = std::make_shared<Machine>(tables, place, LinkModel::channel, discipline, slots);
         if (discipline != Discipline::fifo) rules->rank(Span<const double>(ones.data(), n));
-        build_lanes(random, count, paired);
+        build_lanes(random, count, paired, reporters);
     }
+    ~Graph() {
+        executor.reset();
+        for (const auto& lane : lanes) lane->close();
+        for (std::thread& thread : threads) thread.join();
+    }
+    Graph(const Graph&) = delete;
+    Graph& operator=(const Graph&) = delete;
 
     const Index ops, slots, devices;
     int computing = 0;  // ops that run something
@@ -108,14 +190,26 @@ public:
     Tables tables;
     std::shared_ptr<Machine> rules;
     std::vector<Segment> segments;  // of all slots
-    std::unique_ptr<Lanes> lanes;
+    std::vector<Launch> launches;
+    std::vector<std::shared_ptr<Lane>> lanes;
+    std::vector<std::thread> threads;
+    std::unique_ptr<Executor> executor;
 
 private:
-    void build_lanes(Random& random, Index count, bool paired) {
+    void build_lanes(Random& random, Index count, bool paired, Reporters& reporters) {
+        const double lends = random.chance(0.5) ? 1.0 : 0.0, spins = random.chance(0.3) ? 2e-5 : 0.0;
+        for (Index k = 0; k < count; ++k) {
+            lanes.push_back(std::make_shared<Lane>());
+            lanes.back()->lends = lends;
+            lanes.back()->spins = spins;
+            threads.emplace_back([lane = lanes.back()] { lane->work(); });
+        }
         std::vector<double> slowdown(at(count), 0.0);
         for (Index d = 0; d < devices; ++d) slowdown[at(d)] = random.chance(0.2) ? 1.5 : 1.0;
-        lanes = std::make_unique<Lanes>(rules, slowdown);
+        executor = std::make_unique<Executor>(rules, lanes, slowdown);
+        executor->spin(spins);
         segments = std::vector<Segment>(at(ops) * at(slots));
+        launches = std::vector<Launch>(segments.size());
         Matrix<Index> link(at(devices), at(devices), -1);  // the last lanes; other transfers end at once
         Index free = devices;
         std::vector<Flag> idle(at(ops), 0);
@@ -127,7 +221,12 @@ private:
                 if (idle[at(v)]) continue;
                 segment.inside = &inside[at(paired ? place[at(v)] / 2 : place[at(v)])];
                 segment.microseconds = random.below(40);
-                lanes->set(base + v, {place[at(v)], {&Segment::run, &segment}, 0.0});
+                if (random.chance(0.2)) {
+                    Launch& launch = launches[at(slot * ops + v)] = {&reporters, executor.get(), &segment, base + v};
+                    executor->set(base + v, {random.chance(0.5) ? place[at(v)] : -1, {&Launch::start, &launch}, 0.0, true});
+                } else {
+                    executor->set(base + v, {place[at(v)], {&Segment::run, &segment}, 0.0});
+                }
             }
             for (Index p = 0; p < tables.edges(); ++p) {
                 const Edge& edge = tables.edge[at(p)];
@@ -137,43 +236,46 @@ private:
                 if (src == dst) continue;
                 Index& lane = link(at(src), at(dst));
                 if (lane < 0 && free < count) lane = free++;
-                if (lane >= 0) lanes->set(base + ops + p, {lane, {}, random.below(5e-5)});
+                if (lane >= 0) executor->set(base + ops + p, {lane, {}, random.below(5e-5)});
             }
         }
     }
 };
 
 /// Add requests to a run, each in one of the first slots that is free, until there are enough of them or the run is stopped;
-/// returns how many.
-int serve(Lanes& lanes, Index slots, const Bell& bell, int wanted, bool goodbye, bool grow, std::vector<Event>& events) {
+/// returns how many. Some are waited for one by one.
+int serve(Random& random, Executor& executor, Index slots, const Bell& bell, int wanted, bool goodbye, bool grow,
+          std::vector<Incident>& incidents) {
     std::vector<Index> free;
     free.reserve(at(slots));
     for (Index slot = 0; slot < slots; ++slot) free.push_back(slot);
     int admitted = 0;
     std::size_t ended = 0, seen = 0;
-    while (!lanes.stopped() && (admitted < wanted || ended < static_cast<std::size_t>(admitted))) {
+    while (!executor.stopped() && (admitted < wanted || ended < static_cast<std::size_t>(admitted))) {
         while (!free.empty() && admitted < wanted) {
-            lanes.admit(free.back());
+            const Index slot = free.back();
+            const std::int64_t number = executor.admit(slot);
             free.pop_back();
             ++admitted;
+            if (number >= 0 && random.chance(0.3)) executor.await(slot, number, now() + random.below(1e-3), [] {});
         }
-        if (std::exchange(grow, false)) lanes.grow(lanes.slots() + 1);  // while others run
+        if (std::exchange(grow, false)) executor.grow(executor.slots() + 1);  // while others run
         pollfd polled{bell.descriptor(), POLLIN, 0};
         poll(&polled, 1, 1);
         std::uint64_t rung;
         if (polled.revents && read(bell.descriptor(), &rung, sizeof rung) < 0) std::perror("read");
-        for (Event& event : lanes.events()) events.push_back(event);
-        for (; seen < events.size(); ++seen) {
-            if (const auto* request = std::get_if<Ended>(&events[seen])) {
+        for (Incident& incident : executor.incidents()) incidents.push_back(incident);
+        for (; seen < incidents.size(); ++seen) {
+            if (const auto* request = std::get_if<Ended>(&incidents[seen])) {
                 free.push_back(request->slot);
                 ++ended;
             }
         }
     }
     if (goodbye) {
-        lanes.admit_no_more();
+        executor.admit_no_more();
     } else {
-        lanes.stop();  // as whoever serves had an exception
+        executor.stop();  // as whoever serves had an exception
     }
     return admitted;
 }
@@ -183,12 +285,12 @@ struct Counts {
 };
 
 /// One run; returns what is wrong with it, or null.
-const char* run(Random& random, Graph& graph, Counts& counts) {
-    Lanes& lanes = *graph.lanes;
+const char* run(Random& random, Graph& graph, Reporters& reporters, Counts& counts) {
+    Executor& executor = *graph.executor;
     const bool serves = random.chance(0.5), goodbye = random.chance(0.8), grows = random.chance(0.1);
     const int waiting = serves ? 0 : random.below(5), wanted = random.below(6);
     const double cancel_after = random.chance(0.3) ? random.below(1e-3) : -1.0;
-    const double deadline = random.chance(0.3) ? now() + random.below(1e-3) : Lanes::never;
+    const double deadline = random.chance(0.3) ? now() + random.below(1e-3) : Executor::never;
     for (Segment& segment : graph.segments) {
         segment.runs = 0;
         segment.fails = false;
@@ -196,36 +298,38 @@ const char* run(Random& random, Graph& graph, Counts& counts) {
     if (random.chance(0.3)) graph.segments[at(random.below(static_cast<int>(graph.segments.size())))].fails = true;
     std::vector<Index> first;
     for (Index slot = 0; !serves && slot < graph.slots; ++slot) first.push_back(slot);
-    const auto bell = serves ? std::make_shared<Bell>() : nullptr;
-    lanes.prepare(first, waiting, bell, deadline);
 
-    std::vector<Event> events;
+    std::vector<Incident> incidents;
     int requests = static_cast<int>(first.size()) + waiting;
     std::atomic<bool> over{false};
-    std::thread client, other;
-    if (serves) client = std::thread([&] { requests = serve(lanes, graph.slots, *bell, wanted, goodbye, grows, events); });
+    std::thread other;
     if (cancel_after >= 0) {
         other = std::thread([&] {
             std::this_thread::sleep_for(std::chrono::duration<double>(cancel_after));
-            lanes.stop();
+            executor.stop();
             while (!over) {  // whoever looks at a run does so at any time
-                lanes.running();
-                lanes.ran(0);
+                executor.running();
+                executor.ran(0);
                 std::this_thread::yield();
             }
         });
     }
-    std::vector<std::thread> threads;
-    threads.reserve(static_cast<std::size_t>(lanes.lanes()));
-    for (Index k = 0; k < lanes.lanes(); ++k) threads.emplace_back([&lanes, k] { lanes.work(k); });
-    for (std::thread& thread : threads) thread.join();
+    if (serves) {
+        const auto bell = std::make_shared<Bell>();
+        executor.open(bell);
+        requests = serve(random, executor, graph.slots, *bell, wanted, goodbye, grows, incidents);
+        executor.wait(deadline, [] {});
+    } else {
+        executor.run(first, waiting, deadline, [] {});
+    }
+    executor.watch(Executor::never, [] {});
+    reporters.drain();
     over = true;
-    if (client.joinable()) client.join();
     if (other.joinable()) other.join();
 
-    for (Event& event : lanes.events()) events.push_back(event);
+    for (Incident& incident : executor.incidents()) incidents.push_back(incident);
     int ended = 0, stops = 0, dropped = 0;
-    for (const Event& event : events) {
+    for (const Incident& event : incidents) {
         if (std::holds_alternative<Broken>(event)) return "the rules broke down";
         const bool failed = std::holds_alternative<Failed>(event);
         ended += std::holds_alternative<Ended>(event);
@@ -236,7 +340,8 @@ const char* run(Random& random, Graph& graph, Counts& counts) {
         if (const auto* late = std::get_if<Late>(&event)) {
             ++counts.late;
             for (const Index node : late->running) {
-                if (lanes.step(node).lane < 0) return "what ran when a run was late is on no lane";
+                const Step step = executor.step(node);
+                if (step.lane < 0 && !step.entry.function) return "what ran when a run was late is nothing that runs";
             }
         }
     }
@@ -249,7 +354,7 @@ const char* run(Random& random, Graph& graph, Counts& counts) {
     for (Index slot = 0; slot < graph.slots; ++slot) {
         if (graph.rules->request(slot).active) return "a request is in flight after the run";
     }
-    if (!lanes.running().empty()) return "a node is on a lane after the run";
+    if (!executor.running().empty()) return "a node is on a lane after the run";
     if (stops > 1) return "a run was stopped twice";
     if (stops + dropped == 0 && runs != requests * graph.computing) return "not every segment of every request ran once";
     if (runs > requests * graph.computing) return "a segment ran too often";
@@ -264,12 +369,13 @@ int main(int count, char** arguments) {
     const auto argument = [&](int i, int otherwise) { return i < count ? std::atoi(arguments[i]) : otherwise; };
     const int graphs = argument(1, 1000), lanes = argument(2, 8), seed = argument(3, 0);
     Counts counts;
+    Reporters reporters(2);
     for (int i = 0; i < graphs; ++i) {
         Random random{std::mt19937_64(static_cast<std::uint64_t>(seed) * 1'000'003 + static_cast<std::uint64_t>(i))};
-        Graph graph(random, lanes);
+        Graph graph(random, lanes, reporters);
         for (int turn = 0; turn < 3; ++turn) {
             alarm(patience_s);
-            if (const char* wrong = run(random, graph, counts)) {
+            if (const char* wrong = run(random, graph, reporters, counts)) {
                 std::fprintf(stderr, "graph %d, run %d: %s\n", i, turn, wrong);
                 return 1;
             }
