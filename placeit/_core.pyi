@@ -1,6 +1,6 @@
 """Compiled parts of placeit: rules of execution and simulators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import enum
 from typing import Annotated
 
@@ -48,6 +48,9 @@ class Machine:
 
     def grow(self, slots: int) -> None:
         """Make room for so many requests in flight."""
+
+    def share(self, device: int) -> None:
+        """Have a device run any number of ops at once."""
 
     def begin(self, slot: int) -> list[int] | None: ...
 
@@ -192,23 +195,71 @@ class Bell:
 
     def ring(self) -> None: ...
 
+class Lane:
+    """
+    What the thread of a device or a link runs, one thing at a time and in order.
+    """
+
+    def __init__(self) -> None: ...
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Queue a function, which must not raise: that would end the thread."""
+
+    def work(self) -> None:
+        """
+        Run what is queued, until it is closed and nothing is left: for its thread.
+        """
+
+    def close(self, reason: object | None = None) -> None:
+        """Have `work` return once nothing is queued."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs or waits there."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether its thread has left `work`: what is queued now will not run."""
+
+    @property
+    def spun(self) -> float:
+        """Seconds that its thread has spun."""
+
+    @property
+    def lends(self) -> float:
+        """
+        Seconds that a segment may take at most which a caller runs in its place.
+        """
+
+    @lends.setter
+    def lends(self, arg: float, /) -> None: ...
+
+    @property
+    def spins(self) -> float:
+        """
+        Seconds that its thread waits awake before it sleeps, while a core is idle.
+        """
+
+    @spins.setter
+    def spins(self, arg: float, /) -> None: ...
+
 class Ended:
-    """A request has ended, well unless an entry of it has failed."""
+    """A request has ended, well unless a node of it has failed."""
 
     @property
     def slot(self) -> int: ...
 
     @property
+    def number(self) -> int: ...
+
+    @property
     def at(self) -> float: ...
 
 class Failed:
-    """The first entry that failed; in a run with a bell, of a request."""
+    """The first node that failed; in a run with a bell, of a request."""
 
     @property
     def node(self) -> int: ...
-
-    @property
-    def lane(self) -> int: ...
 
     @property
     def status(self) -> int: ...
@@ -217,7 +268,7 @@ class Failed:
     def at(self) -> float: ...
 
 class Cancelled:
-    """Somebody has stopped the run."""
+    """The run was stopped."""
 
     @property
     def at(self) -> float: ...
@@ -226,11 +277,8 @@ class Late:
     """The deadline of the run was over before the run was."""
 
     @property
-    def deadline(self) -> float: ...
-
-    @property
     def running(self) -> list[int]:
-        """int64, nodes that were on lanes then, or queued there."""
+        """int64, nodes that had started then, and had not ended."""
 
 class Broken:
     """Nobody knows any more what is to run."""
@@ -238,18 +286,44 @@ class Broken:
     @property
     def why(self) -> str: ...
 
-class Lanes:
+class Waited(enum.Enum):
+    """How waiting for a run has ended."""
+
+    over = 0
+
+    late = 1
+
+    inside = 2
+
+    gone = 3
+
+class Report:
     """
-    The lanes of a plan, which run it without Python but for segments that need it.
+    What a device reports the end of a segment or a transfer to, from any thread.
     """
 
-    def __init__(self, rules: Machine, slowdown: numpy.typing.NDArray[numpy.float64]) -> None: ...
+    def __call__(self, start: float, finish: float, error: object | None) -> bool:
+        """
+        Report it: when it started and ended, by time.perf_counter, and what went wrong, or None.
+        Returns whether it was awaited: only the first report of a run is.
+        """
+
+class Executor:
+    """Runs a plan on lanes, one run after another."""
+
+    def __init__(self, rules: Machine, lanes: Sequence[Lane], slowdown: numpy.typing.NDArray[numpy.float64]) -> None: ...
 
     def set_entry(self, node: int, lane: int, function: int, argument: int) -> None:
         """Run a segment by a C function, int (*)(void *), and its argument."""
 
     def set_call(self, node: int, lane: int, run: Callable[[], object]) -> None:
         """Run a segment by a Python function without arguments."""
+
+    def set_start(self, node: int, lane: int, start: Callable[[Report], object]) -> None:
+        """
+        Start a node by a Python function, which is given a `Report` and has it called when the node has ended.
+        'lane' -1: the thread that decides so calls it.
+        """
 
     def set_transfer(self, node: int, lane: int, seconds: float) -> None:
         """Have a transfer keep a link for so long."""
@@ -262,43 +336,98 @@ class Lanes:
     def grow(self, slots: int) -> None:
         """Make room for more slots, in the rules, too."""
 
-    def prepare(self, slots: numpy.typing.NDArray[numpy.int32], waiting: int, bell: Bell | None, deadline: float) -> None: ...
+    def spin(self, seconds: float) -> None:
+        """Have callers wait awake for so long before they sleep."""
 
-    def work(self, lane: int) -> None: ...
+    def run(self, requests: int, waiting: int, deadline: float) -> Waited:
+        """
+        Run requests in the first slots, and others as these end, and wait for the end of all.
+        """
 
-    def admit(self, slot: int) -> None: ...
+    def begin(self, requests: int, waiting: int) -> None:
+        """Begin as `run` does, without waiting."""
+
+    def wait(self, deadline: float) -> Waited:
+        """Wait for the end of what runs; stop it when the deadline is over."""
+
+    def watch(self, until: float) -> bool:
+        """
+        Wait for the end of what runs, until some time at most; return whether it has come.
+        """
+
+    @property
+    def inside(self) -> bool:
+        """
+        Whether this thread waits for a run, in the middle of a signal handler.
+        """
+
+    def open(self, bell: Bell) -> None:
+        """Begin a run that requests are added to."""
+
+    def admit(self, slot: int) -> int:
+        """
+        Begin a request in a slot, and return its number; -1 if the run was stopped.
+        """
+
+    def number(self, slot: int) -> int:
+        """
+        The number of the last request that has begun in a slot; -1 before the first.
+        """
+
+    def await_request(self, slot: int, number: int, until: float) -> bool:
+        """Wait for the end of a request; return whether it has ended well."""
+
+    def known(self, slot: int, number: int) -> None:
+        """Forget that a request has ended."""
 
     def admit_no_more(self) -> None: ...
 
     def stop(self) -> None: ...
 
-    def events(self) -> list[Ended | Failed | Cancelled | Late | Broken]:
+    def incidents(self) -> list[Ended | Failed | Cancelled | Late | Broken]:
         """What has happened since this was last asked."""
 
     def running(self) -> list[int]:
-        """int64, nodes that are on lanes or queued there."""
+        """int64, nodes that have started, and have not ended."""
 
     def ran(self, slot: int) -> list[tuple[int, float, float]]:
         """
         Node, start and finish of what has run since the request in a slot began, by start.
         """
 
+    def seconds(self, last: bool, found: numpy.typing.NDArray[numpy.float64]) -> None:
+        """
+        Write the median seconds of each op in its last runs, or those of the last one, to float64[V].
+        """
+
+    def blend(self, runs: int, seconds: numpy.typing.NDArray[numpy.float64]) -> None:
+        """Have seconds, float64[V], count for the last runs of each op."""
+
     def error(self, node: int) -> object:
         """
-        Take what the Python function of a segment raised last; None if it is another kind of segment.
+        Take what the Python function of a node raised or reported last; None if it is another kind of node.
+        """
+
+    def when_over(self, call: Callable[[], object]) -> bool:
+        """
+        Have a function called when the run is over, on the thread that ends it; False if it is over already.
         """
 
     @property
-    def begun(self) -> bool: ...
+    def callers(self) -> int:
+        """How many threads are in a call."""
 
     @property
     def stopped(self) -> bool: ...
 
     @property
-    def begin(self) -> float: ...
+    def over(self) -> bool: ...
 
     @property
-    def end(self) -> float: ...
+    def begun_at(self) -> float: ...
+
+    @property
+    def ended_at(self) -> float: ...
 
 def spend() -> int:
     """

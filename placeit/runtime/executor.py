@@ -7,7 +7,6 @@ import contextlib
 import functools
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
@@ -91,8 +90,8 @@ class _EngineRun(ActiveRun):
 class Executor(PlanExecutor):
     """Runs a plan on lanes.
 
-    No device is idle while one of its segments is ready, and no link while it has something to move: whoever reports an end asks
-    the compiled rules what follows, and queues that on the lanes of devices and links.
+    No device is idle while one of its segments is ready, and no link while it has something to move: each end is told to the
+    compiled rules on the thread where it happened, and what they answer is queued on the lanes of devices and links.
 
     Args:
         book: names, shapes and buffers of the plan's segments.
@@ -138,9 +137,10 @@ class Executor(PlanExecutor):
         self._several = {d for d in used if hasattr(self._devices[d], "worker_of")}
         for d in used:
             device: Any = self._devices[d]
-            for key, worker in (
-                [((d, n), device.worker_of(n)) for n in range(in_flight)] if d in self._several else [((d,), _worker_of(device))]
-            ):
+            workers: list[tuple[tuple[int, ...], Worker | None]] = [((d,), _worker_of(device))]
+            if d in self._several:
+                workers = [((d, number), device.worker_of(number)) for number in range(in_flight)]
+            for key, worker in workers:
                 if worker is not None:
                     lanes[key] = len(self._workers)
                     self._workers.append(worker)
@@ -282,12 +282,20 @@ class Executor(PlanExecutor):
         self.programs.clear()
 
     def _write(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
-        buffers = self._slots[request].inputs
+        entrances = self._slots[request].inputs
         for name, value in inputs.items():
-            buffers[name].fill(value)
+            entrances[name].fill(value)
+
+    def _put(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
+        """Have a request read inputs, which stay as they are until it has ended, and write to memory that no caller has."""
+        slot = self._slots[request]
+        for name, value in inputs.items():
+            slot.inputs[name].put(value)
+        for end in slot.outputs.values():
+            end.make_room()
 
     def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
-        return {name: np.array(buffer.array(), order="C") for name, buffer in self._slots[request].outputs.items()}
+        return {name: end.get() for name, end in self._slots[request].outputs.items()}
 
     # -- runs ---------------------------------------------------------------------------------------------------------------
 
@@ -396,7 +404,7 @@ class Executor(PlanExecutor):
         said = f"Inference failed on {device.name}: "
         return failure_of(f"The segment that starts with '{first}' failed on {device.name}", error, said)
 
-    def _late(self, run: ActiveRun, running: Sequence[int] | None = None) -> ExecutionError:
+    def _late(self, run: ActiveRun, running: Sequence[int] | None = None) -> ExecutionError:  # noqa: ARG002
         return self._overdue(self._names(self._engine.running() if running is None else running))
 
     def _running(self, run: ActiveRun) -> list[str]:  # noqa: ARG002
@@ -413,7 +421,7 @@ class Executor(PlanExecutor):
                 what.append(f"'{name}' from {names[step.src]} to {names[step.dst]}")
         return what
 
-    # -- requests as they come ------------------------------------------------------------------------------------------------
+    # -- requests as they come -----------------------------------------------------------------------------------------------
 
     def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:  # noqa: ARG002
         self._blended = None
@@ -432,7 +440,7 @@ class Executor(PlanExecutor):
 
     def _admit_here(self, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
         slot = self._slots[request]
-        self._write(inputs, request)
+        self._put(inputs, request)
         self._renew(slot)
         slot.written = None
         self._engine.admit(request)
@@ -457,7 +465,7 @@ class Executor(PlanExecutor):
         """Have a request begin that was reserved, on this thread, unless it has."""
         with item.turn:
             serving = self.serving
-            if serving is not None and serving.flying.get(number) is item and self._is_to_begin(number):
+            if serving is not None and serving.has(number, item) and self._is_to_begin(number):
                 self._admit_here(number, item.inputs)
 
     def _is_to_begin(self, number: int) -> bool:
@@ -466,11 +474,11 @@ class Executor(PlanExecutor):
     def help(self, number: int, item: Any, until: float, ended: Callable[..., object]) -> None:
         """Wait for a request of :meth:`serve` on this thread, and call ``ended`` as the other thread would, if it ends well."""
         serving, last = self.serving, self._engine.number(number)
-        if serving is None or serving.flying.get(number) is not item or last == self._before.get(number):
+        if serving is None or not serving.has(number, item) or last == self._before.get(number):
             return
         if self._engine.await_request(number, last, until):
             with item.turn:
-                if serving.flying.get(number) is item:
+                if serving.has(number, item):
                     ended(item, *self._outcome(serving.run, number))
                     serving.ended(number, item)
                     self._engine.known(number, last)
@@ -501,7 +509,7 @@ class Executor(PlanExecutor):
         for worker in self._workers:
             worker.check()
 
-    # -- what has run -----------------------------------------------------------------------------------------------------------
+    # -- what has run --------------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def labels(self) -> Labels:
@@ -620,7 +628,7 @@ class _OpenExecutors:
         self._exiting = True
         if os.getpid() != self._process:
             return
-        engines = [executor._engine for executor in [*self._executors]]  # noqa: SLF001
+        engines = [executor._engine for executor in [*self._executors]]
         for engine in engines:
             engine.stop()
         until = time.monotonic() + _EXIT_PATIENCE_S

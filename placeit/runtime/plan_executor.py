@@ -106,9 +106,13 @@ class Serving:
         except KeyError:
             return None
 
+    def has(self, number: int, item: Any) -> bool:
+        """Return whether a request is in flight, under a number."""
+        return self.flying.get(number) is item
+
     def ended(self, number: int, item: Any) -> None:
         """Take note that a request is not in flight any more; nothing happens if that is known. From any thread."""
-        if self.flying.get(number) is item:
+        if self.has(number, item):
             del self.flying[number]
             if item.slot is None:
                 self.free.add(number)
@@ -497,7 +501,7 @@ class PlanExecutor(ABC):
             with item.turn:
                 if number in serving.run.failures:
                     feed.failed(item, serving.run.failures.pop(number))
-                elif serving.flying.get(number) is item:
+                elif serving.has(number, item):
                     feed.ended(item, *self._outcome(serving.run, number))
                 serving.ended(number, item)
             serving.item = None

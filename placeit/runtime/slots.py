@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError
+from placeit.core.narrowing import narrowed
 from placeit.planning.segments import Plan
 from placeit.runtime.blank import is_blank
 from placeit.runtime.device_pool import DevicePool
@@ -22,6 +23,7 @@ from placeit.runtime.devices.base import (
     RuntimeDevice,
 )
 from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.lending import Bind, Entrance, Exit, is_lendable
 from placeit.runtime.segment_book import SegmentBook
 
 __all__ = ["Slot"]
@@ -39,8 +41,8 @@ class Slot:
         keep_state: whether each request goes on from the state in which the one before has left its segments.
 
     Attributes:
-        inputs: buffers of the model's inputs, by name.
-        outputs: buffers of its outputs, by name.
+        inputs: of the model, by name.
+        outputs: of the model, by name.
         instances: of each segment; None for one that computes nothing.
         copies: source, its buffer and that of the destination, for each transfer (tensor, destination).
     """
@@ -57,10 +59,12 @@ class Slot:
     ) -> None:
         self.number = number
         self._keeping: list[tuple[str, KeepsState]] = []
-        self.inputs: dict[str, Buffer] = {}
-        self.outputs: dict[str, Buffer] = {}
+        inputs: dict[str, Buffer] = {}
+        outputs: dict[str, Buffer] = {}
+        bound: dict[int, dict[int, Buffer]] = {}  # buffers that a segment reads, by the index of its input
         self.instances: list[Instance | None] = []
         self.copies: dict[tuple[int, int], tuple[int, Buffer, Buffer]] = {}
+        self._bound: dict[int, dict[int, Buffer]] = {}
         # what each segment (s,) and each transfer (tensor, destination) writes; what it had written when it was reported
         self.writes: dict[tuple[int, ...], list[Buffer]] = {}
         self.written: dict[tuple[int, ...], list[NDArray[np.generic]]] | None = None
@@ -78,12 +82,12 @@ class Slot:
             for name in book.inputs_of(segment):
                 reading[name] |= devices
         for name, spec in book.inputs.items():
-            self.inputs[name] = _shared(pool, spec, reading[name], "host") or HostBuffer(spec)
+            inputs[name] = _shared(pool, spec, reading[name], "host") or HostBuffer(spec)
         for s, (segment, program) in enumerate(zip(plan.segments, programs, strict=True)):
             d = segment.device
             entering = {t: held[t, d] for t in segment.inputs}
             if program is None:
-                made = book.hand_through(segment, entering, self.inputs)
+                made = book.hand_through(segment, entering, inputs)
                 self.instances.append(None)
             else:
                 with pool.on(d):
@@ -96,11 +100,12 @@ class Slot:
                         shared = _shared(pool, book.spec(t), readers[t], pool.devices[d].space)
                         if shared is not None:
                             instance.write_to(i, shared)
-                for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in book.inputs_of(segment))]):
+                bound[s] = dict(enumerate([*entering.values(), *(inputs[name] for name in book.inputs_of(segment))]))
+                for i, buffer in bound[s].items():
                     instance.bind(i, buffer)
                 made = self.writes[s,] = [instance.output(i) for i in range(len(program.outputs))]
                 self.instances.append(instance)
-            self.outputs |= zip(book.outputs_of(segment), made[len(segment.outputs) :], strict=True)
+            outputs |= zip(book.outputs_of(segment), made[len(segment.outputs) :], strict=True)
             for t, buffer in zip(segment.outputs, made, strict=False):
                 held[t, d] = buffer
                 for far in readers[t] - {d}:
@@ -117,15 +122,57 @@ class Slot:
                     if (d, far) in pool.transports:
                         self.copies[compact[t], far] = (d, buffer, held[t, far])
 
-        for name, buffer in self.outputs.items():
+        for name, buffer in outputs.items():
             deliver: Callable[[], Buffer] | None = getattr(buffer, "deliver", None)
             if deliver is not None:
-                self.outputs[name] = deliver()
+                outputs[name] = deliver()
                 for written in self.writes.values():
                     if buffer in written:
-                        written.append(self.outputs[name])
+                        written.append(outputs[name])
+        self._bound = bound
+        self._sharing = {s for s, segment in enumerate(plan.segments) if _shares(pool.devices[segment.device])}
+        fixed = {id(end) for _, source, destination in self.copies.values() for end in (source, destination)}
+        self.inputs = {
+            name: Entrance(buffer, self._reading(bound, buffer, fixed | {id(end) for end in outputs.values()}))
+            for name, buffer in inputs.items()
+        }
+        self.outputs = {name: Exit(buffer, self._writing(bound, buffer, fixed)) for name, buffer in outputs.items()}
         run_ahead = next((device.run_ahead for device in pool.devices if hasattr(device, "run_ahead")), None)
         self.renew: Callable[[], None] | None = None if run_ahead is None else run_ahead(book, pool, plan, self)
+
+    def _reading(self, bound: Mapping[int, Mapping[int, Buffer]], buffer: Buffer, fixed: set[int]) -> Bind | None:
+        """Return what has segments read a buffer in place of one of the model's inputs; None if some reader cannot."""
+        readers = [(s, i) for s, of_segment in bound.items() for i, read in of_segment.items() if read is buffer]
+        instances = [instance for s, _ in readers if (instance := self.instances[s]) is not None]
+        kept = not is_lendable(buffer) or id(buffer) in fixed or narrowed(HostBuffer, buffer).native is not None
+        if kept or not all(hasattr(one, "rebinds") for one in instances):
+            return None
+
+        def bind(other: HostBuffer) -> None:
+            for (s, i), instance in zip(readers, instances, strict=True):
+                instance.bind(i, other)
+                self._bound[s][i] = other
+
+        return bind
+
+    def _writing(self, bound: Mapping[int, Mapping[int, Buffer]], buffer: Buffer, fixed: set[int]) -> Bind | None:
+        """Return what has a segment write to a buffer in place of one of the model's outputs; None if it cannot."""
+        found = [(s, i) for s in bound for i, written in enumerate(self.writes[s,]) if written is buffer]
+        read = {id(one) for of_segment in bound.values() for one in of_segment.values()}
+        if not is_lendable(buffer) or id(buffer) in fixed | read or len(found) != 1:
+            return None
+        ((s, index),) = found
+        instance: Any = self.instances[s]
+        if not hasattr(instance, "rebinds") or s in self._sharing:
+            return None
+
+        def bind(other: HostBuffer) -> None:
+            instance.write_to(index, other)
+            for i, one in self._bound[s].items():  # what is handed on of an input stays where it was otherwise
+                instance.bind(i, one)
+            self.writes[s,][index] = other
+
+        return bind
 
     def reported(self, what: tuple[int, ...]) -> None:
         """Record what a segment or a transfer has written, in a checked run."""

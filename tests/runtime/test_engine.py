@@ -152,9 +152,7 @@ def test_lanes_of_both_kinds_run_every_segment_once_and_in_order(
             check_spans(made, executor, requests)
 
 
-def test_executors_on_different_devices_run_side_by_side(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_executors_on_different_devices_run_side_by_side(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits, in its first native entry, for the other one to be in its own."""
     made, meeting = bench(0, 6, seconds=1e-5), threading.Barrier(2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,7 +65,7 @@ class Meeting(TimedDevice):
         super().__init__(name, lambda _: 0.0, native=False)
         self._count, self._run, self._barrier = itertools.count(), run, barrier
 
-    def call(self, instance: Instance) -> Callable[[], None]:  # noqa: ARG002
+    def call(self, instance: Instance) -> Callable[[], None]:
         def run() -> None:
             if next(self._count) == self._run:
                 self._barrier.wait()

@@ -101,6 +101,8 @@ class NativeInstance:
         run: runs it from Python.
     """
 
+    rebinds = True  # may read and write other buffers from one run to the next
+
     def __init__(self, program: OpenVinoProgram) -> None:
         self.program = program
         self.request: NativeRequest = program.compiled.request()
@@ -148,6 +150,8 @@ class OpenVinoInstance:
         program: what it runs.
         infer: runs an infer request.
     """
+
+    rebinds = True  # may read and write other buffers from one run to the next
 
     def __init__(self, program: OpenVinoProgram, infer: Callable[[Any], object] | None = None) -> None:
         self.program = program

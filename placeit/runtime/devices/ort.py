@@ -71,6 +71,8 @@ class OrtInstance:
     open sizes in the first run at some sizes of the inputs, from where they are copied.
     """
 
+    rebinds = True  # may read and write other buffers from one run to the next
+
     def __init__(self, program: OrtProgram) -> None:
         self._specs = program.inputs
         self._names = program.input_names

@@ -10,7 +10,7 @@ from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.devices.openvino_errors import explaining
-from placeit.runtime.devices.base import Instance, Program
+from placeit.runtime.devices.base import Program
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino import KIND as OPENVINO
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoInstance, OpenVinoProgram

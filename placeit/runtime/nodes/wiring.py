@@ -31,11 +31,11 @@ def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Ah
         return None
     ahead, ranks = Ahead(), b_level(plan.problem, plan.placement)
     wirings = {d: _Wiring(ahead, _node(devices[d])) for d in remote}
-    for s, start in enumerate(slot.starts):
+    for s, instance in enumerate(slot.instances):
         d = plan.segments[s].device
-        if start is not None and d in wirings:
-            wirings[d].add(start[0], -float(ranks[s]))
-    for (t, far), (src, source, destination, _) in slot.copies.items():
+        if instance is not None and d in wirings:
+            wirings[d].add(instance, -float(ranks[s]))
+    for (t, far), (src, source, destination) in slot.copies.items():
         if source is destination:
             continue
         spec = book.spec(plan.tensors[t])
