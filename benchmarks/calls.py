@@ -9,8 +9,8 @@ process.
 - alone: one call after the other. "run, one segment" has the whole model on one core. "run, two segments" has half of it on
   each of two cores, in a chain. Their *work* is the sum of the times that OpenVINO reports for both halves on the calling
   thread (``InferRequest.latency``); no Python is in it. Lanes that spin wait for work without sleeping, and Python lanes are
-  driven by Python. Versions without such lanes have no rows of them. Plain OpenVINO has a stream of one thread, its fastest mode;
-  placeit compiles without a stream, because a stream of one thread loses the errors of kernels.
+  driven by Python. Versions without such lanes have no rows of them. Plain OpenVINO has a stream of one thread, its fastest
+  mode. placeit compiles without a stream, because a stream of one thread loses the errors of kernels.
 - beside a Python thread: a thread of the process computes in Python all the time, at the interpreter's own switch interval.
 - full: a server whose client keeps 16 requests in flight, against ``openvino.AsyncInferQueue`` with two streams. Both give the
   client a copy of each output, and neither copies inputs before a request begins. "Two replicas" have the whole model on each
