@@ -26,7 +26,7 @@ from placeit.runtime.measure import Race, faster
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["beside_others", "run", "timed_lanes", "two_chains"]
+__all__ = ["beside_others", "python_computing", "run", "timed_lanes", "two_chains"]
 
 _SEGMENTS = 40
 
@@ -134,7 +134,7 @@ def beside_others(what: str, executor: PlanExecutor, report: Report, *, rounds: 
         rounds: runs beside each of the two, and alone.
         claim: whether that is claimed to differ by no more than a tenth.
     """
-    others = {"nothing": contextlib.nullcontext, "a Python thread": _python_computing, "a busy process": _process_computing}
+    others = {"nothing": contextlib.nullcontext, "a Python thread": python_computing, "a busy process": _process_computing}
     inside: dict[str, list[float]] = {who: [] for who in others}
     waits: dict[str, list[float]] = {who: [] for who in others}
     turns = max(1, rounds // 5)
@@ -167,7 +167,7 @@ def _process_computing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _python_computing() -> Iterator[None]:
+def python_computing() -> Iterator[None]:
     """Keep another thread busy with Python."""
     over = threading.Event()
 

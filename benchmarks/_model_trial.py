@@ -7,6 +7,7 @@ It is a process of its own because what it tries may crash or hang, and so that 
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import time
 import traceback
@@ -23,28 +24,46 @@ from numpy.typing import NDArray
 
 import placeit
 from benchmarks._architectures import Sample
+from benchmarks._blocks import each, interleaved, reported
 from benchmarks._child import peak_memory
-from benchmarks._models import random_splits, settled_race
+from benchmarks._models import random_splits
 from placeit.backends.base import Model
 from placeit.core.errors import PlaceitError
 from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.openvino import openvino_core
 from placeit.profiler.cache import Cache
 from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import WARMUP, Measurement, Ratio, faster, summed_up, timed
+from placeit.runtime.measure import Measurement, Ratio, faster
 
-__all__ = ["CALLED", "MOST", "ONNX_RUNTIME", "OPENVINO", "OWN", "PLACEIT", "PYTORCH", "Trial", "Wrong", "serve", "tried"]
+__all__ = ["MOST", "ONNX_RUNTIME", "OPENVINO", "OWN", "PLACEIT", "PYTORCH", "Trial", "Wrong", "serve", "tried"]
 
 OPENVINO, ONNX_RUNTIME, PYTORCH = "OpenVINO", "ONNX Runtime", "PyTorch"
-PLACEIT, OWN, CALLED = "placeit", "placeit, own clock", "Optimized.run"
+PLACEIT, OWN = "placeit", "placeit, own clock"
 
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
-Run: TypeAlias = Callable[[], Arrays]
 
 MOST = 1.05
 """Largest ratio of the answer's time to that of the fastest plain runtime."""
 _MORE_SHARE, _MORE_BYTES = 0.01, 10_000  # of constants that a reading may have beside OpenVINO's: shapes, for one
 _PROFILE_S = 2.0  # of random splits, which need not be fast
+_BLOCK_S, _MOST_CALLS = 0.02, 200  # seconds and calls of a block
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A model in a plain runtime.
+
+    Attributes:
+        call: what a program calls for one request, with its inputs.
+        named: outputs by the names that placeit has, of what ``call`` returns.
+    """
+
+    call: Callable[[], Any]
+    named: Callable[[Any], Arrays]
+
+    def outputs(self) -> Arrays:
+        """Run once."""
+        return self.named(self.call())
 
 
 @dataclass(frozen=True)
@@ -52,7 +71,7 @@ class Wrong:
     """What does not hold.
 
     Attributes:
-        what: ``made``, ``reads``, ``answers``, ``in time``, ``for its caller``, ``right``, ``crashed`` or ``hung``.
+        what: ``made``, ``reads``, ``answers``, ``in time``, ``right``, ``crashed`` or ``hung``.
         where: devices, or the step.
         reason: in a sentence.
     """
@@ -73,11 +92,9 @@ class Trial:
         constants: bytes of all constants after that, each counted once.
         plain_constants: of OpenVINO's own reading.
         plain: why each plain runtime does not run it, or an empty string.
-        times: seconds of one race, by runtime, by the clock of who calls it; :data:`OWN` by placeit's.
+        times: seconds per call in interleaved blocks, by runtime, by the clock of the caller; :data:`OWN` by placeit's clock.
         answer: devices that placeit chose.
-        ratio: time of placeit's answer over that of the fastest plain runtime, by placeit's own clock.
-        waiting: time of the answer over that of the fastest plain runtime, by the clock of the caller, who also waits for
-            placeit's threads to wake.
+        ratio: time of a call of placeit's answer over that of a call of the fastest plain runtime, by the clock of the caller.
         optimize_s: seconds from the file to the answer.
         memory: most bytes that the process had from the file to the answer, beyond those it had before.
         splits: random placements that were run.
@@ -95,7 +112,6 @@ class Trial:
     times: dict[str, Measurement] = field(default_factory=dict)
     answer: str | None = None
     ratio: Ratio | None = None
-    waiting: Ratio | None = None
     optimize_s: float | None = None
     memory: int | None = None
     splits: int = 0
@@ -170,12 +186,12 @@ class _Trying:
         inputs = self.sample.inputs
         if inputs is None and model is not None:
             inputs = model.random_inputs()
-        plain: dict[str, Run] = {}
+        plain: dict[str, Plain] = {}
         for name, make in self._plain().items():
             self.tell(f"running it by {name}")
             try:
                 plain[name] = make(inputs)
-                plain[name]()
+                plain[name].outputs()
                 self.found.plain[name] = ""
             except Exception as error:  # noqa: BLE001 (the runtimes raise what they like)
                 plain.pop(name, None)
@@ -221,7 +237,7 @@ class _Trying:
         self.found.answer = ", ".join(used)
         return found
 
-    def _race(self, model: Model, answer: placeit.Optimized, plain: Mapping[str, Run], inputs: Arrays) -> None:
+    def _race(self, model: Model, answer: placeit.Optimized, plain: Mapping[str, Plain], inputs: Arrays) -> None:
         self.tell("racing the answer")
         where = f"answer on {self.found.answer}"
         outputs = answer.run(inputs)
@@ -229,29 +245,28 @@ class _Trying:
             self.found.groups = len(session.grouping.groups)
             if plain:
                 best = min(
-                    (OutputDifference.between(outputs, run()) for run in plain.values()), key=lambda error: error.max_rel
+                    (OutputDifference.between(outputs, one.outputs()) for one in plain.values()),
+                    key=lambda error: error.max_rel,
                 )
                 self._compared(best, where, session.tolerance)
             home = session.home_of(answer.placement)
             with home.executor(home.plan_of(answer.placement)) as executor:
                 executor.set_inputs(inputs)
-                own: list[float] = []
-                runs: dict[str, Callable[[], object]] = {PLACEIT: lambda: own.append(executor.time()), **plain}
-                runs[CALLED] = lambda: answer.run(inputs)
-                timers = {name: timed(run) for name, run in runs.items()}
-                self.found.times = times = settled_race(timers, rounds=self.rounds, seed=self.seed)
-        times[OWN] = summed_up(OWN, own[WARMUP:], times[PLACEIT].rounds)
+                cases = {name: each(one.call) for name, one in plain.items()}
+                cases |= {PLACEIT: each(lambda: answer.run(inputs)), OWN: reported(executor.time)}
+                calls = math.ceil(min(_MOST_CALLS, _BLOCK_S / cases[PLACEIT](2)))
+                blocks = interleaved(cases, calls=calls, rounds=self.rounds, seed=self.seed)
+        self.found.times = times = {name: found.wall for name, found in blocks.items()}
         if plain:
             fastest = min(plain, key=lambda name: times[name].median)
-            self.found.ratio, self.found.waiting = (faster(times[who], times[fastest]) for who in (OWN, PLACEIT))
-            for what, ratio in (("in time", self.found.ratio), ("for its caller", self.found.waiting)):
-                if ratio.ci_low > MOST:
-                    length = f"{ratio.ratio:.3g} ({ratio.ci_low:.3g} to {ratio.ci_high:.3g})"
-                    self._fails(what, where, f"It takes {length} times as long as {fastest}.")
+            self.found.ratio = ratio = faster(times[PLACEIT], times[fastest])
+            if ratio.ci_low > MOST:
+                length = f"{ratio.ratio:.3g} ({ratio.ci_low:.3g} to {ratio.ci_high:.3g})"
+                self._fails("in time", where, f"It takes {length} times as long as {fastest}.")
 
-    def _split(self, model: Model, devices: tuple[str, str], plain: Run) -> None:
+    def _split(self, model: Model, devices: tuple[str, str], plain: Plain) -> None:
         self.tell(f"profiling on {', '.join(devices)}")
-        expected = plain()
+        expected = plain.outputs()
         with placeit.Session(model, devices, inputs=self.sample.inputs, cache=self.cache) as session:
             costs = session.profile(budget_s=_PROFILE_S)
             able = np.isfinite(costs.core)
@@ -277,7 +292,7 @@ class _Trying:
         if (why := error.wrong(tolerance)) is not None:
             self._fails("right", where, f"Beside the plain runtime: {why}")
 
-    def _plain(self) -> dict[str, Callable[[Arrays | None], Run]]:
+    def _plain(self) -> dict[str, Callable[[Arrays | None], Plain]]:
         """What makes each plain runtime that reads such files ready to run."""
         match self.sample.path.suffix:
             case ".onnx":
@@ -287,7 +302,7 @@ class _Trying:
             case _:
                 return {PYTORCH: self._pytorch}
 
-    def _devices(self, plain: Mapping[str, Run]) -> dict[str, tuple[str, str]]:
+    def _devices(self, plain: Mapping[str, Plain]) -> dict[str, tuple[str, str]]:
         """Devices of each plain runtime that runs the model."""
         prefix = {OPENVINO: "", ONNX_RUNTIME: "ort:", PYTORCH: ""}
         first, second = self.cores
@@ -299,21 +314,14 @@ class _Trying:
             model.reshape({name: list(shape) for name, shape in self.sample.shapes.items()})
         return model
 
-    def _openvino(self, inputs: Arrays | None) -> Run:
+    def _openvino(self, inputs: Arrays | None) -> Plain:
         compiled = openvino_core().compile_model(self._plain_model(), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        request = compiled.create_infer_request()
-        for i, port in enumerate(compiled.inputs):
-            request.get_input_tensor(i).data[...] = _named(port, inputs or {})
+        given = {i: _named(port, inputs or {}) for i, port in enumerate(compiled.inputs)}
         # an output may have several names, of which placeit and ONNX take one: it is known by its place
         names = self.names or [port.get_any_name() for port in compiled.outputs]
+        return Plain(lambda: compiled(given), lambda answer: {name: answer[i] for i, name in enumerate(names)})
 
-        def run() -> Arrays:
-            answer = request.infer(share_outputs=True)
-            return {name: answer[i] for i, name in enumerate(names)}
-
-        return run
-
-    def _onnxruntime(self, inputs: Arrays | None) -> Run:
+    def _onnxruntime(self, inputs: Arrays | None) -> Plain:
         onnxruntime = import_onnxruntime()
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
@@ -321,21 +329,19 @@ class _Trying:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         session = onnxruntime.InferenceSession(self.sample.path, options, providers=["CPUExecutionProvider"])
         names, given = [output.name for output in session.get_outputs()], dict(inputs or {})
-        return lambda: dict(zip(names, session.run(names, given), strict=True))
+        return Plain(lambda: session.run(names, given), lambda values: dict(zip(names, values, strict=True)))
 
-    def _pytorch(self, inputs: Arrays | None) -> Run:
+    def _pytorch(self, inputs: Arrays | None) -> Plain:
         import torch
 
         module = torch.export.load(self.sample.path).module()
         given = [torch.from_numpy(np.array(value)) for value in (inputs or {}).values()]
 
-        def run() -> Arrays:
-            with torch.inference_mode():
-                made = module(*given)
+        def named(made: Any) -> Arrays:
             values = [made] if isinstance(made, torch.Tensor) else list(made)
             return {name: value.numpy() for name, value in zip(self.names, values, strict=True)}
 
-        return run
+        return Plain(torch.inference_mode()(lambda: module(*given)), named)
 
     def _fails(self, what: str, where: str, reason: str) -> None:
         self.found.wrong.append(Wrong(what, where, reason))

@@ -9,9 +9,6 @@ is about the median in the plan as it runs, or, if that is a single segment, wit
 it: how long a device that waited takes to start what another device made ready, and what a segment that computes nothing
 takes from end to end, the engine's part included; and how many times as long any Python takes after as much work as a segment.
 
-Of a plan that computes nothing, the time per request says what the engine adds to each: in a closed loop, with several in
-flight, and through a server.
-
 The control says whether the two cores were free: whole passes side by side, one on each core, over passes alone, before and
 after the race. Where it is far above 1, something else used the cores, and the ratios of splits say little.
 
@@ -36,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import _lanes, _pipelined
+from benchmarks import _lanes
 from benchmarks._dispatch import gaps, microseconds, slower_after
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, fastest_split, model_file, progress, settled_race, side_by_side, two_cores
@@ -75,7 +72,6 @@ def run(args: Args, report: Report) -> None:
         for name in names:
             _model(name, cores, Path(folder), args, report)
     _lanes.run(cores, report, rounds=20 if args.quick else 100)
-    _pipelined.run(cores, report, requests=100 if args.quick else 1000)
 
 
 def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: Report) -> None:

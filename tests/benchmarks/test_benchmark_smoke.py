@@ -14,7 +14,7 @@ import pytest
 import torch
 from small_models import inception_like
 
-from benchmarks import _torch_executor, anytime, decision, executor, loading, simulator, throughput
+from benchmarks import _torch_executor, anytime, calls, decision, executor, loading, simulator, throughput
 from benchmarks._fuzz_cases import KINDS
 from benchmarks._generation_devices import CLUSTERS, SLOW_CORE, TWO_CORES
 from benchmarks._generation_rivals import ALL_CORES, ONE_CORE, ONE_DEVICE, ONNX_RUNTIME, SPLIT, TORCH
@@ -93,6 +93,29 @@ QUICKLY = [
         {"way": ("OpenVINO alone", "bundle", "bundle, split", "OpenVINO alone, cached", "bundle, cached")},
         ("start to first answer over OpenVINO alone", "the same with compiled models on disk"),
         least={"QUICK_ROUNDS": 1, "load_model": lambda _: inception_like()},
+    ),
+    Smoke(
+        "calls --quick",
+        {
+            "calls": (
+                "alone",
+                "beside a Python thread",
+                f"full, {calls.SMALL.name}",
+                "large, 12 MiB in and out",
+                "branches of 60 us",
+            ),
+            "case": (
+                calls.RUN_1,
+                calls.RUN_2,
+                calls.SERVER_2,
+                calls.QUEUE_16,
+                calls.REPLICAS,
+                calls.TIME_SPLIT,
+                calls.RUN_SPLIT,
+            ),
+        },
+        ("run over 1.1 times", "run over the work", "server over run", "beside a Python thread", "CPU time", "the caller's"),
+        least={"QUICK": calls.Sizes(calls=2, slow=1, rounds=2), "MIB": (12,), "BRANCHES_US": (60.0,)},
     ),
     Smoke(
         "decision --quick",
