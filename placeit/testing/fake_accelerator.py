@@ -1,12 +1,12 @@
 """An accelerator that computes on the CPU, at random speed, with the semantics of streams and events.
 
 Streams run what was launched on them in order, each at its own pace, beside the host, which sees time pass between any two
-calls. A copy between two devices waits for what was launched on a stream of the destination before it, and holds up what is launched
-there later, as PyTorch's copies do: on the destination's default stream, if no other is named, so that copies into one device would
-follow each other. An event marks what its stream had been given when it was recorded; waiting for one that was never recorded waits for
-nothing, as in CUDA. Reports of events reach the host late, and in any order, and are told by a host function: what runs there
-must not call the accelerator. On devices in the host's memory launches may fail when they run. Any number of threads may call
-at the same time; what one of them has learned, another knows only after it has taken its turn.
+calls. A copy between two devices waits for what was launched on a stream of the destination before it, and holds up what is
+launched there later, as PyTorch's copies do: on the destination's default stream, if no other is named, so that copies into
+one device would follow each other. An event marks what its stream had been given when it was recorded; waiting for one that
+was never recorded waits for nothing, as in CUDA. Reports of events reach the host late, and in any order, and are told by a
+host function: what runs there must not call the accelerator. On devices in the host's memory launches may fail when they run.
+Any number of threads may call at the same time; what one of them has learned, another knows only after it has taken its turn.
 
 Data is real: a launch makes its outputs unreadable when it starts and fills them when it ends, from what its inputs held when
 it started; if they changed meanwhile the outputs stay unreadable. So what is read too early, or overwritten too early, gives
@@ -20,7 +20,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import MappingProxyType
 
 import numpy as np
@@ -128,6 +128,10 @@ class FakeAccelerator:
             raise ExecutionError("The fake accelerator is closed.")
         self._turns.append(Turn(self._begin_turn, self._end_turn))
         return self._turns[-1]
+
+    def launching(self) -> AbstractContextManager[object]:
+        """Nothing is needed."""
+        return nullcontext()
 
     def close(self) -> None:
         """Take every turn; there are no threads to stop."""

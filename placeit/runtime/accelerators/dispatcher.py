@@ -18,11 +18,11 @@ __all__ = ["Dispatcher"]
 class Dispatcher:
     """Launches what the scheduler starts, ahead of time where streams allow it.
 
-    The scheduler is told that a segment has ended as soon as its device can take another one, which may be before the end; what
-    the scheduler then starts is launched behind it. Links are handled in the same way. The arrival of a tensor is told when it
-    has happened, or, where nothing moves as both devices have one memory, when what puts it there has ended. On devices that compute in the host's memory, the end of a segment is told when it has happened, since no
-    stream of another device could wait for it. So is the end of a segment on devices that share hardware, which never run at
-    the same time.
+    The scheduler is told that a segment has ended as soon as its device can take another one, which may be before the end;
+    what the scheduler then starts is launched behind it. Links are handled in the same way. The arrival of a tensor is told
+    when it has happened, or, where nothing moves as both devices have one memory, when what puts it there has ended. On
+    devices that compute in the host's memory, the end of a segment is told when it has happened, since no stream of another
+    device could wait for it. So is the end of a segment on devices that share hardware, which never run at the same time.
 
     Args:
         launcher: the requests, streams and launches.

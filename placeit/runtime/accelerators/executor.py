@@ -85,7 +85,7 @@ class StreamExecutor(PlanExecutor):
                 self._launcher.release()
                 self._accelerator.trim()
                 raise
-        self._worker = Worker("placeit launches")
+        self._worker = Worker("placeit launches", around=accelerator.launching)
 
     @property
     def native(self) -> bool:

@@ -1,7 +1,7 @@
 """Parts of an NVIDIA GPU: green contexts, which run kernels on some of its SMs (streaming multiprocessors) only.
 
-``torch.cuda.green_contexts.GreenContext.create(num_sms=...)`` (PyTorch 2.10) takes the first SMs of the whole device each time, so
-that two contexts made in this way share their SMs. Disjoint ones come of one call of the driver that divides all SMs.
+``torch.cuda.green_contexts.GreenContext.create(num_sms=...)`` (PyTorch 2.10) takes the first SMs of the whole device each
+time, so that two contexts made in this way share their SMs. Disjoint ones come of one call of the driver that divides all SMs.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def check_parts(name: str, index: int, parts: int) -> None:
         _contexts(driver, name, index, parts)
     except (RuntimeError, AttributeError) as error:  # of the driver; of bindings older than CUDA 12.8
         raise DeviceError(
-            f"{name}: the GPU cannot be divided ({error}). Parts need the driver and the package cuda-bindings for CUDA 12.8 or "
-            "newer; name the whole GPU otherwise."
+            f"{name}: the GPU cannot be divided ({error}). Parts need the driver and the package cuda-bindings for CUDA 12.8 "
+            "or newer; name the whole GPU otherwise."
         ) from error
 
 

@@ -56,8 +56,8 @@ class RequestLayout:
         runs: for each task its launch; None if it runs nothing.
         moves: for (tensor of the plan's problem, destination) the legs that bring it there; a transfer that is not here moves
             nothing.
-        makers: for (tensor, destination) of transfers that move nothing, as the value is in the destination's memory anyway, the
-            launch that puts it there.
+        makers: for (tensor, destination) of transfers that move nothing, as the value is in the destination's memory anyway,
+            the launch that puts it there.
         peers: for each stream the device that it copies to directly; None if it copies from or to the host, or nothing.
         tensor_of: for each launch that copies, what it copies, by its number in :class:`placeit.runtime.spans.Labels`.
         host_to_device: launches that bring in what the host provides, for each input with the devices that read it.

@@ -52,8 +52,8 @@ Token: TypeAlias = tuple[int, int]
 Prepared: TypeAlias = Callable[["Inbox", Token], None]
 """A program that is ready to be launched on a stream, from and to fixed places.
 
-It raises DeviceError, as when memory runs out. A device of the host's memory tells the inbox if the program fails later, and leaves
-programs of an inbox that is over out. What others have launched goes on.
+It raises DeviceError, as when memory runs out. A device of the host's memory tells the inbox if the program fails later, and
+leaves programs of an inbox that is over out. What others have launched goes on.
 """
 
 
@@ -176,6 +176,10 @@ class Accelerator(Protocol):
 
     def turn(self) -> AbstractContextManager[object]:
         """Make a re-entrant lock to hold while running something. Raises ExecutionError if closed."""
+        ...
+
+    def launching(self) -> AbstractContextManager[object]:
+        """Return a context that a thread enters once, which makes each launch there take less."""
         ...
 
     def close(self) -> None:
