@@ -27,7 +27,9 @@ from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.segment_compiler import SegmentCompiler
 from placeit.runtime.several import SeveralExecutor, device_of_several
 
-__all__ = ["Runtime"]
+__all__ = ["SERVING_PRIORITY", "Runtime"]
+
+SERVING_PRIORITY = -1  # of streams, as CUDA counts it: ahead of what is profiled and raced at the same time, which has 0
 
 
 class Runtime:
@@ -140,13 +142,14 @@ class Runtime:
         """The streams that drive all devices; None if the host decides when each segment starts."""
         return self.pool.streams
 
-    def executor(self, plan: Plan, *, in_flight: int = 1, native: bool = True) -> PlanExecutor:
+    def executor(self, plan: Plan, *, in_flight: int = 1, native: bool = True, priority: int = 0) -> PlanExecutor:
         """Make a plan ready to run, with the kind of executor for these devices.
 
         Args:
             plan: what to run.
             in_flight: how many requests may be in flight at once.
             native: whether threads of devices and links may run without Python where they can; False to compare.
+            priority: of the streams that it launches on, where streams drive all devices: a lower one goes first.
 
         Raises:
             DeviceError: a segment cannot be compiled for its device, or there is no room for its weights or buffers.
@@ -155,7 +158,7 @@ class Runtime:
         """
         check_process(self._process)
         check_requests(in_flight)
-        executor = self._executor(plan, in_flight, native)
+        executor = self._executor(plan, in_flight, native, priority)
         with self._opening:
             self._executors.add(executor)
         return executor
@@ -169,11 +172,11 @@ class Runtime:
         device = device_of_several(self.pool, plan)
         return None if device is None else device.streams(cast("Program", self.compiler.compile(plan.programs)[0]))
 
-    def _executor(self, plan: Plan, in_flight: int, native: bool) -> PlanExecutor:
+    def _executor(self, plan: Plan, in_flight: int, native: bool, priority: int) -> PlanExecutor:
         programs = self.compiler.compile(plan.programs)
         if self.pool.streams is not None:
             work = PlanTasks.of(self.book, plan, cast("list[StreamProgram]", programs))
-            return StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight)
+            return StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight, priority=priority)
         made = cast("list[Program]", programs)
         if device_of_several(self.pool, plan) is not None:
             return SeveralExecutor(self.book, self.pool, plan, made, in_flight=in_flight)

@@ -65,6 +65,4 @@ class Clocks:
 
 
 def _join(clock: list[int], other: Iterable[int]) -> None:
-    for stream, time in enumerate(other):
-        if time > clock[stream]:
-            clock[stream] = time
+    clock[:] = map(max, clock, other)

@@ -112,14 +112,12 @@ class Recorder:
 
     Args:
         graphs: makes the records; None if the work is not to be recorded.
-        launch: launches the same kernels at the same addresses each time, as :class:`ModuleProgram`'s ``replayable`` says.
         stream: the stream to launch on.
 
     """
 
-    def __init__(self, graphs: Graphs | None, launch: Launch, stream: Any) -> None:
-        self._launch, self._stream = launch, stream
-        self._graphs, self._tries = graphs, 0
+    def __init__(self, graphs: Graphs | None, stream: Any) -> None:
+        self._stream, self._graphs, self._tries = stream, graphs, 0
         self._replay: Callable[[], None] | None = None
 
     @property
@@ -132,12 +130,16 @@ class Recorder:
         """True if recording has failed for the last time."""
         return self._replay is None and self._tries == _TRIES
 
-    def __call__(self) -> None:
-        """Launch on the stream, which is the current one."""
+    def __call__(self, launch: Launch) -> None:
+        """Launch on the stream, which is the current one.
+
+        Args:
+            launch: launches the same kernels at the same addresses each time, if there are graphs.
+        """
         if self._replay is not None:
             self._replay()
         elif self._graphs is not None and self._tries < _TRIES:
             self._tries += 1
-            self._replay = self._graphs.record(self._launch)
+            self._replay = self._graphs.record(launch)
         else:
-            self._launch(self._stream)
+            launch(self._stream)

@@ -26,7 +26,7 @@ from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, Placei
 from placeit.runtime.accelerators.gpu_parts import check_parts, part_stream
 from placeit.runtime.accelerators.host_stream import HostEvent, HostStream
 from placeit.runtime.accelerators.module_program import ModuleProgram, wait_for_default_stream
-from placeit.runtime.accelerators.recorder import CudaGraphs, Graphs, Launch, Recorder, Recording
+from placeit.runtime.accelerators.recorder import CudaGraphs, Graphs, Recorder, Recording
 from placeit.runtime.accelerators.reports import Reports, ThreadReports, wait_for
 from placeit.runtime.devices.accelerator import HOST, Inbox, LoadedProgram, Prepared, Step, Streams, Token
 from placeit.runtime.devices.base import BufferSpec
@@ -309,11 +309,7 @@ class TorchAccelerator:
         if isinstance(stream.stream, HostStream):
             return functools.partial(stream.stream.run, functools.partial(_compute, stream.errors, program, inputs, outputs))
         graphs = stream.graphs if _replayable(program) else None
-
-        def launch(_: Any) -> None:
-            program.launch(inputs, outputs)
-
-        return _Prepared(stream, launch, graphs)
+        return _Prepared(stream, functools.partial(program.launch, inputs, outputs), graphs)
 
     def batch(self, stream: _Queue, begin: Any, steps: Sequence[Step]) -> _Batch:
         """Launches that are recorded as one graph, on CUDA's devices and if all programs can be, and replayed after that."""
@@ -483,14 +479,13 @@ class _Prepared:
     The stream is the current one while it is launched, so that PyTorch allocates intermediate tensors from the stream's pool.
     """
 
-    def __init__(self, queue: _Queue, launch: Launch, graphs: Graphs | None) -> None:
-        self._queue = queue
-        self.go = Recorder(graphs, launch, queue.stream)
+    def __init__(self, queue: _Queue, launch: Callable[[], object], graphs: Graphs | None) -> None:
+        self._queue, self._go = queue, functools.partial(Recorder(graphs, queue.stream), functools.partial(_on, launch))
 
     def __call__(self, _inbox: Inbox, _token: Token) -> None:
         queue = self._queue
         try:
-            _launch(queue.stream, self.go)
+            _launch(queue.stream, self._go)
         except Exception as error:
             queue.errors.told(error)
             raise
@@ -501,7 +496,7 @@ class _Batch:
 
     Attributes:
         at: the step that was launched last.
-        go: launches them.
+        recorders: of all together, or of each program.
     """
 
     def __init__(self, queue: _Queue, begin: Any, steps: Sequence[Step]) -> None:
@@ -510,30 +505,28 @@ class _Batch:
         self._programs = [step.program for step in steps]
         self._steps = [(_launch_of(step), step.end) for step in steps]
         self._whole = queue.graphs is not None and _can_time_graphs() and all(map(_replayable, filter(None, self._programs)))
-        self.go = Recorder(queue.graphs, self._launch, queue.stream)
+        self._go = Recorder(queue.graphs if self._whole else None, queue.stream)
+        self.recorders = [self._go]
         if not self._whole:
             self._divide()
 
     def _divide(self) -> None:
         """Record each program for itself, as far as that can be."""
         queue = self._queue
-        self.go = Recorder(None, self._launch, queue.stream)
+        self._go, self.recorders = Recorder(None, queue.stream), []
         for n, (program, (launch, end)) in enumerate(zip(self._programs, self._steps, strict=True)):
             if queue.graphs is not None and program is not None and _replayable(program):
-                self._steps[n] = Recorder(queue.graphs, functools.partial(_on, launch), queue.stream), end
-
-    def recorded(self) -> list[bool]:
-        """Say for each program, or for all together, whether there is a record."""
-        return [go.recorded for go in (self.go, *(launch for launch, _ in self._steps)) if isinstance(go, Recorder)]
+                self.recorders.append(Recorder(queue.graphs, queue.stream))
+                self._steps[n] = functools.partial(self.recorders[-1], functools.partial(_on, launch)), end
 
     def start(self) -> None:
         """Launch them. The last event is no part of a graph, so that threads can wait for it as soon as this has returned."""
         queue = self._queue
         try:
-            if self._whole and self.go.refused:
+            if self._whole and self._go.refused:
                 self._whole = False
                 self._divide()
-            _launch(queue.stream, self.go)
+            _launch(queue.stream, functools.partial(self._go, self._launch))
             self._end.record(queue.stream)
         except Exception as error:
             queue.errors.told(error)
