@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from placeit.core.address import Address
 from placeit.core.errors import DeviceError, UsageError
@@ -122,7 +123,7 @@ def check_distinct(devices: Sequence[tuple[str, Address]]) -> None:
     for i, (one, a) in enumerate(devices):
         for other, b in devices[:i]:
             if a == b or (a.node == b.node and a.unit == b.unit and not a.core_set and a.part == b.part):
-                what = str(a) if a.core_set else f"the device {a.hardware}"
+                what = str(a) if a.core_set else f"the device {replace(a, node='', runtime='')}"
                 hint = ", or core sets that share cores, which take turns" if a.core_set else ""
                 raise DeviceError(
                     f"The devices '{other}' and '{one}' are both {what}. Work on one would slow the other down, so that no "
