@@ -44,25 +44,21 @@ class Clocks:
         """
         seen = self._seen[stream]
         if self._news[stream]:
-            _join(seen, self._host)
+            seen[:] = map(max, seen, self._host)
             self._news[stream] = False
         needed = []
         for mark in after:
             if seen[mark.stream] < mark.time:
-                needed.append(mark)  # noqa: PERF401 (a comprehension is a call of its own, for each launch)
+                needed.append(mark)  # noqa: PERF401 (a comprehension would be one more call for each launch)
         if len(needed) > 1:
             missing = needed
             needed = [one for one in missing if all(other is one or other.clock[one.stream] < one.time for other in missing)]
         for mark in needed:
-            _join(seen, mark.clock)
+            seen[:] = map(max, seen, mark.clock)
         seen[stream] += 1
         return Mark(number, stream, seen[stream], tuple(seen)), needed
 
     def ended(self, mark: Mark) -> None:
         """Record that the end of a launch has been reported to the host."""
-        _join(self._host, mark.clock)
+        self._host[:] = map(max, self._host, mark.clock)
         self._news = [True] * len(self._news)
-
-
-def _join(clock: list[int], other: Iterable[int]) -> None:
-    clock[:] = map(max, clock, other)

@@ -45,7 +45,7 @@ class StreamExecutor(PlanExecutor):
 
     Events around every launch record what ran when.
 
-    Executors of one accelerator may run at the same time, each on streams of its own.
+    Executors of one accelerator may run at the same time, each on its own streams.
 
     Args:
         work: what to run.
@@ -163,7 +163,8 @@ class StreamExecutor(PlanExecutor):
             requests.waiting -= 1
             requests.in_flight.append(request)
             dispatcher.begin(request)
-        while self._begin_admitted(requests, dispatcher) or launcher.flying:
+        admits = run.bell is not None
+        while (admits and self._begin_admitted(requests, dispatcher)) or launcher.flying:
             token = launcher.next_report()
             if token is None or run.stopped:
                 raise _StoppedError

@@ -34,8 +34,8 @@ def ort_streams(accelerator: TorchAccelerator) -> Streams:
 class OrtStreamProgram:
     """A segment with one session on each device that it is loaded onto, shared by all executors.
 
-    A session computes on the stream that it was made for, whoever uses it: that waits for the stream of an executor, and the
-    other way round. It takes the memory that it needs on the way from an arena of its own, which nothing here accounts for.
+    A session computes on the stream that it was made for. That stream and the stream of the executor wait for each other's
+    events. It takes the memory that it needs on the way from an arena of its own, which nothing here accounts for.
 
     Args:
         segment: what to run.

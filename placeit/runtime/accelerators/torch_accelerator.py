@@ -94,7 +94,7 @@ class TorchAccelerator:
         self._turns: WeakSet[threading.RLock] = WeakSet()
         self._queues: list[_Queue] = []
         self._idle: dict[tuple[int, int], list[_Queue]] = {}  # streams that were closed, by device and priority
-        self._recordings: dict[tuple[int, int], Recording] = {}  # likewise
+        self._recordings: dict[tuple[int, int], Recording] = {}  # for graphs, by device and priority
         self._shared: dict[int, _Queue] = {}  # by device: of core sets, and those for other libraries
         self._threads: list[HostStream] = []
         self.closed = False
