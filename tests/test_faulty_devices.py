@@ -339,7 +339,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, while_waiting: Any) -> Iterator[Call
             now[0].end()  # memory is freed
         close(self)
 
-    def copied(self: Any, stream: Any, source: Any, destination: Any, beside: Any) -> None:
+    def copied(self: Any, stream: Any, source: Any, destination: Any, beside: Any = None) -> None:
         fault = now[0]
         if fault is not None and fault.name == "not moved":
             if fault.target == fault.made:
