@@ -15,6 +15,7 @@ from placeit.core.errors import DeviceError, ExecutionError
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.accelerators import torch_accelerator as accelerators
+from placeit.runtime.accelerators import torch_launches
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.module_program import ModuleProgram
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
@@ -244,7 +245,7 @@ class Counted(Step):
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_a_plan_on_one_device_is_one_graph_or_else_one_for_each_segment_or_none(monkeypatch, most, in_flight):
-    monkeypatch.setattr(accelerators, "_can_time_graphs", lambda: True)
+    monkeypatch.setattr(torch_launches, "can_time_graphs", lambda: True)
     monkeypatch.setattr(TorchAccelerator, "_graphs", lambda self, device, priority: graphs)
     monkeypatch.setattr(Recorded, "record", lambda self, stream: setattr(self, "recorded", True) or setattr(self, "at", 1.0))
     graphs = Refusing(most)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
@@ -22,15 +20,24 @@ import torch
 from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
-from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError, first_line
+from placeit.core.errors import DeviceError, ExecutionError
 from placeit.runtime.accelerators.gpu_parts import check_parts, part_stream
 from placeit.runtime.accelerators.host_stream import HostEvent, HostStream
 from placeit.runtime.accelerators.module_program import ModuleProgram, wait_for_default_stream
-from placeit.runtime.accelerators.recorder import CudaGraphs, Graphs, Recorder, Recording
+from placeit.runtime.accelerators.recorder import CudaGraphs, Graphs, Recording
 from placeit.runtime.accelerators.reports import Reports, ThreadReports, wait_for
+from placeit.runtime.accelerators.torch_launches import (
+    DeviceErrors,
+    LaunchBatch,
+    PreparedProgram,
+    Queue,
+    can_time_graphs,
+    is_replayable,
+    launch_on,
+)
 from placeit.runtime.devices.accelerator import HOST, Inbox, LoadedProgram, Prepared, Step, Streams, Token
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.devices.pytorch import check_precision, failing_op, module_of
+from placeit.runtime.devices.pytorch import check_precision, module_of
 
 __all__ = ["TorchAccelerator", "open_accelerator", "torch_streams"]
 
@@ -89,20 +96,20 @@ class TorchAccelerator:
                 there = ", ".join(f"{self.type}:{i}" for i in range(count))
                 raise DeviceError(f"There is no device {device}; PyTorch sees {there}. See `placeit devices`.")
         self._reports: Reports = reports or ThreadReports()
-        self._errors = [_Errors(name) for name in self.names]
+        self._errors = [DeviceErrors(name) for name in self.names]
         self._lock = threading.Lock()
         self._turns: WeakSet[threading.RLock] = WeakSet()
-        self._queues: list[_Queue] = []
-        self._idle: dict[tuple[int, int], list[_Queue]] = {}  # streams that were closed, by device and priority
+        self._queues: list[Queue] = []
+        self._idle: dict[tuple[int, int], list[Queue]] = {}  # streams that were closed, by device and priority
         self._recordings: dict[tuple[int, int], Recording] = {}  # for graphs, by device and priority
-        self._shared: dict[int, _Queue] = {}  # by device: of core sets, and those for other libraries
+        self._shared: dict[int, Queue] = {}  # by device: of core sets, and those for other libraries
         self._threads: list[HostStream] = []
         self.closed = False
         self._exact = self.type == "cuda"
         try:
             for number, core_set in self._sets.items():  # now: an interrupt in a run would lose the thread that it starts
                 self._threads.append(HostStream(core_set))
-                self._shared[number] = _Queue((number, 0), self._threads[-1], self._errors[number])
+                self._shared[number] = Queue((number, 0), self._threads[-1], self._errors[number])
                 self._queues.append(self._shared[number])
             for number, (_, parts) in enumerate(self._parts):
                 if parts > 1:
@@ -168,7 +175,7 @@ class TorchAccelerator:
     def allocate(self, device: int, nbytes: int) -> torch.Tensor:
         """Allocate with PyTorch's allocators."""
         if device == HOST:
-            with _Errors("the host"):
+            with DeviceErrors("the host"):
                 return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.type != "cpu")
         with self._errors[device]:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._devices[device])
@@ -224,10 +231,10 @@ class TorchAccelerator:
                 return bool((view if view.is_complex() else view.float()).isnan().all())
             return bool((view == sentinel).all())
 
-    def _errors_of(self, view: torch.Tensor) -> _Errors:
-        return _Errors("the host" if view.device.type == "cpu" else str(view.device))
+    def _errors_of(self, view: torch.Tensor) -> DeviceErrors:
+        return DeviceErrors("the host" if view.device.type == "cpu" else str(view.device))
 
-    def open_stream(self, device: int, priority: int = 0) -> _Queue:
+    def open_stream(self, device: int, priority: int = 0) -> Queue:
         """A stream of PyTorch's pool, or of a part of a GPU; or the thread of a core set."""
         if device in self._sets:
             return self._shared[device]
@@ -235,12 +242,12 @@ class TorchAccelerator:
             idle = self._idle.setdefault((device, priority), [])
             if not idle:
                 graphs = self._graphs(device, priority)
-                queue = _Queue((device, priority), self._new_stream(device, priority), self._errors[device], graphs)
+                queue = Queue((device, priority), self._new_stream(device, priority), self._errors[device], graphs)
                 self._queues.append(queue)
                 return queue
             return idle.pop()
 
-    def close_stream(self, stream: _Queue) -> None:
+    def close_stream(self, stream: Queue) -> None:
         """Keep it for the next that asks: streams of PyTorch's pool are not made without end, and have threads that report."""
         if stream.of[0] not in self._sets:
             self._idle[stream.of].append(stream)
@@ -278,7 +285,7 @@ class TorchAccelerator:
             return HostEvent()
         if self.type == "cuda":
             make: Any = torch.cuda.Event
-            return make(enable_timing=True, blocking=True, **({"external": True} if _can_time_graphs() else {}))
+            return make(enable_timing=True, blocking=True, **({"external": True} if can_time_graphs() else {}))
         with self._errors[device]:
             return torch.Event(device=self._devices[device], enable_timing=True)
 
@@ -286,7 +293,7 @@ class TorchAccelerator:
         """Elapsed seconds; PyTorch returns milliseconds."""
         return float(first.elapsed_time(second)) / 1e3
 
-    def record(self, event: Any, stream: _Queue) -> None:
+    def record(self, event: Any, stream: Queue) -> None:
         """Record."""
         try:
             event.record(stream.stream)
@@ -294,7 +301,7 @@ class TorchAccelerator:
             stream.errors.told(error)
             raise
 
-    def wait(self, stream: _Queue, event: Any) -> None:
+    def wait(self, stream: Queue, event: Any) -> None:
         """Wait, on the device."""
         try:
             stream.stream.wait_event(event)
@@ -303,19 +310,19 @@ class TorchAccelerator:
             raise
 
     def prepare(
-        self, stream: _Queue, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+        self, stream: Queue, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> Prepared:
         """A launch that is recorded as a graph, on CUDA's devices and if the program can be, and replayed after that."""
         if isinstance(stream.stream, HostStream):
             return functools.partial(stream.stream.run, functools.partial(_compute, stream.errors, program, inputs, outputs))
-        graphs = stream.graphs if _replayable(program) else None
-        return _Prepared(stream, functools.partial(program.launch, inputs, outputs), graphs)
+        graphs = stream.graphs if is_replayable(program) else None
+        return PreparedProgram(stream, functools.partial(program.launch, inputs, outputs), graphs)
 
-    def batch(self, stream: _Queue, begin: Any, steps: Sequence[Step]) -> _Batch:
+    def batch(self, stream: Queue, begin: Any, steps: Sequence[Step]) -> LaunchBatch:
         """Launches that are recorded as one graph, on CUDA's devices and if all programs can be, and replayed after that."""
-        return _Batch(stream, begin, steps)
+        return LaunchBatch(stream, begin, steps)
 
-    def copy(self, stream: _Queue, source: torch.Tensor, destination: torch.Tensor, beside: _Queue | None = None) -> None:
+    def copy(self, stream: Queue, source: torch.Tensor, destination: torch.Tensor, beside: Queue | None = None) -> None:
         """Copy with the stream as the current one.
 
         Between GPUs PyTorch copies on the source's current stream. It lets that wait for the destination's current stream
@@ -323,15 +330,15 @@ class TorchAccelerator:
         """
         try:
             if beside is None:
-                _launch(stream.stream, functools.partial(destination.copy_, source, non_blocking=True))
+                launch_on(stream.stream, functools.partial(destination.copy_, source, non_blocking=True))
             else:
                 with beside.stream:
-                    _launch(stream.stream, functools.partial(destination.copy_, source, non_blocking=True))
+                    launch_on(stream.stream, functools.partial(destination.copy_, source, non_blocking=True))
         except Exception as error:
             stream.errors.told(error)
             raise
 
-    def notify(self, stream: _Queue, event: Any, inbox: Inbox, token: Token) -> None:
+    def notify(self, stream: Queue, event: Any, inbox: Inbox, token: Token) -> None:
         """Report by the chosen method; a core set's thread reports as its next job."""
         if isinstance(stream.stream, HostStream):
             stream.stream.launch(functools.partial(inbox.put, token))
@@ -355,13 +362,15 @@ class TorchAccelerator:
             with queue.errors:
                 queue.stream.query()
 
-    def finish(self, stream: _Queue) -> None:
+    def finish(self, stream: Queue) -> None:
         """Synchronize the stream, asleep."""
         with stream.errors:
             wait_for(stream.stream)
 
 
-def _compute(errors: _Errors, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+def _compute(
+    errors: DeviceErrors, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> None:
     with errors:
         program.launch(inputs, outputs)
 
@@ -427,146 +436,3 @@ def _set_precision(wanted: tuple[str, str]) -> None:
     cudnn.allow_tf32 = "tf32" in wanted  # the older name: PyTorch raises where it is read and does not fit the newer ones
     if hasattr(cudnn, "conv"):
         cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = wanted
-
-
-class _Errors:
-    """A context in which what goes wrong on a device becomes a DeviceError.
-
-    A time-out, which a signal may raise at any time, is not the device's.
-    """
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        if error is not None:
-            self.told(error)
-
-    def told(self, error: BaseException) -> None:
-        """Raise a DeviceError for what went wrong on the device; return if that is something else."""
-        if isinstance(error, torch.OutOfMemoryError):
-            first = ". ".join(str(error).split(". ")[:2])  # what was asked for; the rest is advice on PyTorch's allocator
-            raise NoRoomError(
-                f"{self._device} is out of memory ({first}). Place fewer ops there, keep fewer requests in flight, or free "
-                "memory that other processes use."
-            ) from error
-        # torch.AcceleratorError, NotImplementedError for a missing kernel; an index that is out of range
-        if isinstance(error, Exception) and not isinstance(error, PlaceitError | TimeoutError):
-            op = failing_op(error)
-            raise DeviceError(f"{self._device} refused{f' op {op!r}' if op else ''}: {first_line(error)}") from error
-
-
-class _Queue:
-    """A stream.
-
-    Attributes:
-        of: its device and its priority.
-        stream: ``torch.cuda.Stream``, ``torch.Stream`` or HostStream.
-        errors: what makes its device's errors placeit's.
-        graphs: makes graphs of what is launched there; None if that is not possible.
-    """
-
-    def __init__(self, of: tuple[int, int], stream: Any, errors: _Errors, graphs: Graphs | None = None) -> None:
-        self.of, self.stream, self.errors, self.graphs = of, stream, errors, graphs
-
-
-class _Prepared:
-    """A program on a stream, from and to fixed places.
-
-    The stream is the current one while it is launched, so that PyTorch allocates intermediate tensors from the stream's pool.
-    """
-
-    def __init__(self, queue: _Queue, launch: Callable[[], object], graphs: Graphs | None) -> None:
-        self._queue, self._go = queue, functools.partial(Recorder(graphs, queue.stream), functools.partial(_on, launch))
-
-    def __call__(self, _inbox: Inbox, _token: Token) -> None:
-        queue = self._queue
-        try:
-            _launch(queue.stream, self._go)
-        except Exception as error:
-            queue.errors.told(error)
-            raise
-
-
-class _Batch:
-    """Steps on a stream, launched one behind the other.
-
-    Attributes:
-        at: the step that was launched last.
-        recorders: of all together, or of each program.
-    """
-
-    def __init__(self, queue: _Queue, begin: Any, steps: Sequence[Step]) -> None:
-        self.at = 0
-        self._queue, self._begin, self._end = queue, begin, steps[-1].end
-        self._programs = [step.program for step in steps]
-        self._steps = [(_launch_of(step), step.end) for step in steps]
-        self._whole = queue.graphs is not None and _can_time_graphs() and all(map(_replayable, filter(None, self._programs)))
-        self._go = Recorder(queue.graphs if self._whole else None, queue.stream)
-        self.recorders = [self._go]
-        if not self._whole:
-            self._divide()
-
-    def _divide(self) -> None:
-        """Record each program for itself, as far as that can be."""
-        queue = self._queue
-        self._go, self.recorders = Recorder(None, queue.stream), []
-        for n, (program, (launch, end)) in enumerate(zip(self._programs, self._steps, strict=True)):
-            if queue.graphs is not None and program is not None and _replayable(program):
-                self.recorders.append(Recorder(queue.graphs, queue.stream))
-                self._steps[n] = functools.partial(self.recorders[-1], functools.partial(_on, launch)), end
-
-    def start(self) -> None:
-        """Launch them. The last event is no part of a graph, so that threads can wait for it as soon as this has returned."""
-        queue = self._queue
-        try:
-            if self._whole and self._go.refused:
-                self._whole = False
-                self._divide()
-            _launch(queue.stream, functools.partial(self._go, self._launch))
-            self._end.record(queue.stream)
-        except Exception as error:
-            queue.errors.told(error)
-            raise
-
-    def _launch(self, stream: Any) -> None:
-        self._begin.record(stream)
-        end = self._end
-        for self.at, (launch, event) in enumerate(self._steps):  # noqa: B020
-            launch()
-            if event is not end:
-                event.record(stream)
-
-
-def _launch_of(step: Step) -> Callable[[], object]:
-    if step.program is None:
-        return functools.partial(step.writes[0].copy_, step.reads[0], non_blocking=True)
-    return functools.partial(step.program.launch, step.reads, step.writes)
-
-
-def _replayable(program: LoadedProgram) -> bool:
-    return bool(getattr(program, "replayable", False))
-
-
-def _on(launch: Callable[[], object], _stream: Any) -> None:
-    launch()
-
-
-def _launch(stream: Any, launch: Callable[[], object]) -> None:
-    """Launch with a stream as the current one of its device, and that as the current device; in inference mode."""
-    if torch.is_inference_mode_enabled():
-        with stream:
-            launch()
-    else:
-        with stream, torch.inference_mode():
-            launch()
-
-
-@functools.cache
-def _can_time_graphs() -> bool:
-    """Return whether this PyTorch has events that are recorded as parts of graphs (2.9 or newer)."""
-    make: Any = torch.cuda.Event
-    return "external" in inspect.signature(make.__new__).parameters
