@@ -202,6 +202,12 @@ class FakeAccelerator:
         return view.array.copy()
 
     @one_at_a_time
+    def look(self, view: FakeView, owner: object) -> NDArray[np.generic]:  # noqa: ARG002
+        """Read as the host."""
+        self.order.use(_host(), "the host", host=_host(), reads=[view.access])
+        return view.array
+
+    @one_at_a_time
     def blank(self, view: FakeView, sentinel: int) -> None:
         """Write as the host."""
         self.order.use(_host(), "the host", host=_host(), writes=[view.access])

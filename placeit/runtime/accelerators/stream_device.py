@@ -17,7 +17,7 @@ from placeit.runtime.devices.accelerator import HOST, Accelerator, Inbox, Memory
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.worker import perform
 
-__all__ = ["StreamDevice"]
+__all__ = ["PinnedBuffer", "StreamDevice"]
 
 
 class StreamDevice:
@@ -142,8 +142,8 @@ class PinnedBuffer:
         return self.spec.nbytes
 
     def array(self) -> NDArray[np.generic]:
-        """Copy the value."""
-        return self._accelerator.read(self.view)
+        """View the value, or copy it if NumPy lacks its type."""
+        return self._accelerator.look(self.view, self)
 
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy there."""

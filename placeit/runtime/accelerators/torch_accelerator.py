@@ -217,6 +217,13 @@ class TorchAccelerator:
         array: NDArray[np.generic] = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
         return array
 
+    def look(self, view: torch.Tensor, owner: object) -> NDArray[np.generic]:
+        """View by the address: memory that is shared with NumPy by :meth:`torch.Tensor.numpy` could not be freed any more."""
+        if view.dtype is torch.bfloat16 or not view.numel():
+            return self.read(view)
+        dtype = np.dtype(str(view.dtype).removeprefix("torch."))
+        return np.asarray(_Held(owner, view, dtype))
+
     def blank(self, view: torch.Tensor, sentinel: int) -> None:
         """Fill on the default stream, which no other waits for, and wait for it."""
         with self._errors_of(view):
@@ -366,6 +373,20 @@ class TorchAccelerator:
         """Synchronize the stream, asleep."""
         with stream.errors:
             wait_for(stream.stream)
+
+
+class _Held:
+    """A tensor as NumPy reads it; keeps what owns the memory."""
+
+    def __init__(self, owner: object, view: torch.Tensor, dtype: np.dtype[Any]) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(view.shape),
+            "typestr": dtype.str,
+            "data": (view.data_ptr(), False),
+            "strides": tuple(step * dtype.itemsize for step in view.stride()),
+        }
 
 
 def _compute(

@@ -232,6 +232,15 @@ class Accelerator(Protocol):
         """Copy a tensor in host memory, to the host, in its logical shape. Nothing that writes it may be running."""
         ...
 
+    def look(self, view: View, owner: object) -> NDArray[np.generic]:
+        """Return a tensor in host memory as an array, without a copy where NumPy has its type. Nothing may be writing it.
+
+        Args:
+            view: the tensor.
+            owner: keeps the memory, and is kept by the array.
+        """
+        ...
+
     def blank(self, view: View, sentinel: int) -> None:
         """Fill a tensor in any memory with NaN, or with the sentinel if its type has no NaN, immediately. Nothing may run."""
         ...
