@@ -299,7 +299,8 @@ class FakeAccelerator:
         ends = source.memory.device, destination.memory.device
         owner = ends[1] if ends[0] == HOST else ends[0]
         assert self.memory(stream.device) == owner, "a copy belongs on a stream of its source, unless that is the host"
-        assert HOST in ends or self.can_peer(*ends), f"{self.names[ends[0]]} cannot write to {self.names[ends[1]]}"
+        src, dst = stream.device, ends[1] if beside is None else beside.device
+        assert HOST in ends or self.can_peer(src, dst), f"{self.names[src]} cannot write to {self.names[dst]}"
         copy = Submission(None, [source], [destination], stream.device)
         if HOST in ends:
             self._run(stream, f"the copy of {source}", copy)

@@ -70,7 +70,7 @@ def test_devices_in_the_memory_of_the_host_hold_up_no_others_and_copy_nothing_to
 
 def some_parts(seed, devices):
     """Devices that are parts of one GPU, each with the first of them."""
-    parts = [device for device in range(devices) if (seed >> device) & 1]
+    parts = [device for device in range(devices) if (seed >> device) & 1] or [0]
     return dict.fromkeys(parts, parts[0])
 
 
