@@ -265,17 +265,17 @@ class Launcher:
 
     def awaited(self) -> list[str]:
         """Say which launches have not been reported as ended; from any thread."""
-        return [said for slot in list(self.slots) for n in list(slot.flying) for said in self._described(n)]
+        return [self._described(n) for slot in list(self.slots) for n in list(slot.flying)]
 
-    def _described(self, n: int) -> list[str]:
+    def _described(self, n: int) -> str:
         launch, (name, device) = self.layout.launches[n], self._named(n)
-        if self.straight and len(self._inside) > 1:
-            names = [self.layout.launches[m].name for m in self._inside if self.layout.launches[m].program is not None]
-            return [f"the segment that starts with '{names[0]}' on {device}, or what follows it there"]
+        if self.straight:
+            first = next(one.name for one in self.layout.launches if one.program is not None)
+            return f"the segment that starts with '{first}' on {device}, or what follows it there"
         if launch.program is not None:
-            return [f"the segment that starts with {name} on {device}"]
+            return f"the segment that starts with {name} on {device}"
         src, dst = ("the host" if end == HOST else self.accelerator.names[end] for end in self.layout.routes[launch.stream])
-        return [f"{name} from {src} to {dst}"]
+        return f"{name} from {src} to {dst}"
 
     def cancel(self) -> None:
         """Skip work that has not started, if possible, and have nobody wait for reports; from any thread, at any time."""
