@@ -127,19 +127,22 @@ def _copy_seconds(accelerator: TorchAccelerator, src: int, dst: int, size: int) 
     """Median seconds of a copy that the host launches and waits for."""
     spec = BufferSpec((size,), "uint8")
     ends: list[Memory] = []
+    streams = [accelerator.open_stream(device) for device in ((dst,) if src == HOST else (src,) if dst == HOST else (src, dst))]
     try:
         ends.extend(accelerator.allocate(device, size) for device in (src, dst))
         source, destination = (accelerator.view(memory, spec) for memory in ends)
-        stream = accelerator.stream(dst if src == HOST else src, 1)
+        beside = streams[1] if len(streams) > 1 else None
 
         def once() -> None:
-            accelerator.copy(stream, source, destination)
-            accelerator.finish(stream)
+            accelerator.copy(streams[0], source, destination, beside)
+            accelerator.finish(streams[0])
 
         return median([timed(once)() for _ in range(_REPEATS)][1:])  # the first one may set things up
     finally:
         for memory in ends:
             accelerator.free(memory)
+        for stream in streams:
+            accelerator.close_stream(stream)
 
 
 def overhead(cluster: Cluster, accelerator: TorchAccelerator, report: Report) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,11 +58,11 @@ def test_a_server_has_as_many_requests_in_flight_as_its_plan_needs_and_there_is_
     placement, asked, opened = session.placement(np.arange(len(session.grouping.groups)) % 2), list[int](), Session.executor
     needed = in_service(session.plan_of(placement))
 
-    def executor(self: Session, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
+    def executor(self: Session, plan: Plan, *, in_flight: int = 1, **options: Any) -> PlanExecutor:
         asked.append(in_flight)
         if in_flight > 2:
             raise NoRoomError("There is room for two requests.")
-        return opened(self, plan, in_flight=in_flight)
+        return opened(self, plan, in_flight=in_flight, **options)
 
     monkeypatch.setattr(Session, "executor", executor)
     with session.serve(placement) as server:

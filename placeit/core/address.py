@@ -17,12 +17,14 @@ class Address:
         cores: of a CPU core set, ascending. Empty for anything else, and for ``CPU``, which is all cores.
         node: the machine that has the device; empty for this one.
         runtime: kind of device that is asked for by name: ``ort`` of ``ort:CPU@0``; empty if none is.
+        part: one of several equal parts of a GPU's SMs: ``(2, 4)`` of ``cuda:0@2of4``; ``(1, 1)`` for the whole device.
     """
 
     hardware: str
     cores: tuple[int, ...] = ()
     node: str = ""
     runtime: str = ""
+    part: tuple[int, int] = (1, 1)
 
     @property
     def core_set(self) -> bool:
@@ -52,16 +54,22 @@ class Address:
         return self.hardware if ":" in self.hardware else self.hardware.removesuffix(".0")
 
     def shares(self, other: Address) -> bool:
-        """Return whether work at the other address takes hardware from work at this one: a core, all cores, a whole device."""
+        """Return whether work at the other address takes hardware from work at this one: a core, all cores, a whole device.
+
+        Parts of a GPU share nothing if it is divided into the same number of parts for both; otherwise they may overlap.
+        """
         if self.node != other.node or self.unit != other.unit:
             return False
+        if self.part[1] == other.part[1] > 1:
+            return self.part == other.part
         return not (self.cores and other.cores) or not set(self.cores).isdisjoint(other.cores)
 
     def __str__(self) -> str:
         cores = f"@{format_cores(self.cores)}" if self.cores else ""
+        part = "" if self.part == (1, 1) else "@{}of{}".format(*self.part)
         runtime = f"{self.runtime}:" if self.runtime else ""
         node = f"{self.node}/" if self.node else ""
-        return f"{node}{runtime}{self.hardware}{cores}"
+        return f"{node}{runtime}{self.hardware}{cores}{part}"
 
 
 def format_cores(cores: Sequence[int]) -> str:

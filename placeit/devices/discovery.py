@@ -186,7 +186,8 @@ def _own_devices(kind: str) -> list[Device]:
 def _find_nvidia_gpu(address: Address, listing: str) -> Device:
     for gpu in gpus():
         if gpu.name == address.hardware:
-            return replace(_nvidia_gpu(gpu), name=str(address), address=address)
+            of = "" if address.part == (1, 1) else ", part {} of {}".format(*address.part)
+            return replace(_nvidia_gpu(gpu), name=str(address), address=address, full_name=f"{gpu.full_name}{of}")
     raise DeviceError(
         f"placeit finds no NVIDIA GPU '{address.hardware}' on this machine: {why_not(address.hardware)}. {listing}."
     )

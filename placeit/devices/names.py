@@ -1,5 +1,7 @@
 """The grammar of device names: ``CPU``, ``GPU.0``, ``CPU@0-3``, ``cuda:0``, ``ort:CPU@0``, ``torch:CPU@0``, ``NODE/CPU``.
 
+``cuda:0@1of2`` is the first of two equal parts of an NVIDIA GPU: half of its SMs (streaming multiprocessors).
+
 ``throughput:CPU`` is the CPU in OpenVINO's throughput mode, which runs several requests at the same time.
 
 The name of a plug-in's kind of device is a prefix as well: ``sleep:CPU@0`` asks for the kind ``sleep`` on hardware that others
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from placeit.core.address import Address
 from placeit.core.errors import DeviceError, UsageError
@@ -21,6 +24,7 @@ __all__ = ["check_distinct", "found_kind", "parse_device", "parse_devices"]
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
 _OPENVINO = re.compile(r"[A-Z][A-Z_]*(\.\d+){0,2}", re.ASCII)
 _CUDA = re.compile(r"cuda:\d{1,4}", re.ASCII)
+_PART = re.compile(r"(\d{1,3})of(\d{1,3})", re.ASCII)
 _OWN = re.compile(r"[a-z0-9][A-Za-z0-9_.:-]*", re.ASCII)
 _VIRTUAL = ("AUTO", "HETERO", "MULTI", "BATCH")
 _MOST_CORES = 8192  # the most that Linux can be built for; keeps 'CPU@0-999999999' from eating the memory
@@ -59,6 +63,8 @@ def parse_device(text: str) -> Address:
     if runtime in _RUNTIMES and base != "CPU" and not base.startswith("cuda:"):
         where = f"{runtime}:CPU@0, {runtime}:cuda:0"
         raise _error(whole, f"{_RUNTIMES[runtime]} runs on the CPU and on NVIDIA GPUs ({where}), not on '{base}'")
+    if at and base.startswith("cuda:"):
+        return Address(base, (), node, runtime, _part(whole, cores))
     if at and base != "CPU":
         raise _error(whole, f"only the CPU has core sets, not '{base}'")
     return Address(base, _cores(whole, cores) if at else (), node, runtime)
@@ -68,7 +74,7 @@ def _asked_for(text: str) -> tuple[str, str]:
     """Split a name into the kind of device that it asks for, empty if it asks for none, and the rest."""
     kind, colon, rest = text.partition(":")
     # cuda:0 is no kind's prefix; and looking for plug-ins takes a while
-    if not colon or _CUDA.fullmatch(text) or (kind not in _RUNTIMES and kind not in plugin_kinds()):
+    if not colon or _CUDA.match(text) or (kind not in _RUNTIMES and kind not in plugin_kinds()):
         return "", text
     return kind, rest
 
@@ -105,7 +111,8 @@ def parse_devices(spec: str | Sequence[str]) -> list[Address]:
 def check_distinct(devices: Sequence[tuple[str, Address]]) -> None:
     """Check that no two devices are the same hardware under two names, since no cost would hold of either.
 
-    Core sets may share cores: devices that do never work at the same time (:attr:`placeit.core.cluster.Cluster.conflicts`).
+    Core sets may share cores, and a GPU may stand beside its parts: devices that share hardware never work at the same time
+    (:attr:`placeit.core.cluster.Cluster.conflicts`).
 
     Args:
         devices: what each is called, and where it is. Devices of different nodes share nothing.
@@ -115,8 +122,8 @@ def check_distinct(devices: Sequence[tuple[str, Address]]) -> None:
     """
     for i, (one, a) in enumerate(devices):
         for other, b in devices[:i]:
-            if a == b or (a.node == b.node and a.unit == b.unit and not a.core_set):
-                what = str(a) if a.core_set else f"the device {a.hardware}"
+            if a == b or (a.node == b.node and a.unit == b.unit and not a.core_set and a.part == b.part):
+                what = str(a) if a.core_set else f"the device {replace(a, node='', runtime='')}"
                 hint = ", or core sets that share cores, which take turns" if a.core_set else ""
                 raise DeviceError(
                     f"The devices '{other}' and '{one}' are both {what}. Work on one would slow the other down, so that no "
@@ -143,6 +150,16 @@ def _cores(whole: str, text: str) -> tuple[int, ...]:
         if cores.count(core) > 1:
             raise _error(whole, f"core {core} is named twice")
     return tuple(sorted(cores))
+
+
+def _part(whole: str, text: str) -> tuple[int, int]:
+    match = _PART.fullmatch(text)
+    if match is None:
+        raise _error(whole, f"'{text}' is not a part of a GPU; one of two equal parts is written cuda:0@1of2")
+    number, count = int(match[1]), int(match[2])
+    if not 1 <= number <= count or count < 2:
+        raise _error(whole, f"there is no part {number} of {count}; a GPU has two or more parts, counted from 1")
+    return number, count
 
 
 def _error(whole: str, why: str) -> UsageError:

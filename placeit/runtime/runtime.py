@@ -27,7 +27,9 @@ from placeit.runtime.plan_executor import PlanExecutor, check_process, check_req
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.segment_compiler import SegmentCompiler
 
-__all__ = ["Runtime"]
+__all__ = ["SERVING_PRIORITY", "Runtime"]
+
+SERVING_PRIORITY = -1  # of streams, as CUDA counts it: ahead of what is profiled and raced at the same time, which has 0
 
 
 class Runtime:
@@ -140,12 +142,13 @@ class Runtime:
         """The streams that drive all devices; None if the host decides when each segment starts."""
         return self.pool.streams
 
-    def executor(self, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
+    def executor(self, plan: Plan, *, in_flight: int = 1, priority: int = 0) -> PlanExecutor:
         """Make a plan ready to run, with the kind of executor for these devices.
 
         Args:
             plan: what to run.
             in_flight: how many requests may be in flight at once.
+            priority: of the streams that it launches on, where streams drive all devices: a lower one goes first.
 
         Raises:
             DeviceError: a segment cannot be compiled for its device, or there is no room for its weights or buffers.
@@ -154,7 +157,7 @@ class Runtime:
         """
         check_process(self._process)
         check_requests(in_flight)
-        executor = self._executor(plan, in_flight)
+        executor = self._executor(plan, in_flight, priority)
         with self._opening:
             self._executors.add(executor)
         return executor
@@ -170,9 +173,9 @@ class Runtime:
             return None
         return device.streams(cast("Program", self.compiler.compile(plan.programs)[0]))
 
-    def _executor(self, plan: Plan, in_flight: int) -> PlanExecutor:
+    def _executor(self, plan: Plan, in_flight: int, priority: int) -> PlanExecutor:
         programs = self.compiler.compile(plan.programs)
         if self.pool.streams is not None:
             work = PlanTasks.of(self.book, plan, cast("list[StreamProgram]", programs))
-            return StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight)
+            return StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight, priority=priority)
         return Executor(self.book, self.pool, plan, cast("list[Program]", programs), in_flight=in_flight)

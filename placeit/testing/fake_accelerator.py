@@ -1,10 +1,12 @@
 """An accelerator that computes on the CPU, at random speed, with the semantics of streams and events.
 
 Streams run what was launched on them in order, each at its own pace, beside the host, which sees time pass between any two
-calls. An event marks what its stream had been given when it was recorded; waiting for one that was never recorded waits for
-nothing, as in CUDA. Reports of events reach the host late, and in any order, and are told by a host function: what runs there
-must not call the accelerator. On devices in the host's memory launches may fail when they run. Any number of threads may call
-at the same time; what one of them has learned, another knows only after it has taken its turn.
+calls. A copy between two devices waits for what was launched on a stream of the destination before it, and holds up what is
+launched there later, as PyTorch's copies do: on the destination's default stream, if no other is named, so that copies into
+one device would follow each other. An event marks what its stream had been given when it was recorded; waiting for one that
+was never recorded waits for nothing, as in CUDA. Reports of events reach the host late, and in any order, and are told by a
+host function: what runs there must not call the accelerator. On devices in the host's memory launches may fail when they run.
+Any number of threads may call at the same time; what one of them has learned, another knows only after it has taken its turn.
 
 Data is real: a launch makes its outputs unreadable when it starts and fills them when it ends, from what its inputs held when
 it started; if they changed meanwhile the outputs stay unreadable. So what is read too early, or overwritten too early, gives
@@ -18,14 +20,15 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.runtime.blank import blank_value, is_blank
-from placeit.runtime.devices.accelerator import HOST, Inbox, LoadedProgram, Token
+from placeit.runtime.devices.accelerator import HOST, Inbox, LoadedProgram, Step, Token
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.null import VirtualClock
 from placeit.testing.fake_streams import (
@@ -55,6 +58,7 @@ class FakeAccelerator:
         seed: of every duration, and of how time passes.
         peers: ordered pairs of devices of which the first can write the second's memory; None for all.
         memory_bytes: of each device.
+        parts: for devices that are parts of one GPU, the first of them, in whose memory they compute.
         on_host: devices that compute in the host's memory, and cannot hold up any other's streams, nor be held up by them.
         skip_wait: number of a wait, in the order of the calls, that is left out: what a forgotten wait does.
         fail_at: number of a launch of a program that raises, as when memory runs out.
@@ -68,6 +72,8 @@ class FakeAccelerator:
     Attributes:
         order: the checker of this run.
         waits: how many waits were asked for.
+        streams: how many streams were opened and not closed.
+        priorities: of the streams that were opened, in that order.
         launches: how many programs were launched.
         allocated: bytes in use on each device.
         names: ``fake:0`` and so on.
@@ -83,6 +89,7 @@ class FakeAccelerator:
         peers: set[tuple[int, int]] | None = None,
         memory_bytes: float = float("inf"),
         on_host: Collection[int] = (),
+        parts: Mapping[int, int] = MappingProxyType({}),
         skip_wait: int | None = None,
         fail_at: int | None = None,
         fail_job: Collection[int] = (),
@@ -93,11 +100,13 @@ class FakeAccelerator:
     ) -> None:
         self.names = tuple(f"fake:{d}" for d in range(devices))
         self.order = HappensBefore()
-        self.waits = self.launches = 0
+        self.waits = self.launches = self.streams = 0
+        self.priorities: list[int] = []
         self.allocated = dict.fromkeys((HOST, *range(devices)), 0)
         self.trace: list[Submission] = []
         self._peers, self._memory_bytes, self._seconds = peers, memory_bytes, seconds
         self._on_host, self._fail_job, self._hang_at = frozenset(on_host), frozenset(fail_job), hang_at
+        self._parts = parts
         self.closed = False
         self._lock = threading.RLock()
         self._turns: list[Turn] = []
@@ -107,7 +116,7 @@ class FakeAccelerator:
         self._rng = np.random.default_rng(seed)
         self._clock = VirtualClock()
         self._made = 0
-        self._streams: dict[tuple[int, int], FakeStream] = {}
+        self._shared: dict[int, FakeStream] = {}  # default streams, and those of devices in the host's memory
         self._broken: str | None = None
         self._delivered: dict[tuple[int, Token], Mapping[Hashable, int]] = {}
         self._hanging: tuple[FakeStream, Submission] | None = None
@@ -119,6 +128,10 @@ class FakeAccelerator:
             raise ExecutionError("The fake accelerator is closed.")
         self._turns.append(Turn(self._begin_turn, self._end_turn))
         return self._turns[-1]
+
+    def launching(self) -> AbstractContextManager[object]:
+        """Nothing is needed."""
+        return nullcontext()
 
     def close(self) -> None:
         """Take every turn; there are no threads to stop."""
@@ -136,8 +149,8 @@ class FakeAccelerator:
                 self._after(functools.partial(self._end, stream, run), run)
 
     def memory(self, device: int) -> int:
-        """Its own memory or the host's, as given."""
-        return HOST if device in self._on_host else device
+        """Its own memory, another's or the host's, as given."""
+        return HOST if device in self._on_host else self._parts.get(device, device)
 
     def place(self, device: int) -> object:
         """Its name."""
@@ -189,6 +202,12 @@ class FakeAccelerator:
         return view.array.copy()
 
     @one_at_a_time
+    def look(self, view: FakeView, owner: object) -> NDArray[np.generic]:  # noqa: ARG002
+        """Read as the host."""
+        self.order.use(_host(), "the host", host=_host(), reads=[view.access])
+        return view.array
+
+    @one_at_a_time
     def blank(self, view: FakeView, sentinel: int) -> None:
         """Write as the host."""
         self.order.use(_host(), "the host", host=_host(), writes=[view.access])
@@ -201,9 +220,18 @@ class FakeAccelerator:
         return is_blank(view.array, sentinel)
 
     @one_at_a_time
-    def stream(self, device: int, number: int) -> FakeStream:
-        """A stream, empty when it is first asked for."""
-        return self._streams.setdefault((device, number), FakeStream(self._number(), device))
+    def open_stream(self, device: int, priority: int = 0) -> FakeStream:
+        """A new stream, or, on a device in the host's memory, the one that there is."""
+        self.streams += 1
+        self.priorities.append(priority)
+        return self._default(device) if device in self._on_host else FakeStream(self._number(), device)
+
+    @one_at_a_time
+    def close_stream(self, stream: FakeStream) -> None:
+        """Check that nothing runs there."""
+        self.streams -= 1
+        if stream.device not in self._on_host and stream.queue and self._broken is None:
+            self.order.faults.append(f"{stream} is closed while work is queued there")
 
     @one_at_a_time
     def event(self, device: int) -> FakeEvent:  # noqa: ARG002
@@ -255,14 +283,33 @@ class FakeAccelerator:
         run.hangs = number == self._hang_at
         self._run(stream, f"launch {number}", run)
 
+    def prepare(
+        self, stream: FakeStream, program: LoadedProgram, inputs: Sequence[FakeView], outputs: Sequence[FakeView]
+    ) -> Callable[[Inbox, Token], None]:
+        """A call of :meth:`launch`."""
+        return functools.partial(self.launch, stream, program, inputs, outputs)
+
+    def batch(self, stream: FakeStream, begin: FakeEvent, steps: Sequence[Step]) -> FakeBatch:
+        """Calls of :meth:`launch` and :meth:`copy`."""
+        return FakeBatch(self, stream, begin, steps)
+
     @one_at_a_time
-    def copy(self, stream: FakeStream, source: FakeView, destination: FakeView) -> None:
-        """Queue a copy."""
+    def copy(self, stream: FakeStream, source: FakeView, destination: FakeView, beside: FakeStream | None = None) -> None:
+        """Queue a copy; between two devices, behind and before what is on a stream of the destination."""
         ends = source.memory.device, destination.memory.device
         owner = ends[1] if ends[0] == HOST else ends[0]
-        assert stream.device == owner, "a copy belongs on a stream of its source, or of its destination if that is the host"
-        assert HOST in ends or self.can_peer(*ends), f"{self.names[ends[0]]} cannot write to {self.names[ends[1]]}"
-        self._run(stream, f"the copy of {source}", Submission(None, [source], [destination], stream.device))
+        assert self.memory(stream.device) == owner, "a copy belongs on a stream of its source, unless that is the host"
+        src, dst = stream.device, ends[1] if beside is None else beside.device
+        assert HOST in ends or self.can_peer(src, dst), f"{self.names[src]} cannot write to {self.names[dst]}"
+        copy = Submission(None, [source], [destination], stream.device)
+        if HOST in ends:
+            self._run(stream, f"the copy of {source}", copy)
+            return
+        there = self._default(ends[1]) if beside is None else beside
+        assert self.memory(there.device) == ends[1], "the other stream of a copy is one of its destination"
+        self._wait(stream, self._mark(there))
+        self._run(stream, f"the copy of {source}", copy)
+        self._wait(there, self._mark(stream))
 
     @one_at_a_time
     def notify(self, stream: FakeStream, event: FakeEvent, inbox: Inbox, token: Token) -> None:  # noqa: ARG002
@@ -313,6 +360,11 @@ class FakeAccelerator:
                 time.sleep(1e-4)
 
     # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _default(self, device: int) -> FakeStream:
+        if device not in self._shared:
+            self._shared[device] = FakeStream(self._number(), device)
+        return self._shared[device]
 
     def _number(self) -> int:
         self._made += 1
@@ -414,3 +466,23 @@ class FakeAccelerator:
             if not self._held[_host()]:
                 del self._held[_host()]
             return self.order.mark(_host())
+
+
+class FakeBatch:
+    """Steps that are launched one behind the other."""
+
+    def __init__(self, accelerator: FakeAccelerator, stream: FakeStream, begin: FakeEvent, steps: Sequence[Step]) -> None:
+        self.at = 0
+        self._accelerator, self._stream, self._begin, self._steps = accelerator, stream, begin, steps
+        self._inbox = Inbox()
+
+    def start(self) -> None:
+        """Launch the steps."""
+        accelerator, stream = self._accelerator, self._stream
+        accelerator.record(self._begin, stream)
+        for self.at, step in enumerate(self._steps):  # noqa: B020
+            if step.program is None:
+                accelerator.copy(stream, step.reads[0], step.writes[0])
+            else:
+                accelerator.launch(stream, step.program, step.reads, step.writes, self._inbox, (0, self.at))
+            accelerator.record(step.end, stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.runtime.incumbent import is_worth_trying
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
+from placeit.runtime.runtime import SERVING_PRIORITY
 from placeit.workbench.opened import OpenSession
 
 __all__ = ["Proposals"]
@@ -83,8 +85,8 @@ class Proposals:
         return not all(device.core_set and len(device.cores) == 1 for device in devices)
 
     def open(self, plan: Plan) -> PlanExecutor:
-        """Compile a plan."""
-        return to_serve(self._session.executor, plan, self._in_flight)
+        """Compile a plan, to be compared with the one that serves, and to serve in its place."""
+        return to_serve(functools.partial(self._session.executor, priority=SERVING_PRIORITY), plan, self._in_flight)
 
     def check(self, executor: PlanExecutor) -> None:
         """Run it twice, on the devices that serve. Raises ExecutionError if its outputs are wrong."""

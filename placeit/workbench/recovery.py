@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +20,7 @@ from placeit.placers.local_search import starts
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.plan_executor import PlanExecutor, failure_of, to_serve
 from placeit.runtime.replica import Replacement
-from placeit.runtime.runtime import Runtime
+from placeit.runtime.runtime import SERVING_PRIORITY, Runtime
 
 __all__ = ["Better", "Recovery", "Said"]
 
@@ -109,7 +110,7 @@ class Recovery:
             return executor, Replacement(str(why), _devices(plan), silent, decided - begin, perf_counter() - decided)
 
     def _executor(self, plan: Plan) -> PlanExecutor:
-        return to_serve(self._runtime.executor, plan, self._in_flight)
+        return to_serve(functools.partial(self._runtime.executor, priority=SERVING_PRIORITY), plan, self._in_flight)
 
     def _plan(self, without: set[str], *, here: NDArray[np.int32] | None = None, hurry: bool = True) -> Plan:
         """Place the model on the other devices. Raises InfeasibleError if they cannot run it.

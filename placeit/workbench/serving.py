@@ -18,6 +18,7 @@ from placeit.runtime.check import OutputDifference
 from placeit.runtime.load import RateReport, keep_busy, offer
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.refining import Limits
+from placeit.runtime.runtime import SERVING_PRIORITY
 from placeit.runtime.sequences import Sequence
 from placeit.runtime.serving import QUEUE, Server
 from placeit.workbench.adapting import Adapter
@@ -85,7 +86,7 @@ def _executors(session: OpenSession, placement: Placement, in_flight: int | None
             home = session.home_of(one)
             plan = home.plan_of(one)
             best = home.best_in_flight(plan, 0) or None if in_flight is None else in_flight
-            executors.append(to_serve(home.executor, plan, best))
+            executors.append(to_serve(functools.partial(home.executor, priority=SERVING_PRIORITY), plan, best))
             stack.callback(executors[-1].close)
         stack.pop_all()
     return executors

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from recorded_plugins import DISCRETE, GPU, NPU, NPU_BARE, RecordedCore, recorded, thrown
 
 from placeit.core.address import Address
-from placeit.core.cluster import Device
+from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import ClusterError, DeviceError, PlaceitError, UsageError
 from placeit.devices import catalog, discover, parse_device, parse_devices, roofline_seconds
 from placeit.devices.described import ROOFLINE_EFFICIENCY
@@ -52,6 +52,8 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         ("NPU", Address("NPU"), "NPU"),
         ("cuda:0", Address("cuda:0"), "cuda:0"),
         ("cuda:007", Address("cuda:7"), "cuda:7"),
+        ("cuda:0@1of2", Address("cuda:0", part=(1, 2)), "cuda:0@1of2"),
+        ("torch:cuda:1@03of4", Address("cuda:1", runtime="torch", part=(3, 4)), "torch:cuda:1@3of4"),
         ("CPU@2", Address("CPU", (2,)), "CPU@2"),
         ("CPU@0-3", Address("CPU", (0, 1, 2, 3)), "CPU@0-3"),
         ("CPU@4+1+0", Address("CPU", (0, 1, 4)), "CPU@0-1+4"),
@@ -94,6 +96,11 @@ def test_hardware_has_a_family_and_may_have_a_number(address: Address, family: s
         ("CPU@0-99999", "no core 99999"),
         ("CPU.0", "one CPU device, without a number"),
         ("GPU@1", "only the CPU has core sets"),
+        ("cuda:0@0-65", "'0-65' is not a part of a GPU; one of two equal parts is written cuda:0@1of2"),
+        ("cuda:0@", "'' is not a part of a GPU"),
+        ("cuda:0@3of2", "there is no part 3 of 2"),
+        ("cuda:0@0of2", "there is no part 0 of 2"),
+        ("cuda:0@1of1", "a GPU has two or more parts"),
         ("cuda", "'cuda' is not a device"),
         ("HETERO:CPU", "virtual"),
         ("AUTO", "virtual"),
@@ -118,7 +125,8 @@ core_sets = st.builds(
     nodes,
     runtimes,
 )
-gpus = st.builds(lambda number, *rest: Address(f"cuda:{number}", (), *rest), st.integers(0, 9999), nodes, runtimes)
+parts = st.just((1, 1)) | st.integers(2, 99).flatmap(lambda of: st.tuples(st.integers(1, of), st.just(of)))
+gpus = st.builds(lambda number, *rest: Address(f"cuda:{number}", (), *rest), st.integers(0, 9999), nodes, runtimes, parts)
 others = st.builds(
     lambda name, node: Address(name, node=node), st.from_regex(r"\A(GPU|NPU|FPGA_X)(\.[0-9]{1,2}){0,2}\Z"), nodes
 )
@@ -162,6 +170,7 @@ def test_any_text_is_a_list_of_devices_or_a_clear_error(text: str) -> None:
         ("GPU,GPU.0", DeviceError, "'GPU' and 'GPU.0' are both the device GPU.0"),
         ("edge/cuda:0,edge/torch:cuda:0", DeviceError, "are both the device cuda:0"),
         ("cuda:0,ort:cuda:0,torch:cuda:0", DeviceError, "'cuda:0' and 'ort:cuda:0' are both the device cuda:0"),
+        ("cuda:0@1of2,torch:cuda:0@1of2", DeviceError, "'cuda:0@1of2' and 'torch:cuda:0@1of2' are both the device cuda:0@1of2"),
     ],
 )
 def test_devices_that_are_the_same_hardware_are_refused(text: str, error: type[PlaceitError], said: str) -> None:
@@ -176,6 +185,15 @@ def test_devices_that_are_the_same_hardware_are_refused(text: str, error: type[P
 )
 def test_core_sets_may_share_cores(text: str) -> None:
     assert [str(address) for address in parse_devices(text)] == text.split(",")
+
+
+def test_parts_of_a_gpu_stand_beside_each_other_and_take_turns_with_what_overlaps() -> None:
+    names = ["cuda:0@1of2", "cuda:0@2of2", "cuda:0@1of3", "cuda:0", "cuda:1@1of2"]
+    addresses = parse_devices(names)
+    assert [str(address) for address in addresses] == names
+    found = Cluster(tuple(Device(name, "cuda", address) for name, address in zip(names, addresses, strict=True))).conflicts()
+    shared = {(i, j) for i in range(5) for j in range(5) if i != j and {i, j} != {0, 1} and 4 not in (i, j)}
+    assert {(i, j) for i in range(5) for j in range(5) if found[i, j]} == shared
 
 
 def test_a_list_of_names_may_be_a_sequence_and_cores_of_other_nodes_do_not_clash() -> None:
@@ -392,6 +410,9 @@ def test_nvidia_gpus_are_listed_if_their_library_answers(monkeypatch: pytest.Mon
     gpu = available()[-1]
     assert gpu == Device("cuda:0", "cuda", Address("cuda:0"), "Fake H100", 80.0 * 2**30, driver="NVIDIA 580.1")
     assert closed == [True]
+    (part,) = discover("cuda:0@2of4").devices
+    assert (part.name, part.full_name, part.memory_bytes) == ("cuda:0@2of4", "Fake H100, part 2 of 4", gpu.memory_bytes)
+    assert part.address == Address("cuda:0", part=(2, 4))
 
 
 def test_no_nvidia_driver_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

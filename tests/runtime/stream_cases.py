@@ -203,9 +203,9 @@ def random_case(seed, *, ops=None, devices=None, merge=None, closed=False, share
     return Case(runtime, plan, peers, seed)
 
 
-def run_case(case, *, in_flight=1, rounds=2, ahead=2, patience=1.0, skip_wait=None, on_host=()):
+def run_case(case, *, in_flight=1, rounds=2, ahead=2, patience=1.0, skip_wait=None, **devices):
     """Run a case; return the accelerator and whether every output was right."""
-    accelerator = case.accelerator(patience=patience, skip_wait=skip_wait, on_host=on_host)
+    accelerator = case.accelerator(patience=patience, skip_wait=skip_wait, **devices)
     right = True
     with StreamExecutor(case.work(), accelerator, in_flight=in_flight, ahead=ahead) as executor:
         for number in range(rounds):

@@ -1,5 +1,7 @@
 """ONNX Runtime on the streams of an accelerator: PyTorch's device ``cpu``, with streams that run everything at once."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -113,8 +115,8 @@ def test_a_session_on_a_gpu_computes_on_the_stream_of_its_device_without_tf32(mo
         def place(self, device):
             return torch.device("cuda", device)
 
-        def handle(self, device):
-            return 1000 + device
+        def shared_stream(self, device):
+            return SimpleNamespace(cuda_stream=1000 + device)
 
     class Segment:
         inputs = outputs = ()

@@ -1,4 +1,4 @@
-"""Launches are recorded once for each set of addresses, behind a first launch, and replayed from then on."""
+"""Launches are recorded once, behind a first launch, and replayed from then on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from placeit.runtime.accelerators.module_program import ModuleProgram
-from placeit.runtime.accelerators.recorder import CudaGraphs, Recorder
+from placeit.runtime.accelerators.recorder import CudaGraphs, Recorder, Recording
 
 
 class Recorded:
@@ -23,65 +23,66 @@ class Recorded:
         self.records = self.replays = 0
         self.fails = fails
 
-    def record(self, program: Any, inputs: Any, outputs: Any) -> Any:
-        program.launch(inputs, outputs)
+    def record(self, launch: Any) -> Any:
+        launch("recording")
         self.records += 1
         if self.records <= self.fails:
             return None
 
         def replay() -> None:
             self.replays += 1
-            program.launch(inputs, outputs)
+            launch("replay")
 
-        return SimpleNamespace(replay=replay)
+        return replay
 
 
-class Program:
-    replayable = True
-
+class Work:
     def __init__(self) -> None:
-        self.launches = 0
+        self.launches: list[str] = []
+        self.input, self.output = torch.zeros(2), torch.zeros(2)
 
-    def launch(self, inputs: Any, outputs: Any) -> None:
-        self.launches += 1
-        outputs[0].copy_(inputs[0] + 1)
+    def __call__(self, stream: str) -> None:
+        self.launches.append(stream)
+        self.output.copy_(self.input + 1)
 
 
-def test_a_launch_at_known_addresses_is_a_replay_that_reads_what_is_there_then() -> None:
-    graphs, program = Recorded(), Program()
-    recorder = Recorder(graphs)
-    places = [([torch.zeros(2)], [torch.zeros(2)]) for _ in range(2)]
+def test_a_launch_is_a_replay_from_the_second_on_that_reads_what_is_there_then() -> None:
+    graphs, work = Recorded(), Work()
+    go = Recorder(graphs, "own")
     for turn in range(3):
-        for inputs, outputs in places:
-            inputs[0].fill_(turn)
-            recorder.launch(program, inputs, outputs)
-            assert outputs[0].tolist() == [turn + 1, turn + 1]
-    assert (graphs.records, graphs.replays) == (2, 4)
+        work.input.fill_(turn)
+        go(work)
+        assert work.output.tolist() == [turn + 1, turn + 1]
+    assert (graphs.records, graphs.replays) == (1, 2)
+    assert go.recorded
+    assert not go.refused
 
 
 @pytest.mark.parametrize(("fails", "records", "replays"), [(1, 2, 3), (2, 2, 0)])
 def test_what_cannot_be_recorded_is_launched_each_time_and_tried_once_more(fails: int, records: int, replays: int) -> None:
-    graphs, program = Recorded(fails), Program()
-    recorder, inputs, outputs = Recorder(graphs), [torch.zeros(2)], [torch.zeros(2)]
+    graphs, work = Recorded(fails), Work()
+    go = Recorder(graphs, "own")
     for turn in range(5):
-        inputs[0].fill_(turn)
-        recorder.launch(program, inputs, outputs)
-        assert outputs[0].tolist() == [turn + 1, turn + 1]
-    assert (graphs.records, graphs.replays, program.launches) == (records, replays, 5)
+        work.input.fill_(turn)
+        go(work)
+        assert work.output.tolist() == [turn + 1, turn + 1]
+    assert (graphs.records, graphs.replays, len(work.launches)) == (records, replays, 5)
+    assert go.refused is (fails == 2)
+    assert work.launches.count("own") == (3 if fails == 2 else 0)
 
 
-def test_records_end_with_their_program() -> None:
+def test_records_end_with_what_launches_them() -> None:
     class Forgetful(Recorded):
-        def record(self, program: Any, inputs: Any, outputs: Any) -> Any:
+        def record(self, launch: Any) -> Any:
             made = Recorded()
             kept.append(weakref.ref(made))
-            return made
+            return made.record
 
     kept: list[weakref.ref[Any]] = []
-    recorder, program = Recorder(Forgetful()), Program()
-    recorder.launch(program, [torch.zeros(2)], [torch.zeros(2)])
+    go = Recorder(Forgetful(), "own")
+    go(Work())
     assert kept[0]() is not None
-    del program
+    del go
     gc.collect()
     assert kept[0]() is None
 
@@ -124,7 +125,7 @@ class Cuda:
             if self.broken:
                 raise RuntimeError("operation failed due to a previous error during capture")
 
-        return SimpleNamespace(capture_begin=begin, capture_end=end)
+        return SimpleNamespace(capture_begin=begin, capture_end=end, replay=lambda: None)
 
 
 @pytest.fixture
@@ -136,28 +137,44 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return made
 
 
+def graphs_of(cuda: Cuda) -> CudaGraphs:
+    device = torch.device("cuda", 0)
+    return CudaGraphs(device, Recording(lambda: cuda.Stream(device)))
+
+
 def test_a_graph_is_recorded_behind_a_launch_on_a_stream_of_its_own(cuda: Cuda) -> None:
-    launched = SimpleNamespace(launch=lambda inputs, outputs: cuda.told.append(f"launch on {cuda.current.name}"))
-    graphs = CudaGraphs(torch.device("cuda", 0))
+    def launch(stream: Any) -> None:
+        assert stream is cuda.current
+        cuda.told.append(f"launch on {stream.name}")
+
+    graphs = graphs_of(cuda)
     around = ["recording 1 waits for compute", "launch on recording 1", "compute waits for recording 1"]
     record = ["record on recording 1 from pool 1", "launch on recording 1"]
-    assert graphs.record(launched, [], []) is not None
+    assert graphs.record(launch) is not None
     assert cuda.told == around + record
     cuda.broken = True
-    assert graphs.record(launched, [], []) is None
+    assert graphs.record(launch) is None
     cuda.told.clear()
     cuda.broken = False
-    assert graphs.record(launched, [], []) is not None  # on another stream, from another pool
+    assert graphs.record(launch) is not None  # on another stream, from another pool
     assert cuda.told == [line.replace("recording 1", "recording 2").replace("pool 1", "pool 2") for line in around + record]
     assert cuda.current is cuda.here
 
 
+def test_streams_of_a_device_record_on_one_stream_and_have_pools_of_their_own(cuda: Cuda) -> None:
+    device = torch.device("cuda", 0)
+    recording = Recording(lambda: cuda.Stream(device))
+    for graphs in (CudaGraphs(device, recording), CudaGraphs(device, recording)):
+        graphs.record(lambda stream: None)
+    assert [line for line in cuda.told if "pool" in line] == [f"record on recording 1 from pool {pool}" for pool in (1, 2)]
+
+
 def test_a_launch_that_fails_is_no_failure_to_record(cuda: Cuda) -> None:
-    def launch(inputs: Any, outputs: Any) -> None:
+    def launch(stream: Any) -> None:
         raise torch.OutOfMemoryError("no room")
 
     with pytest.raises(torch.OutOfMemoryError):
-        CudaGraphs(torch.device("cuda", 0)).record(SimpleNamespace(launch=launch), [], [])  # type: ignore[arg-type]
+        graphs_of(cuda).record(launch)
     assert cuda.told == ["recording 1 waits for compute", "compute waits for recording 1"]
 
 

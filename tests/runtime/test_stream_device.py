@@ -9,7 +9,7 @@ import torch
 from eager_streams import devices, run_at_once, run_late
 
 from placeit.core.errors import DeviceError
-from placeit.runtime.accelerators.stream_device import StreamDevice
+from placeit.runtime.accelerators.stream_device import PinnedBuffer, StreamDevice
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
 from placeit.runtime.devices.accelerator import HOST, Streams
 from placeit.runtime.devices.base import BufferSpec
@@ -86,6 +86,28 @@ def test_its_memory_is_freed_with_its_buffers_and_with_the_device():
     gc.collect()
     assert not any(accelerator.allocated.values())
     assert accelerator.order.faults == []
+
+
+def test_what_is_seen_of_pinned_memory_is_no_copy_and_keeps_it(monkeypatch):
+    run_at_once(monkeypatch)
+    accelerator, spec = TorchAccelerator(devices("cpu")), BufferSpec((1, 2, 3, 4), "int32", channels_last=True)
+    freed = []
+    free = accelerator.free
+    accelerator.free = lambda memory: freed.append(True) or free(memory)
+    buffer = PinnedBuffer(accelerator, spec)
+    value = np.arange(24, dtype=np.int32).reshape(spec.shape)
+    seen = buffer.array()
+    buffer.fill(value)
+    np.testing.assert_array_equal(seen, value)
+    buffer.fill(value + 1)
+    np.testing.assert_array_equal(seen, value + 1)
+    del buffer
+    gc.collect()
+    assert not freed
+    del seen
+    gc.collect()
+    assert freed
+    accelerator.close()
 
 
 def test_no_room_for_a_buffer_is_a_device_error():

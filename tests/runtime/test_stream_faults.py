@@ -469,7 +469,7 @@ def test_a_device_that_has_failed_is_told_by_its_own_error_and_can_be_closed(mon
 def test_reports_that_are_closed_start_no_thread(monkeypatch):
     run_at_once(monkeypatch)
     accelerator = TorchAccelerator(devices("cpu"))
-    stream, event = accelerator.stream(0, 0), accelerator.event(0)
+    stream, event = accelerator.open_stream(0), accelerator.event(0)
     accelerator.record(event, stream)
     accelerator.close()
     with pytest.raises(ExecutionError, match="closed"):

@@ -1,4 +1,6 @@
+import contextlib
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -190,6 +192,142 @@ def test_copies_run_beside_segments():
     copy = next(run for run in trace if run.program is None)
     assert (copy.start, copy.finish) == (1.0, 3.0)
     assert [(run.start, run.finish) for run in trace if run.program is not None and run.src == 0] == [(0, 1), (1, 6)]
+
+
+def fan_in():
+    """Two devices that compute as long, and send to a third."""
+    return case_of(["Op", "Op", "Op", "Op"], [(0, 2), (1, 3)], [0, 1, 2, 2], [1, 1, 1, 1], nbytes=2000)
+
+
+def copies_between_devices(trace):
+    return sorted((run.start, run.finish) for run in trace if run.program is None and HOST not in (run.src, run.dst))
+
+
+def test_copies_into_one_device_do_not_wait_for_each_other(monkeypatch):
+    _, trace = traced(fan_in())
+    assert copies_between_devices(trace) == [(1.0, 3.0), (1.0, 3.0)]
+
+    def on_the_default_stream(self, stream, source, destination, beside=None):
+        return copy(self, stream, source, destination)
+
+    copy = FakeAccelerator.copy
+    monkeypatch.setattr(FakeAccelerator, "copy", on_the_default_stream)  # as PyTorch does by itself
+    _, trace = traced(fan_in())
+    assert copies_between_devices(trace) == [(1.0, 3.0), (3.0, 5.0)]
+
+
+def test_a_forgotten_wait_where_two_copies_meet_is_found(monkeypatch):
+    monkeypatch.setattr(FakeAccelerator, "elapsed", lambda *_: 0.0)  # it would be asked for times of what has not ended yet
+    case = fan_in()
+    with StreamExecutor(case.work(), accelerator := case.accelerator(patience=0.0)) as executor:
+        executor.run({})
+    assert accelerator.order.faults == []
+    assert accelerator.waits == 2  # of each copy, for what makes it; the host launches what reads it
+    for wait in range(2):
+        with StreamExecutor(case.work(), accelerator := case.accelerator(patience=0.0, skip_wait=wait)) as executor:
+            executor.run({})
+        assert any("may still be writing" in fault for fault in accelerator.order.faults)
+
+
+def side_by_side(accelerator, executors):
+    """Run executors at once: none goes on before all have launched."""
+    take, launched = accelerator.take, threading.Barrier(len(executors))
+    begun = threading.local()
+
+    def late(inbox):
+        if not getattr(begun, "already", False):
+            begun.already = True
+            launched.wait(30)
+        return take(inbox)
+
+    accelerator.take = late
+    threads = [threading.Thread(target=executor.run, args=({},)) for executor in executors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    del accelerator.take
+
+
+def test_executors_of_one_device_have_streams_of_their_own_and_run_at_once():
+    case = case_of(["Op"] * 3, [(0, 1), (1, 2)], [0, 0, 0], [5, 5, 5])
+    works = [case.work(), case.work()]
+    accelerator = FakeAccelerator(1, seconds=lambda program, src, dst, nbytes: 5.0)
+    with contextlib.ExitStack() as stack:
+        executors = [stack.enter_context(StreamExecutor(work, accelerator)) for work in works]
+        side_by_side(accelerator, executors)
+    ran = [(run.start, run.finish) for run in accelerator.trace if run.program is not None]
+    assert sorted(ran) == [(0, 5), (0, 5), (5, 10), (5, 10), (10, 15), (10, 15)]
+    assert accelerator.order.faults == []
+    assert accelerator.streams == 0  # they are returned
+
+
+@pytest.mark.parametrize("priority", [0, -1])
+def test_streams_have_the_priority_of_their_executor(priority):
+    case = fan_in()
+    accelerator = case.accelerator()
+    StreamExecutor(case.work(), accelerator, priority=priority).close()
+    assert set(accelerator.priorities) == {priority}
+    assert len(accelerator.priorities) == 3 + 2 * 2  # one for segments on each device, and two for each link
+    assert accelerator.streams == 0
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_segments_on_one_device_are_launched_at_once_and_reported_once(in_flight):
+    case = case_of(["Parameter", "Op", "Op", "Op", "Result"], [(0, 1), (1, 2), (1, 3), (2, 3), (3, 4)], [0] * 5)
+    accelerator = case.accelerator(patience=0.0)
+    reports = []
+    notify = accelerator.notify
+
+    def counted(stream, event, inbox, token):
+        assert accelerator.launches == 3 * (len(reports) + 1)  # everything is launched by then
+        reports.append(token)
+        notify(stream, event, inbox, token)
+
+    accelerator.notify = counted
+    with StreamExecutor(case.work(), accelerator, in_flight=in_flight) as executor:
+        for number in range(3):
+            got = executor.run(case.inputs(number))
+            np.testing.assert_array_equal(got["out_op4"], case.expected(case.inputs(number))["out_op4"])
+        assert [span.name for span in executor.spans() if span.kind == "compute"] == ["op1", "op2", "op3"]
+    assert len(reports) == 3
+    assert accelerator.order.faults == []
+
+
+def test_copies_of_one_request_run_beside_segments_of_another_on_one_device():
+    case = chain(1, [0], seconds=3.0)
+    accelerator = FakeAccelerator(1, seconds=lambda program, src, dst, nbytes: 3.0 if program else 2.0)
+    with StreamExecutor(case.work(), accelerator, in_flight=2) as executor:
+        for request in range(2):
+            executor.set_inputs(case.inputs(), request=request)
+        executor.times(2)
+    at = {"in": [], "run": [], "out": []}
+    for run in accelerator.trace:
+        at["run" if run.program else "in" if run.src == HOST else "out"].append((run.start, run.finish))
+    assert at == {"in": [(0, 2), (2, 4)], "run": [(2, 5), (5, 8)], "out": [(5, 7), (8, 10)]}
+
+
+def test_parts_of_a_gpu_pass_tensors_without_a_copy():
+    edges = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)]
+    case = case_of(["Parameter", "Op", "Op", "Op", "Result"], edges, [0, 0, 1, 1, 1], [0, 4, 4, 1, 0])
+    accelerator = FakeAccelerator(2, parts={1: 0}, seconds=lambda program, src, dst, nbytes: 4.0 if program else 1.0)
+    with StreamExecutor(case.work(), accelerator) as executor:
+        allocated = dict(accelerator.allocated)
+        got = executor.run(case.inputs())
+        assert executor.layout.bytes_on(0) == allocated[0] > allocated[1] == 0
+    np.testing.assert_array_equal(got["out_op4"], case.expected(case.inputs())["out_op4"])
+    assert [(run.src, run.dst) for run in accelerator.trace if run.program is None] == [(HOST, 0), (0, HOST)]
+    runs = sorted((run.start, run.src) for run in accelerator.trace if run.program is not None)
+    assert runs == [(1.0, 0), (1.0, 1), (5.0, 1)]  # the first two at the same time
+    assert accelerator.order.faults == []
+
+
+def test_a_plan_on_parts_of_a_gpu_has_to_fit_into_its_memory_once():
+    case = chain(2, [0, 1])
+    work = case.work(weight_bytes=10_000, workspace_bytes=500)
+    with pytest.raises(DeviceError, match=r"does not fit on fake:0 and fake:1: it needs 19.5.* for weights"):
+        StreamExecutor(work, FakeAccelerator(2, parts={1: 0}, memory_bytes=21_000))
+    StreamExecutor(work, FakeAccelerator(2, parts={1: 0}, memory_bytes=23_000)).close()
 
 
 def test_a_chain_takes_the_memory_of_the_two_tensors_that_are_alive():

@@ -68,6 +68,41 @@ def test_devices_in_the_memory_of_the_host_hold_up_no_others_and_copy_nothing_to
     assert copies > 150
 
 
+def some_parts(seed, devices):
+    """Devices that are parts of one GPU, each with the first of them."""
+    parts = [device for device in range(devices) if (seed >> device) & 1] or [0]
+    return dict.fromkeys(parts, parts[0])
+
+
+def test_parts_of_a_gpu_are_ordered_and_right_and_copy_nothing_to_each_other():
+    shared = waits = 0
+    for seed in range(40):
+        case = random_case(seed)
+        parts = some_parts(seed, len(case.runtime.cluster))
+        accelerator, right = run_case(case, parts=parts, **options(seed))
+        assert accelerator.order.faults == [], seed
+        assert right, seed
+        assert not any(accelerator.allocated.values())
+        assert all(run.src != run.dst for run in accelerator.trace if run.program is None)
+        shared += len(parts) > 1
+        waits += accelerator.waits
+    assert shared > 10
+    assert waits > 80
+
+
+def test_leaving_out_any_one_wait_between_parts_of_a_gpu_is_found(monkeypatch):
+    monkeypatch.setattr(FakeAccelerator, "elapsed", lambda *_: 0.0)  # it would be asked for times of what has not ended yet
+    left_out = 0
+    for seed in range(6):
+        case = random_case(seed, ops=10, devices=2)
+        waits = run_case(case, parts={1: 0}, rounds=1, **options(seed))[0].waits
+        for wait in range(waits):
+            accelerator, _ = run_case(case, parts={1: 0}, rounds=1, skip_wait=wait, **options(seed))
+            assert accelerator.order.faults, (seed, wait)
+            left_out += 1
+    assert left_out > 10
+
+
 def test_devices_that_share_hardware_never_run_at_the_same_time():
     for seed in range(20):
         case = random_case(seed, ops=10, devices=3, shared=True)
@@ -396,7 +431,7 @@ def test_the_fake_gives_wrong_data_to_what_reads_too_early():
         memory = [fake.allocate(place, 8) for place in (HOST, 0, 0)]
         views = [fake.view(m, BufferSpec((1,), "float64")) for m in memory]
         fake.write(views[0], [1.0])
-        first, second = fake.stream(0, 0), fake.stream(0, 1)
+        first, second = fake.open_stream(0), fake.open_stream(0)
         fake.copy(first, views[0], views[1])
         fake.launch(second, Adder(), [views[1]], [views[2]], Inbox(), (0, 0))  # no wait
         for stream in (first, second, first):

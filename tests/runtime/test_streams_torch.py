@@ -1,12 +1,13 @@
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from eager_streams import devices, run_at_once
+from eager_streams import Recorded, devices, run_at_once
 from stream_cases import random_case
-from test_streams import chain
+from test_streams import case_of, chain
 
 from placeit.backends.torch.model import load
 from placeit.core.cluster import Cluster, Device
@@ -14,6 +15,7 @@ from placeit.core.errors import DeviceError, ExecutionError
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.accelerators import torch_accelerator as accelerators
+from placeit.runtime.accelerators import torch_launches
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.module_program import ModuleProgram
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
@@ -210,6 +212,77 @@ def test_views_of_memory_have_shape_type_and_order(cpu):
     cpu.free(memory)
 
 
+class Refusing:
+    """Makes graphs by keeping calls, of at most so many launches."""
+
+    def __init__(self, most):
+        self.most, self.replays = most, 0
+
+    def record(self, launch):
+        before = len(Counted.calls)
+        launch("recording")
+        if len(Counted.calls) - before > self.most:
+            return None
+
+        def replay():
+            self.replays += 1
+            launch("replay")
+
+        return replay
+
+
+class Counted(Step):
+    """A module that notes its calls."""
+
+    replayable = True
+    calls: ClassVar[list[float]] = []
+
+    def forward(self, x):
+        self.calls.append(float(self.weight[0]))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_a_plan_on_one_device_is_one_graph_or_else_one_for_each_segment_or_none(monkeypatch, most, in_flight):
+    monkeypatch.setattr(torch_launches, "can_time_graphs", lambda: True)
+    monkeypatch.setattr(TorchAccelerator, "_graphs", lambda self, device, priority: graphs)
+    monkeypatch.setattr(Recorded, "record", lambda self, stream: setattr(self, "recorded", True) or setattr(self, "at", 1.0))
+    graphs = Refusing(most)
+    run_at_once(monkeypatch)
+    accelerator = TorchAccelerator(devices("cpu"))
+    case, work = torch_work([0, 0, 0], Counted)
+    with StreamExecutor(work, accelerator, in_flight=in_flight) as executor:
+        for number in range(6):
+            got = executor.run(case.inputs(number))["out_op4"]
+            np.testing.assert_allclose(got, expected(case.inputs(number)["in_op0"], 3), rtol=1e-6)
+        assert recorded(executor)[0] == {0: [False] * 3, 1: [True] * 3, 3: [True]}[most]
+    # of the six runs: one is recorded; or two try that for all together, and one for each of three; or two and two try
+    assert graphs.replays == {0: 0, 1: 3 * 3, 3: 5}[most]
+    accelerator.close()
+
+
+def test_inputs_are_copied_wherever_numpy_has_them(cpu):
+    memory = cpu.allocate(HOST, 64)
+    view = cpu.view(memory, BufferSpec((2, 3), "float32"))
+    wide = np.arange(24, dtype=np.float32).reshape(2, 12)
+    fixed = wide[:, :3].copy()
+    fixed.flags.writeable = False
+    fields = np.zeros((2, 3), [("a", np.float32), ("b", np.int8)])
+    fields["a"] = 5.0
+    for value in (
+        wide[:, 2:8:2],
+        wide[::-1, 5:2:-1],
+        np.broadcast_to(np.float32(4.0), (2, 3)),
+        fixed,
+        fields["a"],
+        fixed.T.copy().T,
+    ):
+        cpu.write(view, value)
+        np.testing.assert_array_equal(cpu.read(view), value)
+    cpu.free(memory)
+
+
 # -- what is missing ---------------------------------------------------------------------------------------------------
 
 
@@ -248,7 +321,7 @@ def test_a_device_that_breaks_while_the_host_waits_is_an_error(cpu, monkeypatch)
 
     monkeypatch.setattr(accelerators, "_LOOK_S", 0.01)
     monkeypatch.setattr(torch, "Stream", lambda device: Broken())
-    cpu.stream(0, 0)
+    cpu.open_stream(0)
     with pytest.raises(DeviceError, match=r"cpu refused: CUDA error: an illegal memory access was encountered$"):
         cpu.take(Inbox())
 
@@ -288,6 +361,33 @@ def test_one_gpu_computes_what_numpy_does(gpus):
 
 
 @pytest.mark.gpu
+@one_gpu
+@pytest.mark.parametrize("priority", [0, -1])
+def test_streams_are_each_executors_own_and_come_back(gpus, priority):
+    case, work = torch_work([0, 0])
+    opened = []
+    for _ in range(3):
+        with StreamExecutor(work, gpus, priority=priority) as executor, StreamExecutor(work, gpus, priority=priority) as other:
+            mine, others = ({queue.stream for queue in one._launcher._opened} for one in (executor, other))
+            assert not mine & others
+            assert {stream.priority for stream in mine} == {priority}
+            opened.append(mine | others)
+            got = other.run(case.inputs())["out_op3"]
+            np.testing.assert_allclose(got, expected(case.inputs()["in_op0"], 2), rtol=1e-6)
+    assert opened[0] == opened[1] == opened[2]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 3, reason=f"needs three NVIDIA GPUs; this machine has {GPUS}")
+def test_copies_into_a_gpu_are_on_streams_of_their_own(gpus):
+    case = case_of(["Op", "Op", "Op", "Op"], [(0, 2), (1, 3)], [0, 1, 2, 2])
+    with StreamExecutor(case.work(), gpus) as executor:
+        beside = [queue.stream for queue in executor._launcher._beside if queue is not None]
+    assert len(set(beside)) == 2
+    assert {stream.device_index for stream in beside} == {2}
+
+
+@pytest.mark.gpu
 @two_gpus
 @pytest.mark.parametrize("peers", [True, False])
 def test_two_gpus_compute_what_numpy_does(gpus, peers, monkeypatch):
@@ -324,6 +424,11 @@ class Unrecordable(Step):
         return (self.weight * x + 1.0 if (x == x).all() else x,)
 
 
+def recorded(executor):
+    """For each request, whether its launches are recorded: all together, or each program for itself."""
+    return [[one.recorded for one in slot.batch.recorders] for slot in executor._launcher.slots]
+
+
 @pytest.mark.gpu
 @one_gpu
 @pytest.mark.parametrize("kind", [Recordable, Unrecordable])
@@ -333,16 +438,14 @@ def test_launches_that_were_recorded_compute_what_they_did_before(gpus, kind):
         for number in range(20):
             got = executor.run(case.inputs(number))["out_op4"]
             np.testing.assert_allclose(got, expected(case.inputs(number)["in_op0"], 3), rtol=1e-6)
-        recorder = gpus.stream(0, 0).recorder
-        assert recorder.recorded() == [kind is Recordable] * len(recorder.recorded())
-        assert len(recorder.recorded()) >= 3
+        assert recorded(executor) == ([[kind is Recordable] * (1 if kind is Recordable else 3)] * 2)
         executor.times(5)
     case, work = torch_work([0, 0, 0], Recordable)  # after recording has failed, it works elsewhere
     with StreamExecutor(work, gpus) as executor:
         for number in range(3):
             got = executor.run(case.inputs(number))["out_op4"]
             np.testing.assert_allclose(got, expected(case.inputs(number)["in_op0"], 3), rtol=1e-6)
-        assert all(recorder.recorded())
+        assert recorded(executor) == [[True]]
 
 
 @pytest.mark.gpu

@@ -34,6 +34,7 @@ class Clocks:
     def __init__(self, streams: int) -> None:
         self._seen = [[0] * streams for _ in range(streams)]  # by stream: what the next launch there happens after
         self._host = [0] * streams
+        self._news = [False] * streams  # by stream: whether the host has learned of something since the last launch there
 
     def launch(self, number: int, stream: int, after: Iterable[Mark]) -> tuple[Mark, list[Mark]]:
         """Record a launch, and return what its stream must wait for so that it happens after the given launches.
@@ -42,20 +43,22 @@ class Clocks:
         host knows.
         """
         seen = self._seen[stream]
-        _join(seen, self._host)
-        missing = [mark for mark in after if seen[mark.stream] < mark.time]
-        needed = [mark for mark in missing if all(other is mark or other.clock[mark.stream] < mark.time for other in missing)]
+        if self._news[stream]:
+            seen[:] = map(max, seen, self._host)
+            self._news[stream] = False
+        needed = []
+        for mark in after:
+            if seen[mark.stream] < mark.time:
+                needed.append(mark)  # noqa: PERF401 (a comprehension would be one more call for each launch)
+        if len(needed) > 1:
+            missing = needed
+            needed = [one for one in missing if all(other is one or other.clock[one.stream] < one.time for other in missing)]
         for mark in needed:
-            _join(seen, mark.clock)
+            seen[:] = map(max, seen, mark.clock)
         seen[stream] += 1
         return Mark(number, stream, seen[stream], tuple(seen)), needed
 
     def ended(self, mark: Mark) -> None:
         """Record that the end of a launch has been reported to the host."""
-        _join(self._host, mark.clock)
-
-
-def _join(clock: list[int], other: Iterable[int]) -> None:
-    for stream, time in enumerate(other):
-        if time > clock[stream]:
-            clock[stream] = time
+        self._host[:] = map(max, self._host, mark.clock)
+        self._news = [True] * len(self._news)

@@ -18,11 +18,11 @@ __all__ = ["Dispatcher"]
 class Dispatcher:
     """Launches what the scheduler starts, ahead of time where streams allow it.
 
-    The scheduler is told that a segment has ended as soon as its device can take another one, which may be before the end; what
-    the scheduler then starts is launched behind it. Links are handled in the same way. The arrival of a tensor is told when it
-    has happened. On devices that compute in the host's memory, the end of a segment is told when it has happened, since no
-    stream of another device could wait for it. So is the end of a segment on devices that share hardware, which never run at
-    the same time.
+    The scheduler is told that a segment has ended as soon as its device can take another one, which may be before the end;
+    what the scheduler then starts is launched behind it. Links are handled in the same way. The arrival of a tensor is told
+    when it has happened, or, where nothing moves as both devices have one memory, when what puts it there has ended. On
+    devices that compute in the host's memory, the end of a segment is told when it has happened, since no stream of another
+    device could wait for it. So is the end of a segment on devices that share hardware, which never run at the same time.
 
     Args:
         launcher: the requests, streams and launches.
@@ -39,11 +39,16 @@ class Dispatcher:
         self._marks: list[dict[int, Mark]] = [{} for _ in launcher.slots]  # what each request has launched
         self._arrives = {legs[-1]: move for move, legs in layout.moves.items()}
         self._reported = {n for n in chain(layout.runs, *layout.device_to_host, self._arrives) if n is not None}
+        self._reported.update(layout.makers.values())
+        self._there: dict[tuple[int, int], list[tuple[int, int]]] = {}  # transfers that move nothing, by what they wait for
         self._queued = [0] * len(layout.streams)  # launches that have not been reported, by stream
         self._held: list[dict[tuple[int, int], Callable[[], list[Instruction]]]] = [{} for _ in layout.streams]
 
     def begin(self, request: int) -> None:
         """Copy the inputs, and launch what needs nothing else."""
+        if self._launcher.straight:
+            self._launcher.start_all(request)
+            return
         self._launcher.slots[request].decided = False
         self._marks[request].clear()
         for n in self._layout.host_to_device:
@@ -52,6 +57,8 @@ class Dispatcher:
 
     def ended(self, request: int, n: int) -> None:
         """Inform the scheduler, and follow its instructions."""
+        if self._launcher.straight:
+            return
         stream = self._layout.launches[n].stream
         self._clocks.ended(self._marks[request][n])
         self._queued[stream] -= 1
@@ -60,6 +67,9 @@ class Dispatcher:
             self._follow(held.pop((request, n))())
         if n in self._arrives:
             self._follow(self._scheduler.transfer_finished(request, *self._arrives[n]))
+        if (request, n) in self._there:
+            for move in self._there.pop((request, n)):
+                self._follow(self._scheduler.transfer_finished(request, *move))
         while held and self._queued[stream] < self._ahead[stream]:
             self._follow(held.pop(next(iter(held)))())
 
@@ -82,13 +92,19 @@ class Dispatcher:
                 self._launcher.slots[step.request].decided = True
             else:
                 legs = layout.moves.get((step.tensor, step.dst))
-                if legs is None:
+                maker = layout.makers.get((step.tensor, step.dst))
+                if maker is not None and not self._over(step.request, maker):
+                    self._there.setdefault((step.request, maker), []).append((step.tensor, step.dst))
+                elif legs is None:
                     todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
-                    continue
-                for n in legs:
-                    self._launch(step.request, n)
-                sent = functools.partial(scheduler.transfer_sent, step.request, step.tensor, step.dst)
-                todo.extend(self._when_there_is_room(step.request, legs[-1], sent))
+                else:
+                    for n in legs:
+                        self._launch(step.request, n)
+                    sent = functools.partial(scheduler.transfer_sent, step.request, step.tensor, step.dst)
+                    todo.extend(self._when_there_is_room(step.request, legs[-1], sent))
+
+    def _over(self, request: int, n: int) -> bool:
+        return n in self._marks[request] and n not in self._launcher.slots[request].flying
 
     def _when_there_is_room(self, request: int, n: int, tell: Callable[[], list[Instruction]]) -> list[Instruction]:
         """Tell the scheduler that a stream can take more than this launch: now, or when less is queued there."""
@@ -100,8 +116,9 @@ class Dispatcher:
 
     def _launch(self, request: int, n: int) -> None:
         launcher, launch, marks = self._launcher, self._layout.launches[n], self._marks[request]
-        marks[n], waits = self._clocks.launch(n, launch.stream, [marks[m] for m in launch.after])
-        launcher.start(request, n, [mark.launch for mark in waits])
+        after = launch.after
+        marks[n], waits = self._clocks.launch(n, launch.stream, [marks[m] for m in after] if after else ())
+        launcher.start(request, n, [mark.launch for mark in waits] if waits else ())
         if n in self._reported:
             self._queued[launch.stream] += 1
             launcher.expect(request, n, launcher.streams[launch.stream])

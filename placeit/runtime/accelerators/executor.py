@@ -40,15 +40,20 @@ class StreamExecutor(PlanExecutor):
     are launched to wait for its event. What reads those copies is launched only when they have arrived: launched before, it
     would keep its device from what becomes ready earlier.
 
+    Segments that are all on one device leave nothing to decide: they are launched at once when a request begins, as one graph
+    where the accelerator can record them.
+
     Events around every launch record what ran when.
 
-    Executors of one accelerator may run at the same time.
+    Executors of one accelerator may run at the same time, each on its own streams.
 
     Args:
         work: what to run.
         accelerator: where.
         in_flight: how many requests may be in flight at once.
-        ahead: how many segments may be queued on a device, and tensors on a link, the running one included.
+        ahead: how many segments may be queued on a device, and tensors on a link, the running one included; where all segments
+            are on one device, 2 and more have no limit.
+        priority: of its streams; a lower one goes first where work of several executors is ready. 0 for background work.
 
     Raises:
         DeviceError: weights and buffers do not fit into a device's free memory.
@@ -56,14 +61,16 @@ class StreamExecutor(PlanExecutor):
         UsageError: an argument out of its range.
     """
 
-    def __init__(self, work: PlanTasks, accelerator: Accelerator, *, in_flight: int = 1, ahead: int = _AHEAD) -> None:
+    def __init__(
+        self, work: PlanTasks, accelerator: Accelerator, *, in_flight: int = 1, ahead: int = _AHEAD, priority: int = 0
+    ) -> None:
         if in_flight < 1 or ahead < 1:
             raise UsageError(f"'in_flight' and 'ahead' must be at least 1; got {in_flight} and {ahead}.")
         super().__init__(work.plan, in_flight, {name: work.values[v] for name, v in work.inputs.items()})
         self.work, self._accelerator = work, accelerator
         self.layout = RequestLayout(work, accelerator)
         self._there = accelerator.turn()  # held by whoever uses it
-        self._launcher = Launcher(self.layout, accelerator)
+        self._launcher = Launcher(self.layout, accelerator, priority)
         self._times_of = Times(self._launcher)
         self._ahead = ahead
         self._dispatcher: Dispatcher | None = None  # made anew after a run that did not end well
@@ -71,14 +78,14 @@ class StreamExecutor(PlanExecutor):
         with self._there:
             self._check_memory(in_flight)
             try:
-                self._launcher.make(in_flight)
+                self._launcher.make(in_flight, straight=ahead > 1)
                 self._dispatcher = Dispatcher(self._launcher, ahead)
             except BaseException as error:
                 self._settle_streams(error)
                 self._launcher.release()
                 self._accelerator.trim()
                 raise
-        self._worker = Worker("placeit launches")
+        self._worker = Worker("placeit launches", around=accelerator.launching)
 
     @property
     def native(self) -> bool:
@@ -156,7 +163,8 @@ class StreamExecutor(PlanExecutor):
             requests.waiting -= 1
             requests.in_flight.append(request)
             dispatcher.begin(request)
-        while self._begin_admitted(requests, dispatcher) or launcher.flying:
+        admits = run.bell is not None
+        while (admits and self._begin_admitted(requests, dispatcher)) or launcher.flying:
             token = launcher.next_report()
             if token is None or run.stopped:
                 raise _StoppedError
@@ -291,21 +299,25 @@ class StreamExecutor(PlanExecutor):
         return self._times_of.segment_seconds(last=last)
 
     def _check_memory(self, in_flight: int) -> None:
-        for device, name in enumerate(self._accelerator.names):
-            if self._accelerator.memory(device) == HOST:
-                continue  # weights stay where they are
-            place = self._accelerator.place(device)
-            programs = [task.program for task in self.work.tasks if task.device == device and task.program is not None]
-            weights = sum(program.weight_bytes(place) for program in programs)
-            buffers = in_flight * self.layout.bytes_on(device)
-            free = self._accelerator.free_bytes(device)
-            workspace = max((program.workspace_bytes(free - weights - buffers) for program in programs), default=0)
+        accelerator = self._accelerator
+        memories: dict[int, list[int]] = {}
+        for device in range(len(accelerator.names)):
+            memories.setdefault(accelerator.memory(device), []).append(device)
+        memories.pop(HOST, None)  # weights stay where they are
+        for memory, devices in memories.items():
+            place = accelerator.place(memory)
+            programs = {d: [t.program for t in self.work.tasks if t.device == d and t.program is not None] for d in devices}
+            weights = sum(program.weight_bytes(place) for own in programs.values() for program in own)
+            buffers = in_flight * self.layout.bytes_on(memory)
+            free = accelerator.free_bytes(memory)
+            left = free - weights - buffers
+            workspace = sum(max((one.workspace_bytes(left) for one in own), default=0) for own in programs.values())
             if weights + buffers + workspace > free:
                 raise NoRoomError(
-                    f"The plan does not fit on {name}: it needs {_bytes(weights)} for weights, {_bytes(buffers)} for "
-                    f"the tensors of {in_flight} request(s) in flight and {_bytes(workspace)} to work in, and "
-                    f"{_bytes(free)} are free. Place fewer ops there, keep fewer requests in flight, or free memory that "
-                    "other processes use."
+                    f"The plan does not fit on {' and '.join(accelerator.names[d] for d in devices)}: it needs "
+                    f"{_bytes(weights)} for weights, {_bytes(buffers)} for the tensors of {in_flight} request(s) in flight and "
+                    f"{_bytes(workspace)} to work in, and {_bytes(free)} are free. Place fewer ops there, keep fewer requests "
+                    "in flight, or free memory that other processes use."
                 )
 
 

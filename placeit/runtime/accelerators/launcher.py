@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
 from placeit.core.errors import DeviceError, ExecutionError, PlaceitError
 from placeit.runtime.accelerators.layout import Launch, RequestLayout
-from placeit.runtime.devices.accelerator import HOST, Accelerator, Event, Inbox, LoadedProgram, Memory, Stream, Token, View
+from placeit.runtime.devices.accelerator import (
+    HOST,
+    Accelerator,
+    Batch,
+    Event,
+    Inbox,
+    LoadedProgram,
+    Memory,
+    Prepared,
+    Step,
+    Stream,
+    Token,
+    View,
+)
 
 __all__ = ["Launcher", "RequestSlot"]
 
@@ -20,11 +33,14 @@ class RequestSlot:
         views: of each buffer.
         events: of each launch, recorded behind it.
         begins: of each launch, recorded before it.
+        prepared: of each launch that runs a program.
+        tokens: of each launch.
         flying: launches whose reports are still to come.
         decided: whether nothing is left to launch.
+        batch: launches that follow each other on one stream whatever happens; None if the scheduler decides about all of them.
     """
 
-    def __init__(self, layout: RequestLayout, accelerator: Accelerator, memory: list[Memory]) -> None:
+    def __init__(self, number: int, layout: RequestLayout, accelerator: Accelerator, memory: list[Memory]) -> None:
         mine: list[Memory] = []
         for place, nbytes in layout.slots:
             mine.append(accelerator.allocate(place, nbytes))
@@ -35,8 +51,11 @@ class RequestSlot:
         owners = [layout.streams[launch.stream] for launch in layout.launches]
         self.events: list[Event] = [accelerator.event(device) for device in owners]
         self.begins: list[Event] = [accelerator.event(device) for device in owners]
+        self.prepared: list[Prepared | None] = []
+        self.tokens: list[Token] = [(number, n) for n in range(len(layout.launches))]
         self.flying: dict[int, None] = {}
         self.decided = True
+        self.batch: Batch | None = None
 
 
 class Launcher:
@@ -45,26 +64,38 @@ class Launcher:
     Args:
         layout: what there is to launch.
         accelerator: where.
+        priority: of its streams.
 
     Attributes:
         slots: the requests, once :meth:`make` has made them.
         streams: of the layout.
+        straight: whether all segments are on one device, and are launched at once when a request begins, by :meth:`start_all`.
         flying: how many reports are still to come, of all requests.
         at_fault: the request that failed first in this run, if that is known.
     """
 
-    def __init__(self, layout: RequestLayout, accelerator: Accelerator) -> None:
-        self.layout, self.accelerator = layout, accelerator
+    def __init__(self, layout: RequestLayout, accelerator: Accelerator, priority: int = 0) -> None:
+        self.layout, self.accelerator, self._priority = layout, accelerator, priority
         self.slots: list[RequestSlot] = []
         self.streams: list[Stream] = []
+        self.straight = False
         self.flying = 0
         self.at_fault: int | None = None
         self._inbox = Inbox()
         self._memory: list[Memory] = []
         self._loaded: list[LoadedProgram | None] = []
+        self._beside: list[Stream | None] = []  # for each stream, that of the device that it copies to
+        self._opened: list[Stream] = []
+        self._before: list[int] = []  # of a straight request: launches before its batch, in it, and behind it
+        self._inside: list[int] = []
+        self._behind: list[int] = []
 
-    def make(self, in_flight: int) -> None:
-        """Load every program and allocate all memory, with inputs of zeros.
+    def make(self, in_flight: int, *, straight: bool) -> None:
+        """Load every program, open streams, and allocate all memory, with inputs of zeros.
+
+        Args:
+            in_flight: how many requests.
+            straight: whether segments that are all on one device with memory of its own may be launched at once.
 
         Raises:
             DeviceError: :meth:`release` undoes what was done.
@@ -72,16 +103,33 @@ class Launcher:
         layout, accelerator = self.layout, self.accelerator
         for launch in layout.launches:
             self._loaded.append(None if launch.program is None else self._load(launch))
-        for _ in range(in_flight):
-            slot = RequestSlot(layout, accelerator, self._memory)
+        for device, peer in zip(layout.streams, layout.peers, strict=True):
+            self.streams.append(self._open(device))
+            self._beside.append(None if peer is None else self._open(peer))
+        runs = [n for n in layout.runs if n is not None]
+        devices = {layout.streams[layout.launches[n].stream] for n in runs}
+        self.straight = straight and len(devices) == 1 and accelerator.memory(min(devices)) != HOST
+        if self.straight:
+            # copies are in the batch, too, but if those of one request can overlap with the segments of another
+            for n, launch in enumerate(layout.launches):
+                if in_flight == 1 or launch.program is not None:
+                    self._inside.append(n)
+                else:
+                    (self._before if layout.routes[launch.stream][0] == HOST else self._behind).append(n)
+        for number in range(in_flight):
+            slot = RequestSlot(number, layout, accelerator, self._memory)
             self.slots.append(slot)
             for value in layout.work.inputs.values():
                 spec = layout.work.values[value]
                 accelerator.write(slot.views[layout.buffer_of[value, HOST]], np.zeros(spec.shape, spec.dtype))
-        copying = dict.fromkeys(layout.streams, 0)
-        for device, route in zip(layout.streams, layout.routes, strict=True):
-            copying[device] += route != (device, device)
-            self.streams.append(accelerator.stream(device, 0 if route == (device, device) else copying[device]))
+            if self.straight:
+                self._make_batch(slot, layout.launches[runs[0]].stream)
+            else:
+                slot.prepared = [self._prepare(slot, n) for n in range(len(layout.launches))]
+
+    def _open(self, device: int) -> Stream:
+        self._opened.append(self.accelerator.open_stream(device, self._priority))
+        return self._opened[-1]
 
     def _load(self, launch: Launch) -> LoadedProgram:
         assert launch.program is not None  # noqa: S101 (the caller has looked)
@@ -93,14 +141,61 @@ class Launcher:
                 f"The segment that starts with '{launch.name}' cannot be loaded onto {self.accelerator.names[device]}: {error}"
             ) from error
 
+    def _ends(self, slot: RequestSlot, n: int) -> tuple[list[View], list[View]]:
+        launch = self.layout.launches[n]
+        return [slot.views[b] for b in launch.reads], [slot.views[b] for b in launch.writes]
+
+    def _prepare(self, slot: RequestSlot, n: int) -> Prepared | None:
+        program = self._loaded[n]
+        if program is None:
+            return None
+        return self.accelerator.prepare(self.streams[self.layout.launches[n].stream], program, *self._ends(slot, n))
+
+    def _make_batch(self, slot: RequestSlot, stream: int) -> None:
+        slot.prepared = [None] * len(self.layout.launches)
+        steps = [Step(self._loaded[n], *self._ends(slot, n), slot.events[n]) for n in self._inside]
+        for before, n in zip(self._inside, self._inside[1:], strict=False):
+            slot.begins[n] = slot.events[before]  # nothing is between them
+        slot.batch = self.accelerator.batch(self.streams[stream], slot.begins[self._inside[0]], steps)
+
     def release(self) -> None:
-        """Free the memory and release the programs. Nothing may be running."""
+        """Free the memory, release the programs and return the streams. Nothing may be running."""
         self.slots.clear()
         self._loaded.clear()
         while self._memory:
             self.accelerator.free(self._memory.pop())
+        while self._opened:
+            self.accelerator.close_stream(self._opened.pop())
 
-    def start(self, request: int, n: int, after: Iterable[int]) -> None:
+    def start_all(self, request: int) -> None:
+        """Launch all segments and copies of a straight request, and ask for one report of its end.
+
+        Raises:
+            DeviceError: names the segment, or what was to be copied, and the device.
+        """
+        slot, layout = self.slots[request], self.layout
+        batch, last = slot.batch, self._inside[-1]
+        assert batch is not None  # noqa: S101 (all slots of a straight launcher have one)
+        slot.decided = True
+        for n in self._before:
+            self.start(request, n, ())
+        stream = self.streams[layout.launches[next(n for n in layout.runs if n is not None)].stream]
+        if self._before:  # which are on one stream
+            self.accelerator.wait(stream, slot.events[self._before[-1]])
+        try:
+            batch.start()
+        except Exception as error:
+            if isinstance(error, PlaceitError) and not isinstance(error, DeviceError):
+                raise
+            raise self._failed(request, self._inside[batch.at], error) from error
+        for n in self._behind:
+            self.start(request, n, (last,) if n == self._behind[0] else ())
+        if self._behind:
+            last = self._behind[-1]
+            stream = self.streams[layout.launches[last].stream]
+        self.expect(request, last, stream)
+
+    def start(self, request: int, n: int, after: Sequence[int]) -> None:
         """Launch a segment or copy after others.
 
         Args:
@@ -112,16 +207,16 @@ class Launcher:
             DeviceError: names the segment, or what was to be copied, and the device.
         """
         slot, launch, accelerator = self.slots[request], self.layout.launches[n], self.accelerator
-        stream, program, views = self.streams[launch.stream], self._loaded[n], slot.views
-        inputs, outputs = [views[b] for b in launch.reads], [views[b] for b in launch.writes]
+        stream, prepared = self.streams[launch.stream], slot.prepared[n]
         try:
             for wait in after:
                 accelerator.wait(stream, slot.events[wait])
             accelerator.record(slot.begins[n], stream)
-            if program is None:
-                accelerator.copy(stream, inputs[0], outputs[0])
+            if prepared is None:
+                views = slot.views
+                accelerator.copy(stream, views[launch.reads[0]], views[launch.writes[0]], self._beside[launch.stream])
             else:
-                accelerator.launch(stream, program, inputs, outputs, self._inbox, (request, n))
+                prepared(self._inbox, slot.tokens[n])
             accelerator.record(slot.events[n], stream)
         except Exception as error:
             if isinstance(error, PlaceitError) and not isinstance(error, DeviceError):
@@ -142,7 +237,7 @@ class Launcher:
     def expect(self, request: int, n: int, stream: Stream) -> None:
         """Ask for a report of a launch whose event was recorded in a stream."""
         slot = self.slots[request]
-        self.accelerator.notify(stream, slot.events[n], self._inbox, (request, n))
+        self.accelerator.notify(stream, slot.events[n], self._inbox, slot.tokens[n])
         slot.flying[n] = None
         self.flying += 1
 
@@ -174,6 +269,9 @@ class Launcher:
 
     def _described(self, n: int) -> str:
         launch, (name, device) = self.layout.launches[n], self._named(n)
+        if self.straight:
+            first = next(one.name for one in self.layout.launches if one.program is not None)
+            return f"the segment that starts with '{first}' on {device}, or what follows it there"
         if launch.program is not None:
             return f"the segment that starts with {name} on {device}"
         src, dst = ("the host" if end == HOST else self.accelerator.names[end] for end in self.layout.routes[launch.stream])
@@ -199,7 +297,7 @@ class Launcher:
     def finish(self) -> None:
         """Wait for all streams, whatever fails. Raises DeviceError if a launch or a device failed."""
         failure: Exception | None = None
-        for stream in self.streams:
+        for stream in self._opened:
             try:
                 self.accelerator.finish(stream)
             except (DeviceError, ExecutionError) as error:

@@ -42,7 +42,8 @@ class RequestLayout:
 
     Each device has a stream for its segments, and one for every other place that it copies to, or, where the other place
     cannot itself write to it, from: so a copy never queues behind one to another place. What the device cannot send directly
-    goes through pinned memory of the host, in two legs. Between devices that compute in the host's memory nothing is copied.
+    goes through pinned memory of the host, in two legs. Between devices that compute in one memory, the host's or that of a GPU
+    of which both are parts, nothing is copied.
 
     Args:
         work: what to run.
@@ -55,11 +56,14 @@ class RequestLayout:
         runs: for each task its launch; None if it runs nothing.
         moves: for (tensor of the plan's problem, destination) the legs that bring it there; a transfer that is not here moves
             nothing.
+        makers: for (tensor, destination) of transfers that move nothing, as the value is in the destination's memory anyway,
+            the launch that puts it there.
+        peers: for each stream the device that it copies to directly; None if it copies from or to the host, or nothing.
         tensor_of: for each launch that copies, what it copies, by its number in :class:`placeit.runtime.spans.Labels`.
         host_to_device: launches that bring in what the host provides, for each input with the devices that read it.
         device_to_host: for each task, the launches that bring what it makes to the host.
         specs: what each buffer looks like.
-        places: where each buffer lies: a device, or ``HOST``.
+        places: where each buffer lies: the first device of its memory, or ``HOST``.
         buffer_of: where a device, or the host, finds a value: the buffer of (value, device).
         slot_of: for each buffer the slot of memory that it lies in.
         slots: for each slot its device and bytes.
@@ -76,18 +80,21 @@ class RequestLayout:
         self.buffer_of: dict[tuple[int, int], int] = {}
         self.runs: list[int | None] = [None] * len(work.tasks)
         self.moves: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.makers: dict[tuple[int, int], int] = {}
         self.host_to_device: list[int] = []
         self.device_to_host: list[tuple[int, ...]] = [()] * len(work.tasks)
         self._stream_of: dict[tuple[int, int, int], int] = {}
         self._writer: dict[int, int] = {}  # launch that writes a buffer
+        self._in_memory: dict[tuple[int, int], int] = {}  # buffer of a value that was copied to a memory
         self._names = {value: task.name for task in work.tasks for value in task.writes}
         self._names.update({value: name for name, value in work.inputs.items()})
         self._lay_out()
+        self.peers = [dst if owner == src != dst and self._memory(dst) != HOST else None for owner, src, dst in self._stream_of]
         self.tensor_of = self._tensors()
         self.slot_of, self.slots = self._share(self._ancestors())
 
     def bytes_on(self, device: int) -> int:
-        """Bytes of a request's buffers on a device, or on the host."""
+        """Bytes of a request's buffers in the memory of a device, the first that has it, or of the host."""
         return sum(nbytes for place, nbytes in self.slots if place == device)
 
     def _lay_out(self) -> None:
@@ -121,12 +128,15 @@ class RequestLayout:
                     legs = self._copy(value, src, dst)
                     if legs:
                         self.moves[number, dst] = legs
+                    elif self.buffer_of[value, dst] in self._writer:
+                        self.makers[number, dst] = self._writer[self.buffer_of[value, dst]]
             elif work.tasks[number].program is not None:
                 task = work.tasks[number]
                 reads = tuple(self.buffer_of[value, task.device] for value in task.reads)
-                writes = tuple(self._new_buffer(value, self._place[task.device]) for value in task.writes)
+                place = self._place[task.device]
+                writes = tuple(self._new_buffer(value, place) for value in task.writes)
                 for value, buffer in zip(task.writes, writes, strict=True):
-                    self.buffer_of[value, task.device] = self.buffer_of[value, self._place[task.device]] = buffer
+                    self.buffer_of[value, task.device] = self.buffer_of[value, place] = buffer
                 stream = task.device, task.device, task.device
                 self.runs[number] = self._launch(stream, reads, writes, task.name, task.program)
                 for value in task.writes:
@@ -152,9 +162,11 @@ class RequestLayout:
     def _copy(self, value: int, src: int, dst: int) -> tuple[int, ...]:
         """Bring a value from one place to another, and return the launches that do, in their order."""
         source, name = self.buffer_of[value, src], self._names[value]
-        from_host, to_host = (place == HOST or self._place[place] == HOST for place in (src, dst))
-        if from_host and to_host:
-            self.buffer_of[value, dst] = source
+        memory = self._memory(dst)
+        from_host, to_host = self._memory(src) == HOST, memory == HOST
+        there = source if self._memory(src) == memory else self._in_memory.get((value, memory))
+        if there is not None:
+            self.buffer_of[value, dst] = there
             return ()
         legs = []
         owner = dst if from_host else src
@@ -162,9 +174,12 @@ class RequestLayout:
             staging = self._new_buffer(value, HOST)
             legs.append(self._launch((src, src, dst), (source,), (staging,), name))
             source, owner = staging, dst
-        self.buffer_of[value, dst] = self._new_buffer(value, HOST if to_host else dst)
+        self.buffer_of[value, dst] = self._in_memory[value, memory] = self._new_buffer(value, memory)
         legs.append(self._launch((owner, src, dst), (source,), (self.buffer_of[value, dst],), name))
         return tuple(legs)
+
+    def _memory(self, place: int) -> int:
+        return HOST if place == HOST else self._place[place]
 
     def _launch(
         self,

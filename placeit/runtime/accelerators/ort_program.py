@@ -34,8 +34,8 @@ def ort_streams(accelerator: TorchAccelerator) -> Streams:
 class OrtStreamProgram:
     """A segment with one session on each device that it is loaded onto, shared by all executors.
 
-    A session computes on the stream that the accelerator launches the device's segments on, and takes the memory that it
-    needs on the way from an arena of its own, which nothing here accounts for.
+    A session computes on the stream that it was made for. That stream and the stream of the executor wait for each other's
+    events. It takes the memory that it needs on the way from an arena of its own, which nothing here accounts for.
 
     Args:
         segment: what to run.
@@ -57,15 +57,16 @@ class OrtStreamProgram:
     def load(self, place: object) -> LoadedSession:
         """Make a session, or reuse the existing one. Raises DeviceError."""
         assert isinstance(place, torch.device)  # noqa: S101 (what TorchAccelerator.place returns)
-        session = self._sessions.get(place)
+        names, session, stream = self._accelerator.names, self._sessions.get(place), None
+        number = next(d for d in range(len(names)) if self._accelerator.place(d) == place)
+        if place.type == "cuda":
+            stream = self._accelerator.shared_stream(number)
         if session is None:
-            number = next(d for d in range(len(self._accelerator.names)) if self._accelerator.place(d) == place)
             of = provider((place.index or 0) if place.type == "cuda" else None)
-            if place.type == "cuda":
-                of[1]["user_compute_stream"] = str(self._accelerator.handle(number))
-            session = open_session(self._segment, self._accelerator.names[number], of)
-            self._sessions[place] = session
-        return LoadedSession(session, place, (*self._segment.inputs, *self._segment.outputs))
+            if stream is not None:
+                of[1]["user_compute_stream"] = str(stream.cuda_stream)
+            session = self._sessions[place] = open_session(self._segment, names[number], of)
+        return LoadedSession(session, place, (*self._segment.inputs, *self._segment.outputs), stream)
 
 
 class LoadedSession:
@@ -75,22 +76,28 @@ class LoadedSession:
         session: on the device.
         place: the device.
         specs: of inputs, then outputs.
+        stream: the session's (``torch.cuda.Stream``); None on the CPU.
     """
 
-    def __init__(self, session: Any, place: torch.device, specs: Sequence[BufferSpec]) -> None:
-        self._session, self._place, self._specs = session, place, specs
+    def __init__(self, session: Any, place: torch.device, specs: Sequence[BufferSpec], stream: Any) -> None:
+        self._session, self._place, self._specs, self._stream = session, place, specs, stream
         self._bindings: dict[tuple[int, ...], Any] = {}  # by addresses: one for each request in flight
         self._options = onnxruntime().RunOptions()
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def launch(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """Run the session on the stream that it was made for."""
+        """Run the session behind what is on the current stream, and before what is launched there later."""
+        here: Any = None if self._stream is None else torch.cuda.current_stream(self._place)
         with explaining("ONNX Runtime failed"):
             at = tuple(view.data_ptr() for view in (*inputs, *outputs))
             binding = self._bindings.get(at)
             if binding is None:
                 binding = self._bindings[at] = self._bind(at)
+            if here is not None:
+                self._stream.wait_stream(here)
             self._session.run_with_iobinding(binding, self._options)
+            if here is not None:
+                here.wait_stream(self._stream)
 
     def _bind(self, at: tuple[int, ...]) -> Any:
         session, binding = self._session, self._session.io_binding()

@@ -1,121 +1,145 @@
-"""Records what a program launches on a GPU as a CUDA graph, so that the host launches all of it by one call from then on."""
+"""Records launches on a GPU as a CUDA graph, so that the host launches all of them by one call from then on."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
-from weakref import WeakKeyDictionary
 
 import torch
 
-from placeit.runtime.devices.accelerator import LoadedProgram
+__all__ = ["CudaGraphs", "Graphs", "Launch", "Recorder", "Recording"]
 
-__all__ = ["CudaGraphs", "Graphs", "Recorder"]
-
-_Addresses: TypeAlias = tuple[int, ...]
+Launch: TypeAlias = Callable[[Any], None]
+"""Launches some work on a stream, which is the current one."""
 
 _TRIES = 2
 
 
 class Graphs(Protocol):
-    """Makes a graph of launches, for one device."""
+    """Makes graphs of launches, for one stream of a device."""
 
-    def record(self, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
-        """Launch a program in the order of the current stream, and return an object whose method ``replay`` does that again.
+    def record(self, launch: Launch) -> Callable[[], None] | None:
+        """Launch some work in the order of the current stream, and return a call that does that again.
 
-        What other threads launch meanwhile is no part of it.
+        What other threads launch at that time is no part of it.
 
         Raises:
             DeviceError: the launch failed.
 
         Returns:
-            None if the launch went well, but the program does something that no graph can hold.
+            None if the launch went well, but the work does something that no graph can hold.
         """
         ...
 
 
-class CudaGraphs:
-    """Records by PyTorch's CUDA graphs, on a stream of its own: on the device's, launches of other executors would be recorded.
+class Recording:
+    """The stream that everything on a device is recorded on, one record at a time.
 
     The launch that comes before the record is on that stream, too, as libraries set things up at their first use of a stream,
     and no graph can hold that.
 
-    All graphs of a device take what their programs compute on the way from one pool of memory: they are replayed on the one
-    stream that the device's segments are launched on, so no two of them run at the same time, and what a program returns is in
-    buffers of the executor.
+    Args:
+        open_stream: makes a stream of the device that is not used for anything else.
+    """
+
+    def __init__(self, open_stream: Callable[[], Any]) -> None:
+        self.lock = threading.Lock()
+        self._open = open_stream
+        self.renew()
+
+    def renew(self) -> None:
+        """Record on another stream from now on."""
+        self.stream = self._open()
+
+
+class CudaGraphs:
+    """Records by PyTorch's CUDA graphs, on a stream for that alone: on others, launches of other executors would be recorded.
+
+    All graphs that are replayed on one stream take what they compute on the way from one pool of memory: no two of them run at
+    the same time, and what is kept is in buffers of the executor. Streams share no pool.
 
     Args:
         device: as PyTorch spells it.
+        recording: of the device.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._lock = threading.Lock()
-        self._renew()
+    def __init__(self, device: torch.device, recording: Recording) -> None:
+        self._device, self._recording = device, recording
+        self._pool = self._new_pool()
 
-    def _renew(self) -> None:
+    def _new_pool(self) -> Any:
         cuda: Any = torch.cuda
-        self._stream, self._pool = cuda.Stream(self._device), cuda.graph_pool_handle()
+        return cuda.graph_pool_handle()
 
-    def record(self, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
+    def record(self, launch: Launch) -> Callable[[], None] | None:
         """Launch and record."""
         cuda: Any = torch.cuda
-        with self._lock:
+        with self._recording.lock:
+            stream = self._recording.stream
             here, graph = cuda.current_stream(self._device), cuda.CUDAGraph()
-            self._stream.wait_stream(here)
+            stream.wait_stream(here)
             try:
-                with cuda.stream(self._stream):
-                    program.launch(inputs, outputs)
+                with cuda.stream(stream):
+                    launch(stream)
             finally:
-                here.wait_stream(self._stream)
+                here.wait_stream(stream)
             try:
-                with cuda.stream(self._stream):
+                with cuda.stream(stream):
                     graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                     try:
-                        program.launch(inputs, outputs)
+                        launch(stream)
                     finally:
                         graph.capture_end()
             except RuntimeError:  # torch.OutOfMemoryError and torch.AcceleratorError among others
                 # PyTorch's allocator may go on to look into the graph, and to take the pool and the stream for being recorded
                 _failed.append(graph)
-                self._renew()
+                self._recording.renew()
+                self._pool = self._new_pool()
                 return None
-        return graph
+        replay: Callable[[], None] = graph.replay
+        return replay
 
 
 _failed: list[Any] = []  # a few bytes each
 
 
 class Recorder:
-    """Launches programs, and replays what they launched where it was recorded.
+    """Launches the same work again and again, by a replay of what was launched where that can be recorded.
 
-    A program that has ``replayable``, which is true, launches the same kernels whenever it is given the same addresses. Its
-    first launch at some addresses is recorded. Where that fails, as it does where memory runs out, it is tried once more; then
-    the program is launched op by op for ever.
+    The first launch is recorded. Where that fails, as it does where memory runs out, it is tried once more; after that the
+    work is launched op by op.
 
     Args:
-        graphs: makes the records.
+        graphs: makes the records; None if the work is not to be recorded.
+        stream: the stream to launch on.
+
     """
 
-    def __init__(self, graphs: Graphs) -> None:
-        self._graphs = graphs
-        self._made: WeakKeyDictionary[LoadedProgram, dict[_Addresses, list[Any]]] = WeakKeyDictionary()
+    def __init__(self, graphs: Graphs | None, stream: Any) -> None:
+        self._stream, self._graphs, self._tries = stream, graphs, 0
+        self._replay: Callable[[], None] | None = None
 
-    def launch(self, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """Launch on the current stream."""
-        if not getattr(program, "replayable", False):
-            program.launch(inputs, outputs)
-            return
-        at = tuple(view.data_ptr() for view in (*inputs, *outputs))
-        tries = self._made.setdefault(program, {}).setdefault(at, [])
-        if tries and tries[-1] is not None:
-            tries[-1].replay()
-        elif len(tries) < _TRIES:
-            tries.append(self._graphs.record(program, inputs, outputs))
+    @property
+    def recorded(self) -> bool:
+        """True if there is a record."""
+        return self._replay is not None
+
+    @property
+    def refused(self) -> bool:
+        """True if recording has failed for the last time."""
+        return self._replay is None and self._tries == _TRIES
+
+    def __call__(self, launch: Launch) -> None:
+        """Launch on the stream, which is the current one.
+
+        Args:
+            launch: launches the same kernels at the same addresses each time, if there are graphs.
+        """
+        if self._replay is not None:
+            self._replay()
+        elif self._graphs is not None and self._tries < _TRIES:
+            self._tries += 1
+            self._replay = self._graphs.record(launch)
         else:
-            program.launch(inputs, outputs)
-
-    def recorded(self) -> list[bool]:
-        """Say for each program and each set of addresses whether there is a record; for tests."""
-        return [tries[-1] is not None for made in self._made.values() for tries in made.values()]
+            launch(self._stream)

@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from placeit.core.errors import DeviceError, PlaceitError, first_line, forget_frames
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
-from placeit.runtime.devices.accelerator import HOST, Accelerator, Inbox, Memory, StreamProgram, Streams, View
+from placeit.runtime.devices.accelerator import HOST, Accelerator, Inbox, Memory, Prepared, StreamProgram, Streams, View
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.worker import perform
 
-__all__ = ["StreamDevice"]
-
-_COMPUTE, _READ, _WRITE = range(3)  # streams
+__all__ = ["PinnedBuffer", "StreamDevice"]
 
 
 class StreamDevice:
@@ -42,7 +40,8 @@ class StreamDevice:
         self.name = self.space = self.accelerator.names[number]
         self.program_key = f"streams of {self.name}"
         self._worker = Worker(f"placeit {self.name}")
-        self._reading, self._writing = (_CopyLane(self.accelerator, number, stream) for stream in (_READ, _WRITE))
+        self.stream = self.accelerator.open_stream(number)
+        self._reading, self._writing = (_CopyLane(self.accelerator, number) for _ in range(2))
 
     @property
     def worker(self) -> Worker:
@@ -87,8 +86,8 @@ class StreamDevice:
 class _CopyLane:
     """A stream that copies one tensor at a time between a device and pinned memory, for any thread."""
 
-    def __init__(self, accelerator: Accelerator, device: int, stream: int) -> None:
-        self._accelerator, self._stream = accelerator, accelerator.stream(device, stream)
+    def __init__(self, accelerator: Accelerator, device: int) -> None:
+        self._accelerator, self._stream = accelerator, accelerator.open_stream(device)
         self._turn = accelerator.turn()
         self._pinned: tuple[int, Memory] | None = None
 
@@ -143,8 +142,8 @@ class PinnedBuffer:
         return self.spec.nbytes
 
     def array(self) -> NDArray[np.generic]:
-        """Copy the value."""
-        return self._accelerator.read(self.view)
+        """View the value, or copy it if NumPy lacks its type."""
+        return self._accelerator.look(self.view, self)
 
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy there."""
@@ -214,7 +213,7 @@ class StreamedInstance:
         accelerator = device.accelerator
         self._device, self._specs = device, program.inputs
         self._loaded = program.program.load(accelerator.place(device.number))
-        self._stream = accelerator.stream(device.number, _COMPUTE)
+        self._stream, self._prepared = device.stream, list[Prepared]()
         self._inputs: dict[int, Buffer] = {}
         self._staged: dict[int, StreamBuffer] = {}  # of inputs in host memory
         self._outputs = [StreamBuffer(device, spec) for spec in program.outputs]
@@ -223,9 +222,11 @@ class StreamedInstance:
         """Read input ``index`` from a buffer of the device, or of the host. Raises DeviceError if a copy has no room."""
         self._inputs[index] = buffer
         self._staged.pop(index, None)
+        self._prepared.clear()
         if not isinstance(buffer, StreamBuffer):
             self._staged[index] = StreamBuffer(self._device, self._specs[index])
-            self._staged[index].deliver()
+            if not isinstance(buffer, PinnedBuffer):
+                self._staged[index].deliver()
 
     def output(self, index: int) -> StreamBuffer:
         """Return the buffer that output ``index`` is written to."""
@@ -236,10 +237,14 @@ class StreamedInstance:
         accelerator, stream, inbox = self._device.accelerator, self._stream, Inbox()
         try:
             for index, there in self._staged.items():
-                pinned = there.deliver()
-                pinned.fill(self._inputs[index].array())
+                pinned = given if isinstance(given := self._inputs[index], PinnedBuffer) else there.deliver()
+                if pinned is not given:
+                    pinned.fill(given.array())
                 accelerator.copy(stream, pinned.view, there.view)
-            accelerator.launch(stream, self._loaded, self._reads(), [made.view for made in self._outputs], inbox, (0, 0))
+            if not self._prepared:
+                outputs = [made.view for made in self._outputs]
+                self._prepared.append(accelerator.prepare(stream, self._loaded, self._reads(), outputs))
+            self._prepared[0](inbox, (0, 0))
             for made in self._outputs:
                 if made.delivered is not None:
                     accelerator.copy(stream, made.view, made.delivered.view)

@@ -1,8 +1,8 @@
 """Accelerators that PyTorch drives, through its interface for any of them: torch.Stream, torch.Event, torch.get_device_module.
 
-Everything here is device-generic but two things: that waits for CUDA's events are asleep, and that cuDNN's convolutions
-and recurrent layers are kept from rounding float32 to TF32. CPU core sets can stand beside the accelerators: they compute in
-the host's memory, on threads that look like streams.
+Everything here is device-generic but what CUDA alone has: events that are waited for asleep and that graphs can hold, parts of
+a GPU, and the setting that keeps cuDNN's convolutions and recurrent layers from rounding float32 to TF32. CPU core sets can
+stand beside the accelerators: they compute in the host's memory, on threads that look like streams.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import functools
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -21,18 +20,29 @@ import torch
 from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
-from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError, first_line
+from placeit.core.errors import DeviceError, ExecutionError
+from placeit.runtime.accelerators.gpu_parts import check_parts, part_stream
 from placeit.runtime.accelerators.host_stream import HostEvent, HostStream
 from placeit.runtime.accelerators.module_program import ModuleProgram, wait_for_default_stream
-from placeit.runtime.accelerators.recorder import CudaGraphs, Recorder
-from placeit.runtime.accelerators.reports import Reports, ThreadReports, native_handle, wait_for
-from placeit.runtime.devices.accelerator import HOST, Inbox, LoadedProgram, Streams, Token
+from placeit.runtime.accelerators.recorder import CudaGraphs, Graphs, Recording
+from placeit.runtime.accelerators.reports import Reports, ThreadReports, wait_for
+from placeit.runtime.accelerators.torch_launches import (
+    DeviceErrors,
+    LaunchBatch,
+    PreparedProgram,
+    Queue,
+    can_time_graphs,
+    is_replayable,
+    launch_on,
+)
+from placeit.runtime.devices.accelerator import HOST, Inbox, LoadedProgram, Prepared, Step, Streams, Token
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.devices.pytorch import check_precision, failing_op, module_of
+from placeit.runtime.devices.pytorch import check_precision, module_of
 
 __all__ = ["TorchAccelerator", "open_accelerator", "torch_streams"]
 
 _EXACT = "ieee", "ieee"  # precision of convolutions and of recurrent layers
+_POOL = 32  # streams of PyTorch's pool, of a device and a priority; then it gives the first again
 _LOOK_S = 1.0  # how often a host that waits looks whether the devices are alive
 
 
@@ -69,9 +79,15 @@ class TorchAccelerator:
         self.names = tuple(device.name for device in devices)
         self._sets = {number: device for number, device in enumerate(devices) if device.core_set}
         self._devices = [torch.device("cpu" if device.core_set else device.where.hardware) for device in devices]
+        self._parts = [device.where.part for device in devices]
         own = [device for number, device in enumerate(self._devices) if number not in self._sets]
         self.type = own[0].type if own else "cpu"
         self._module = _module(self.type)
+        first = {at: number for number, at in reversed(list(enumerate(self._devices)))}  # of a GPU, several may be parts
+        self._memory = [
+            HOST if number in self._sets else first[at] if self.type == "cuda" else number
+            for number, at in enumerate(self._devices)
+        ]
         count = int(self._module.device_count())
         for device in own:
             if device.type != self.type:
@@ -80,17 +96,24 @@ class TorchAccelerator:
                 there = ", ".join(f"{self.type}:{i}" for i in range(count))
                 raise DeviceError(f"There is no device {device}; PyTorch sees {there}. See `placeit devices`.")
         self._reports: Reports = reports or ThreadReports()
-        self._errors = [_Errors(name) for name in self.names]
+        self._errors = [DeviceErrors(name) for name in self.names]
         self._lock = threading.Lock()
         self._turns: WeakSet[threading.RLock] = WeakSet()
-        self._streams: dict[tuple[int, int], _Queue] = {}
+        self._queues: list[Queue] = []
+        self._idle: dict[tuple[int, int], list[Queue]] = {}  # streams that were closed, by device and priority
+        self._recordings: dict[tuple[int, int], Recording] = {}  # for graphs, by device and priority
+        self._shared: dict[int, Queue] = {}  # by device: of core sets, and those for other libraries
         self._threads: list[HostStream] = []
         self.closed = False
         self._exact = self.type == "cuda"
         try:
             for number, core_set in self._sets.items():  # now: an interrupt in a run would lose the thread that it starts
                 self._threads.append(HostStream(core_set))
-                self._streams[number, 0] = _Queue(self._threads[-1], self._errors[number])
+                self._shared[number] = Queue((number, 0), self._threads[-1], self._errors[number])
+                self._queues.append(self._shared[number])
+            for number, (_, parts) in enumerate(self._parts):
+                if parts > 1:
+                    check_parts(self.names[number], self._devices[number].index or 0, parts)
         except BaseException:
             self._exact = False
             self.close()
@@ -106,6 +129,10 @@ class TorchAccelerator:
             turn = threading.RLock()
             self._turns.add(turn)
             return turn
+
+    def launching(self) -> AbstractContextManager[object]:
+        """Inference mode."""
+        return torch.inference_mode()
 
     def close(self) -> None:
         """Wait for turns to end, stop every thread, and restore the rounding of float32."""
@@ -124,8 +151,8 @@ class TorchAccelerator:
                 _Rounding.allow()
 
     def memory(self, device: int) -> int:
-        """The host's for core sets, and its own for other devices."""
-        return HOST if device in self._sets else device
+        """The host's for core sets, and otherwise that of the first device, or part of a device, with the same memory."""
+        return self._memory[device]
 
     def place(self, device: int) -> torch.device:
         """The device as PyTorch spells it."""
@@ -148,14 +175,20 @@ class TorchAccelerator:
     def allocate(self, device: int, nbytes: int) -> torch.Tensor:
         """Allocate with PyTorch's allocators."""
         if device == HOST:
-            with _Errors("the host"):
+            with DeviceErrors("the host"):
                 return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.type != "cpu")
         with self._errors[device]:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._devices[device])
 
     def free(self, memory: torch.Tensor) -> None:
-        """Return memory to PyTorch's allocator, for all views of it."""
-        memory.untyped_storage().resize_(0)
+        """Return memory to PyTorch's allocator, for all views of it.
+
+        Not while a graph is recorded: the allocator marks streams that pinned memory was copied on, and recording may be one.
+        """
+        with ExitStack() as held:
+            for recording in list(self._recordings.values()):
+                held.enter_context(recording.lock)
+            memory.untyped_storage().resize_(0)
 
     def trim(self) -> None:
         """Empty the reserve of PyTorch's allocator; that of a device that has failed is lost."""
@@ -172,14 +205,24 @@ class TorchAccelerator:
         return tensor.permute(0, 3, 1, 2) if spec.channels_last else tensor
 
     def write(self, view: torch.Tensor, value: NDArray[np.generic]) -> None:
-        """Write as the host."""
-        view.copy_(torch.tensor(value, dtype=view.dtype))  # a tensor that NumPy has seen could not be freed any more
+        """Write as the host, by one copy, unless PyTorch cannot read the array where it is."""
+        strides = value.strides
+        if not value.flags.writeable or any(stride < 0 or stride % value.itemsize for stride in strides):
+            value = value.copy()
+        view.copy_(torch.from_numpy(value))  # and not into an array: memory that NumPy has seen could not be freed any more
 
     def read(self, view: torch.Tensor) -> NDArray[np.generic]:
         """Read as the host."""
         value = view.clone(memory_format=torch.contiguous_format)
         array: NDArray[np.generic] = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
         return array
+
+    def look(self, view: torch.Tensor, owner: object) -> NDArray[np.generic]:
+        """View by the address: memory that is shared with NumPy by :meth:`torch.Tensor.numpy` could not be freed any more."""
+        if view.dtype is torch.bfloat16 or not view.numel():
+            return self.read(view)
+        dtype = np.dtype(str(view.dtype).removeprefix("torch."))
+        return np.asarray(_Held(owner, view, dtype))
 
     def blank(self, view: torch.Tensor, sentinel: int) -> None:
         """Fill on the default stream, which no other waits for, and wait for it."""
@@ -195,31 +238,61 @@ class TorchAccelerator:
                 return bool((view if view.is_complex() else view.float()).isnan().all())
             return bool((view == sentinel).all())
 
-    def _errors_of(self, view: torch.Tensor) -> _Errors:
-        return _Errors("the host" if view.device.type == "cpu" else str(view.device))
+    def _errors_of(self, view: torch.Tensor) -> DeviceErrors:
+        return DeviceErrors("the host" if view.device.type == "cpu" else str(view.device))
 
-    def stream(self, device: int, number: int) -> _Queue:
-        """A stream of PyTorch's pool, or the thread of a core set, which has one stream."""
-        found = self._streams.get((device, 0 if device in self._sets else number))
-        if found is None:
-            with self._lock, self._errors[device]:
-                records = number == 0 and self.type == "cuda"
-                found = _Queue(
-                    torch.Stream(device=self._devices[device]),
-                    self._errors[device],
-                    Recorder(CudaGraphs(self._devices[device])) if records else None,
-                )
-                found = self._streams.setdefault((device, number), found)
-        return found
+    def open_stream(self, device: int, priority: int = 0) -> Queue:
+        """A stream of PyTorch's pool, or of a part of a GPU; or the thread of a core set."""
+        if device in self._sets:
+            return self._shared[device]
+        with self._lock, self._errors[device]:
+            idle = self._idle.setdefault((device, priority), [])
+            if not idle:
+                graphs = self._graphs(device, priority)
+                queue = Queue((device, priority), self._new_stream(device, priority), self._errors[device], graphs)
+                self._queues.append(queue)
+                return queue
+            return idle.pop()
 
-    def handle(self, device: int) -> int:
-        """The driver's address of the stream that a device's segments are launched on, for other libraries."""
-        return native_handle(self.stream(device, 0).stream)
+    def close_stream(self, stream: Queue) -> None:
+        """Keep it for the next that asks: streams of PyTorch's pool are not made without end, and have threads that report."""
+        if stream.of[0] not in self._sets:
+            self._idle[stream.of].append(stream)
 
-    def event(self, device: int) -> torch.Event | HostEvent:
-        """An event, with timing."""
+    def _graphs(self, device: int, priority: int) -> Graphs | None:
+        if self.type != "cuda":
+            return None
+        if (device, priority) not in self._recordings:
+            self._recordings[device, priority] = Recording(functools.partial(self._new_stream, device, priority))
+        return CudaGraphs(self._devices[device], self._recordings[device, priority])
+
+    def _new_stream(self, device: int, priority: int) -> Any:
+        there = self._devices[device]
+        if self.type != "cuda":
+            return torch.Stream(device=there)
+        if self._parts[device][1] > 1:
+            return part_stream(there.index or 0, self._parts[device], priority)
+        make: Any = torch.cuda.Stream
+        recording = self._recordings.get((device, priority))
+        for _ in range(_POOL):
+            made = make(there, priority=priority)
+            if recording is None or made != recording.stream:  # the pool goes round, and comes to that again
+                break
+        return made
+
+    def shared_stream(self, device: int) -> Any:
+        """A stream of a GPU (``torch.cuda.Stream``), the same one in every call, for libraries that keep to one."""
+        if device not in self._shared:
+            self._shared[device] = self.open_stream(device)
+        return self._shared[device].stream
+
+    def event(self, device: int) -> Any:
+        """An event, with timing; of CUDA, one that is waited for asleep and that can be recorded as a part of a graph."""
         if device in self._sets:
             return HostEvent()
+        if self.type == "cuda":
+            make: Any = torch.cuda.Event
+            return make(enable_timing=True, blocking=True, **({"external": True} if can_time_graphs() else {}))
         with self._errors[device]:
             return torch.Event(device=self._devices[device], enable_timing=True)
 
@@ -227,54 +300,61 @@ class TorchAccelerator:
         """Elapsed seconds; PyTorch returns milliseconds."""
         return float(first.elapsed_time(second)) / 1e3
 
-    def record(self, event: Any, stream: _Queue) -> None:
+    def record(self, event: Any, stream: Queue) -> None:
         """Record."""
-        with stream.errors:
+        try:
             event.record(stream.stream)
+        except Exception as error:
+            stream.errors.told(error)
+            raise
 
-    def wait(self, stream: _Queue, event: Any) -> None:
+    def wait(self, stream: Queue, event: Any) -> None:
         """Wait, on the device."""
-        with stream.errors:
+        try:
             stream.stream.wait_event(event)
+        except Exception as error:
+            stream.errors.told(error)
+            raise
 
-    def launch(
-        self,
-        stream: _Queue,
-        program: LoadedProgram,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        inbox: Inbox,
-        token: Token,
-    ) -> None:
-        """Launch with the stream as the current one, so that PyTorch allocates intermediate tensors from its pool.
-
-        On CUDA's devices, what can be recorded as a graph is launched by one call from its second launch on.
-        """
+    def prepare(
+        self, stream: Queue, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> Prepared:
+        """A launch that is recorded as a graph, on CUDA's devices and if the program can be, and replayed after that."""
         if isinstance(stream.stream, HostStream):
-            stream.stream.run(functools.partial(_compute, stream.errors, program, inputs, outputs), inbox, token)
-            return
-        with stream.errors, torch.inference_mode(), stream.stream:
-            if stream.recorder is None:
-                program.launch(inputs, outputs)
-            else:
-                stream.recorder.launch(program, inputs, outputs)
+            return functools.partial(stream.stream.run, functools.partial(_compute, stream.errors, program, inputs, outputs))
+        graphs = stream.graphs if is_replayable(program) else None
+        return PreparedProgram(stream, functools.partial(program.launch, inputs, outputs), graphs)
 
-    def copy(self, stream: _Queue, source: torch.Tensor, destination: torch.Tensor) -> None:
+    def batch(self, stream: Queue, begin: Any, steps: Sequence[Step]) -> LaunchBatch:
+        """Launches that are recorded as one graph, on CUDA's devices and if all programs can be, and replayed after that."""
+        return LaunchBatch(stream, begin, steps)
+
+    def copy(self, stream: Queue, source: torch.Tensor, destination: torch.Tensor, beside: Queue | None = None) -> None:
         """Copy with the stream as the current one.
 
-        Between devices PyTorch copies on the source's current stream, and lets the destination's current one, here its unused
-        default stream, wait before and after.
+        Between GPUs PyTorch copies on the source's current stream. It lets that wait for the destination's current stream
+        before the copy, and the other way round behind it. So that one is ``beside``, which nothing else is launched on.
         """
-        with stream.errors, torch.inference_mode(), stream.stream:
-            destination.copy_(source, non_blocking=True)
+        try:
+            if beside is None:
+                launch_on(stream.stream, functools.partial(destination.copy_, source, non_blocking=True))
+            else:
+                with beside.stream:
+                    launch_on(stream.stream, functools.partial(destination.copy_, source, non_blocking=True))
+        except Exception as error:
+            stream.errors.told(error)
+            raise
 
-    def notify(self, stream: _Queue, event: Any, inbox: Inbox, token: Token) -> None:
+    def notify(self, stream: Queue, event: Any, inbox: Inbox, token: Token) -> None:
         """Report by the chosen method; a core set's thread reports as its next job."""
         if isinstance(stream.stream, HostStream):
             stream.stream.launch(functools.partial(inbox.put, token))
             return
-        with stream.errors:
+        try:
             self._reports.report(stream.stream, event, inbox, token)
+        except Exception as error:
+            stream.errors.told(error)
+            raise
 
     def take(self, inbox: Inbox) -> Token | None:
         """Wait, and check regularly that the devices are alive, since a broken device reports nothing."""
@@ -285,17 +365,33 @@ class TorchAccelerator:
             self._look()
 
     def _look(self) -> None:
-        for queue in list(self._streams.values()):
+        for queue in list(self._queues):
             with queue.errors:
                 queue.stream.query()
 
-    def finish(self, stream: _Queue) -> None:
+    def finish(self, stream: Queue) -> None:
         """Synchronize the stream, asleep."""
         with stream.errors:
             wait_for(stream.stream)
 
 
-def _compute(errors: _Errors, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+class _Held:
+    """A tensor as NumPy reads it; keeps what owns the memory."""
+
+    def __init__(self, owner: object, view: torch.Tensor, dtype: np.dtype[Any]) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(view.shape),
+            "typestr": dtype.str,
+            "data": (view.data_ptr(), False),
+            "strides": tuple(step * dtype.itemsize for step in view.stride()),
+        }
+
+
+def _compute(
+    errors: DeviceErrors, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> None:
     with errors:
         program.launch(inputs, outputs)
 
@@ -361,36 +457,3 @@ def _set_precision(wanted: tuple[str, str]) -> None:
     cudnn.allow_tf32 = "tf32" in wanted  # the older name: PyTorch raises where it is read and does not fit the newer ones
     if hasattr(cudnn, "conv"):
         cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = wanted
-
-
-class _Errors:
-    """A context in which what goes wrong on a device becomes a DeviceError.
-
-    A time-out, which a signal may raise at any time, is not the device's.
-    """
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        if isinstance(error, torch.OutOfMemoryError):
-            first = ". ".join(str(error).split(". ")[:2])  # what was asked for; the rest is advice on PyTorch's allocator
-            raise NoRoomError(
-                f"{self._device} is out of memory ({first}). Place fewer ops there, keep fewer requests in flight, or free "
-                "memory that other processes use."
-            ) from error
-        # torch.AcceleratorError, NotImplementedError for a missing kernel; an index that is out of range
-        if isinstance(error, Exception) and not isinstance(error, PlaceitError | TimeoutError):
-            op = failing_op(error)
-            raise DeviceError(f"{self._device} refused{f' op {op!r}' if op else ''}: {first_line(error)}") from error
-
-
-class _Queue(NamedTuple):
-    """A stream (``torch.Stream`` or HostStream), what makes its device's errors placeit's, and what records its launches."""
-
-    stream: Any
-    errors: _Errors
-    recorder: Recorder | None = None

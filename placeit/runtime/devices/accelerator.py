@@ -1,5 +1,6 @@
 """The interface between accelerators and the stream executor: in-order streams, events between them, and memory.
 
+A stream, once opened, belongs to the executor that opened it, so that work of two executors never waits for each other in one.
 Streams, events, memory and views are opaque here; each accelerator has its own. Nothing but :meth:`Accelerator.take`,
 :meth:`Accelerator.finish` and what is for output checks, :meth:`Accelerator.blank` and :meth:`Accelerator.is_blank`, waits.
 """
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,13 @@ from placeit.runtime.spans import HOST
 __all__ = [
     "HOST",
     "Accelerator",
+    "Batch",
     "Event",
     "Inbox",
     "LoadedProgram",
     "Memory",
+    "Prepared",
+    "Step",
     "Stream",
     "StreamProgram",
     "Streams",
@@ -44,6 +48,13 @@ View: TypeAlias = Any
 
 Token: TypeAlias = tuple[int, int]
 """A request, and one of its launches."""
+
+Prepared: TypeAlias = Callable[["Inbox", Token], None]
+"""A program that is ready to be launched on a stream, from and to fixed places.
+
+It raises DeviceError, as when memory runs out. A device of the host's memory tells the inbox if the program fails later, and
+leaves programs of an inbox that is over out. What others have launched goes on.
+"""
 
 
 class Inbox:
@@ -98,6 +109,35 @@ class LoadedProgram(Protocol):
         ...
 
 
+class Step(NamedTuple):
+    """A launch of a batch.
+
+    Attributes:
+        program: None for a copy.
+        reads: what it reads.
+        writes: what it fills.
+        end: recorded behind it.
+    """
+
+    program: LoadedProgram | None
+    reads: Sequence[View]
+    writes: Sequence[View]
+    end: Event
+
+
+class Batch(Protocol):
+    """Launches that follow each other on one stream, with nothing between them that the host would have to decide."""
+
+    @property
+    def at(self) -> int:
+        """Number of the step that was launched last, which is the one that has failed after an error."""
+        ...
+
+    def start(self) -> None:
+        """Launch all steps, and record the event of each behind it. Raises DeviceError."""
+        ...
+
+
 class StreamProgram(Protocol):
     """A segment that can be launched on streams. Devices are given in the form of :meth:`Accelerator.place`."""
 
@@ -138,12 +178,18 @@ class Accelerator(Protocol):
         """Make a re-entrant lock to hold while running something. Raises ExecutionError if closed."""
         ...
 
+    def launching(self) -> AbstractContextManager[object]:
+        """Return a context that a thread enters once, which makes each launch there take less."""
+        ...
+
     def close(self) -> None:
         """Wait until no turn is held, and stop every thread. A second call has no effect."""
         ...
 
     def memory(self, device: int) -> int:
-        """Memory in which a device computes: its own, given by its number, or that of the host, ``HOST``.
+        """Memory in which a device computes: that of the host, ``HOST``, or the number of the first device that computes in it.
+
+        Between devices with one memory, such as parts of a GPU, nothing is copied, and streams wait for each other's events.
 
         What is launched on a device of the host's memory is a job of a thread. It cannot hold up the stream of any other
         device: nothing may be launched there to wait for it.
@@ -151,7 +197,7 @@ class Accelerator(Protocol):
         ...
 
     def place(self, device: int) -> object:
-        """The name of a device for programs."""
+        """The name of a device's memory for programs: weights that are loaded there serve all devices with this name."""
         ...
 
     def can_peer(self, src: int, dst: int) -> bool:
@@ -186,6 +232,15 @@ class Accelerator(Protocol):
         """Copy a tensor in host memory, to the host, in its logical shape. Nothing that writes it may be running."""
         ...
 
+    def look(self, view: View, owner: object) -> NDArray[np.generic]:
+        """Return a tensor in host memory as an array, without a copy where NumPy has its type. Nothing may be writing it.
+
+        Args:
+            view: the tensor.
+            owner: keeps the memory, and is kept by the array.
+        """
+        ...
+
     def blank(self, view: View, sentinel: int) -> None:
         """Fill a tensor in any memory with NaN, or with the sentinel if its type has no NaN, immediately. Nothing may run."""
         ...
@@ -194,8 +249,20 @@ class Accelerator(Protocol):
         """Return whether a tensor in any memory holds what :meth:`blank` fills it with. Nothing may be running."""
         ...
 
-    def stream(self, device: int, number: int) -> Stream:
-        """A stream of a device; the same number always gives the same stream. Segments are launched on stream 0."""
+    def open_stream(self, device: int, priority: int = 0) -> Stream:
+        """Open a stream of a device for one executor. A device of the host's memory has one stream, for all.
+
+        Args:
+            device: its number.
+            priority: what is launched on a stream with a lower one starts first, where both are ready; 0 for background work.
+
+        Raises:
+            DeviceError: the device refuses.
+        """
+        ...
+
+    def close_stream(self, stream: Stream) -> None:
+        """Return a stream on which nothing runs any more."""
         ...
 
     def event(self, device: int) -> Event:
@@ -214,24 +281,30 @@ class Accelerator(Protocol):
         """Delay later launches on the stream until what the event marks now has ended."""
         ...
 
-    def launch(
-        self,
-        stream: Stream,
-        program: LoadedProgram,
-        inputs: Sequence[View],
-        outputs: Sequence[View],
-        inbox: Inbox,
-        token: Token,
-    ) -> None:
-        """Launch a program on a stream. Raises DeviceError, as when memory runs out.
+    def prepare(self, stream: Stream, program: LoadedProgram, inputs: Sequence[View], outputs: Sequence[View]) -> Prepared:
+        """Make a program ready to be launched on a stream, any number of times, from and to the same places."""
+        ...
 
-        A device of the host's memory tells the inbox if the program fails later, and leaves programs of an inbox that is over
-        out. What others have launched goes on.
+    def batch(self, stream: Stream, begin: Event, steps: Sequence[Step]) -> Batch:
+        """Make steps ready to be launched one behind the other, any number of times, on a stream of a device with own memory.
+
+        Args:
+            stream: where.
+            begin: recorded before the first step.
+            steps: at least one; copies are between the device and the host.
         """
         ...
 
-    def copy(self, stream: Stream, source: View, destination: View) -> None:
-        """Launch a copy on a stream; between two devices, on a stream of the source."""
+    def copy(self, stream: Stream, source: View, destination: View, beside: Stream | None = None) -> None:
+        """Launch a copy on a stream; between two memories of devices, on a stream of the source.
+
+        Args:
+            stream: where.
+            source: what to copy.
+            destination: where to.
+            beside: a stream of the destination that only copies from this source are ordered with; copies into a device that
+                share one wait for each other. None for a copy from or to the host.
+        """
         ...
 
     def notify(self, stream: Stream, event: Event, inbox: Inbox, token: Token) -> None:

@@ -230,6 +230,11 @@ def check_device(device: Device, precision: str) -> None:
         )
     if not on_gpu(device):
         return
+    if device.where.part != (1, 1):
+        raise DeviceError(
+            f"{name}: ONNX Runtime uses a whole GPU, and parts of one are for PyTorch models: name '{device.where.hardware}', "
+            "or load the model in PyTorch."
+        )
     if "CUDAExecutionProvider" not in runtime.get_available_providers():
         raise DeviceError(
             f"{name}: this ONNX Runtime ({runtime.__version__}) has no CUDAExecutionProvider: replace it, with `pip uninstall "

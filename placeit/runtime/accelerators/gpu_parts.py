@@ -1,0 +1,109 @@
+"""Parts of an NVIDIA GPU: green contexts, which run kernels on some of its SMs (streaming multiprocessors) only.
+
+``torch.cuda.green_contexts.GreenContext.create(num_sms=...)`` (PyTorch 2.10) takes the first SMs of the whole device each
+time, so that two contexts made in this way share their SMs. Disjoint ones come of one call of the driver that divides all SMs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from placeit.core.errors import DeviceError
+
+__all__ = ["check_parts", "part_stream"]
+
+_NEEDED = 12080  # CUDA 12.8, in the driver's way to write versions
+
+
+def check_parts(name: str, index: int, parts: int) -> None:
+    """Divide a GPU, unless that has been done.
+
+    Args:
+        name: the device in errors: ``cuda:0@1of2``.
+        index: number of the GPU.
+        parts: how many equal parts.
+
+    Raises:
+        DeviceError: a package is missing, the driver is too old, or the GPU cannot be divided so; says what to do.
+    """
+    driver = _driver(name)
+    try:
+        version = int(_of(driver, driver.cuDriverGetVersion()))
+        if version < _NEEDED:
+            raise DeviceError(
+                f"{name}: the NVIDIA driver is for CUDA {version // 1000}.{version % 1000 // 10}, and parts of a GPU need CUDA "
+                "12.8: install a driver of version 570 or newer, or name the whole GPU."
+            )
+        _contexts(driver, name, index, parts)
+    except (RuntimeError, AttributeError) as error:  # of the driver; of bindings older than CUDA 12.8
+        raise DeviceError(
+            f"{name}: the GPU cannot be divided ({error}). Parts need the driver and the package cuda-bindings for CUDA 12.8 "
+            "or newer; name the whole GPU otherwise."
+        ) from error
+
+
+def part_stream(index: int, part: tuple[int, int], priority: int) -> Any:
+    """A new stream (``torch.cuda.ExternalStream``) whose kernels run on one part of a GPU; after :func:`check_parts`.
+
+    Args:
+        index: number of the GPU.
+        part: number of the part, from 1, and how many parts there are.
+        priority: as ``torch.cuda.Stream`` has it.
+
+    Raises:
+        RuntimeError: the driver refuses.
+    """
+    driver = _driver("a part of a GPU")
+    context = _contexts(driver, "", index, part[1])[part[0] - 1]
+    made = _of(driver, driver.cuGreenCtxStreamCreate(context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, priority))
+    external: Any = torch.cuda.ExternalStream
+    return external(int(made), device=torch.device("cuda", index))
+
+
+def _driver(name: str) -> Any:
+    try:
+        return import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise DeviceError(
+            f"{name}: parts of a GPU need the package cuda-bindings 12.8 or newer, which recent PyTorch for CUDA brings: "
+            "`pip install cuda-bindings`, or name the whole GPU."
+        ) from error
+
+
+_known: dict[tuple[int, int], list[Any]] = {}
+"""Contexts by GPU and number of parts, kept for the life of the process: another division might take other SMs."""
+
+
+def _contexts(driver: Any, name: str, index: int, parts: int) -> list[Any]:
+    if (index, parts) not in _known:
+        torch.empty(1, device=torch.device("cuda", index))  # makes the primary context, which these derive from
+        device = _of(driver, driver.cuDeviceGet(index))
+        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        whole = _of(driver, driver.cuDeviceGetDevResource(device, kind))
+        flag = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM  # which the driver demands
+        _known[index, parts] = [
+            _of(driver, driver.cuGreenCtxCreate(_of(driver, driver.cuDevResourceGenerateDesc([group], 1)), device, flag))
+            for group in _groups(driver, name, whole, parts)
+        ]
+    return _known[index, parts]
+
+
+def _groups(driver: Any, name: str, whole: Any, parts: int) -> list[Any]:
+    """Divide SMs into equal groups, as large as the driver makes them: it rounds their size up, on H100 to a multiple of 8."""
+    sms = int(whole.sm.smCount)
+    for size in range(sms // parts, 0, -1):
+        groups, count, _ = _of(driver, driver.cuDevSmResourceSplitByCount(parts, whole, 0, size))
+        if int(count) == parts:
+            return list(groups)
+    raise DeviceError(f"{name}: the GPU has {sms} SMs, which the driver does not divide into {parts} parts: ask for fewer.")
+
+
+def _of(driver: Any, answer: tuple[Any, ...]) -> Any:
+    """The result of a call of the driver. Raises RuntimeError if it failed."""
+    status, *made = answer
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"the driver says {getattr(status, 'name', status)}")
+    return made[0] if len(made) == 1 else tuple(made)
