@@ -435,6 +435,11 @@ def spend() -> int:
     often it was called, and what it returns.
     """
 
+def in_arena_of_one(library: str, function: Callable[[], object]) -> object:
+    """
+    Run a function in an arena of one thread of the oneTBB at a path, if that is loaded; return what it returns.
+    """
+
 def upward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None:
     """
     Write the mean length of the longest path from the start of each op to an exit, seconds, float64[V].

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from placeit import _core
 from placeit.core.errors import FileError, PlaceitError
 from placeit.core.files import cache_folder, own_folder, user_folder
 from placeit.core.telemetry import import_openvino
@@ -46,12 +47,25 @@ def compile_cached(core: Any, model: Any, target: str, config: Mapping[str, Any]
         identity: what :func:`is_kept` finds it by: equal for models of equal structure.
     """
     folder = _folder(target)
-    # the CPU's plugin does not say of what comes from a cache which ops its kernels stand for; that of GPUs does
-    if folder is None or (config.get("PERF_COUNT") and not compiles_slowly(target)):
-        return core.compile_model(model, target, dict(config))
-    return _opened(folder).compile(
-        core, model, target, config, identity or f"{model.get_friendly_name()} {len(model.get_ops())}"
-    )
+
+    def compile_it() -> Any:
+        # the CPU's plugin does not say of what comes from a cache which ops its kernels stand for; that of GPUs does
+        if folder is None or (config.get("PERF_COUNT") and not compiles_slowly(target)):
+            return core.compile_model(model, target, dict(config))
+        return _opened(folder).compile(
+            core, model, target, config, identity or f"{model.get_friendly_name()} {len(model.get_ops())}"
+        )
+
+    if str(config.get("NUM_STREAMS")) == "0" and config.get("INFERENCE_NUM_THREADS") == 1:
+        # else the plugin divides kernels among all cores, and one thread runs all parts, at up to twice the time
+        return _core.in_arena_of_one(str(_threading_library()), compile_it)
+    return compile_it()
+
+
+@functools.cache
+def _threading_library() -> Path:
+    """Return the path of the oneTBB that OpenVINO brings."""
+    return Path(import_openvino().__file__).parent / "libs" / "libtbb.so.12"
 
 
 def is_kept(target: str, config: Mapping[str, Any], identity: Callable[[], str]) -> bool:

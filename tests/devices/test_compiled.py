@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
-from small_models import inception_like
+from small_models import inception_like, random_model
 
+from placeit import _core
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.devices import compiled
@@ -233,3 +235,26 @@ def test_a_home_folder_that_there_is_not_costs_a_warning(
         assert not is_kept("CPU", {}, lambda: "")
     assert len(caplog.records) == 1
     assert "set HOME" in caplog.text
+
+
+def test_kernels_of_one_core_are_compiled_for_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    arenas: list[str] = []
+    inside = _core.in_arena_of_one
+
+    def noted(library: str, function: Callable[[], Any]) -> Any:
+        arenas.append(library)
+        return inside(library, function)
+
+    monkeypatch.setattr(_core, "in_arena_of_one", noted)
+    model = random_model(0, 3).ov_model
+    for cores, expected in (((0,), 1), ((0, 1), 0)):
+        compile_model(model, Device("a", address=Address("CPU", cores)), "f32")
+        assert len(arenas) == expected
+        arenas.clear()
+
+
+@pytest.mark.parametrize("library", [*Path(ov.__file__).parent.glob("libs/libtbb.so.*"), Path("/no/such/library")])
+def test_what_runs_in_an_arena_returns_and_raises_as_ever(library: Path) -> None:
+    assert _core.in_arena_of_one(str(library), lambda: threading.get_ident()) == threading.get_ident()
+    with pytest.raises(KeyError, match="no"):
+        _core.in_arena_of_one(str(library), lambda: {}["no"])
