@@ -42,17 +42,17 @@ def run(cores: tuple[int, int], report: Report, *, rounds: int) -> None:
     with timed_lanes(cores, 100e-6, two_chains(), apart=True) as executors:
         ratio = _raced(executors, rounds)
         report.row(plan=f"{_SEGMENTS} segments of 100 us on two devices", native_over_python=ratio)
-        report.claim("40 segments of 100 us: native over Python lanes", ratio, "", at_most=0.8)
+        report.claim("40 segments of 100 us: C functions over Python functions", ratio, "", at_most=0.8)
         beside_others("40 segments of 100 us", executors["native"], report, rounds=rounds)
         beside_others(
-            "40 segments of 100 us, Python lanes", executors["python"], report, rounds=max(3, rounds // 4), claim=False
+            "40 segments of 100 us, Python functions", executors["python"], report, rounds=max(3, rounds // 4), claim=False
         )
     with timed_lanes(cores, 0.0, _chain(), apart=False) as executors:
         _raced(executors, rounds)
         for who, executor in executors.items():
             rate = _SEGMENTS / float(np.median([executor.time() for _ in range(4 * rounds)]))
             wanted = 200_000 if who == "native" else 10_000
-            report.claim(f"segments that compute nothing a second, {who} lanes", rate, "1/s", at_least=wanted)
+            report.claim(f"segments that compute nothing a second, {who} entries", rate, "1/s", at_least=wanted)
         native = executors["native"]
         gaps = np.concatenate([_gaps(native) for _ in range(rounds)])
         report.claim("end of a segment to the start of the next on its device", float(np.median(gaps)) * 1e6, "us", at_most=5)
@@ -90,7 +90,7 @@ def two_chains() -> OpenVinoModel:
 
 @contextlib.contextmanager
 def timed_lanes(cores: tuple[int, int], seconds: float, model: OpenVinoModel, *, apart: bool) -> Iterator[dict[str, Executor]]:
-    """Open a plan with a segment for each op, on lanes of both kinds; its ops in turns on two devices, or all on one."""
+    """Open a plan with a segment for each op, by entries of both kinds; its ops in turns on two devices, or all on one."""
     grouping = Grouping.singletons(model.graph)
     groups = len(grouping.groups)
     pairs = {(a, b): Link(1e9, 1e-6) for a, b in (("a", "b"), ("b", "a"))}
@@ -101,13 +101,16 @@ def timed_lanes(cores: tuple[int, int], seconds: float, model: OpenVinoModel, *,
     if apart:
         place[computing] = np.arange(len(computing)) % 2
     plan: Plan = segmenter.plan(place, merge=False)
-    devices = [TimedDevice(name, lambda _: seconds, cores=(core,)) for name, core in zip("ab", cores, strict=True)]
-    with (
-        Runtime(model, grouping, cluster, devices=devices, transports={}) as runtime,
-        runtime.executor(plan) as native,
-        runtime.executor(plan, native=False) as python,
-    ):
-        yield {"native": native, "python": python}
+    with contextlib.ExitStack() as stack:
+        executors = {}
+        for who in ("native", "python"):
+            devices = [
+                TimedDevice(name, lambda _: seconds, cores=(core,), native=who == "native")
+                for name, core in zip("ab", cores, strict=True)
+            ]
+            runtime = stack.enter_context(Runtime(model, grouping, cluster, devices=devices, transports={}))
+            executors[who] = stack.enter_context(runtime.executor(plan))
+        yield executors
 
 
 def _raced(executors: dict[str, Executor], rounds: int) -> float:

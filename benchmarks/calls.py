@@ -60,7 +60,6 @@ from placeit.runtime.serving import Server
 INFER, AS_OURS = "OpenVINO, infer, nothing copied", "OpenVINO, the same, compiled as by placeit"
 COMPILED, WORK = "OpenVINO, compiled(inputs)", "OpenVINO, both halves, its own clock"
 RUN_1, RUN_2, SPINNING = "run, one segment", "run, two segments", "run, two segments, spinning"
-PYTHON_1, PYTHON_2 = "run, one segment, Python lanes", "run, two segments, Python lanes"
 SERVER_1, SERVER_2 = "server, one segment", "server, two segments"
 QUEUE_4, QUEUE_16 = "AsyncInferQueue, 4 requests", "AsyncInferQueue, 16 requests"
 REPLICAS, CHAIN, TIMES = "server, two replicas", SERVER_2, "Executor.times, two segments"
@@ -183,8 +182,6 @@ def _alone(cores: Sequence[int], sizes: Sizes, seed: int, report: Report) -> Non
         SPINNING: WORK,
         SERVER_1: RUN_1,
         SERVER_2: RUN_2,
-        PYTHON_1: RUN_1,
-        PYTHON_2: RUN_2,
     }
     with ExitStack() as stack:
         opened = _Opened(stack, SMALL.model(), cores)
@@ -259,19 +256,9 @@ def _other_lanes(stack: ExitStack, opened: _Opened, cores: Sequence[int], report
     """Return blocks that run the plans on other kinds of lanes, where this version has them."""
     found: dict[str, Block] = {}
     inputs, runtime = opened.inputs, opened.runtime
-    if _takes(runtime.executor, "native"):
-        for name, plan in ((PYTHON_1, opened.whole[0]), (PYTHON_2, opened.split))[: len(cores)]:
-            call = _call(runtime.executor(plan, native=False))
-            found[name] = each(functools.partial(call, inputs))
-    else:
-        report.note("  This version has one kind of lane: rows of Python lanes are left out.")
-    if len(cores) < 2:
-        return found
-    if _takes(Runtime, "spin"):
-        spinning = _Opened(stack, SMALL.model(), cores, spin=True)
-        found[SPINNING] = each(functools.partial(_call(spinning.runtime.executor(spinning.split)), inputs))
-    else:
-        report.note("  Lanes of this version do not spin: the row of spinning lanes is left out.")
+    if len(cores) > 1:
+        spinning = _Opened(stack, SMALL.model(), cores, spin_s=_SPIN_S)
+        found[SPINNING] = each(functools.partial(spinning.runtime.executor(spinning.split).run, inputs))
     return found
 
 

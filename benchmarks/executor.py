@@ -54,7 +54,6 @@ from placeit.session import Session, optimize
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
 ONE, BOTH, OURS, SPLIT = "OpenVINO, one core", "OpenVINO, both cores", "placeit", "placeit, fastest on both"
-PYTHON = "placeit, fastest on both, Python lanes"
 
 
 def run(args: Args, report: Report) -> None:
@@ -98,8 +97,6 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
         ours: dict[str, PlanExecutor] = {OURS: session.executor(found.chosen.plan)}
         if split is not found.chosen:
             ours[SPLIT] = session.executor(split.plan)
-        ours[PYTHON] = session.runtime.executor(split.plan, native=False)
-        ours[PYTHON].set_inputs(session.model.sample_inputs())
         others = _others(session.model, path, split.placement, folder, inputs, pinned, bound)
         outputs = {who: by_name(session.model, other.run()) for who, other in others.items()}
         outputs |= {who: executor.run(inputs) for who, executor in ours.items()}
@@ -110,8 +107,6 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
         control.append(side_by_side(session))
         _rows(name, found, results, errors, report)
         report.claim(f"{name}: control, passes side by side over alone", max(control), "", at_most=1.05)
-        native = faster(results[SPLIT if SPLIT in results else OURS], results[PYTHON])
-        report.claim(f"{name}: native over Python lanes", native.ratio, "", at_most=0.95 if name == "inception_v3" else None)
         beside = ours[SPLIT if SPLIT in ours else OURS]
         _lanes.beside_others(name, beside, report, rounds=10 if args.quick else 40)
         _dispatch(name, session, split, report)

@@ -255,6 +255,6 @@ def test_kernels_of_one_core_are_compiled_for_one_thread(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("library", [*Path(ov.__file__).parent.glob("libs/libtbb.so.*"), Path("/no/such/library")])
 def test_what_runs_in_an_arena_returns_and_raises_as_ever(library: Path) -> None:
-    assert _core.in_arena_of_one(str(library), lambda: threading.get_ident()) == threading.get_ident()
+    assert _core.in_arena_of_one(str(library), threading.get_ident) == threading.get_ident()
     with pytest.raises(KeyError, match="no"):
         _core.in_arena_of_one(str(library), lambda: {}["no"])
