@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <tuple>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "bindings/arrays.hpp"
+#include "bindings/exclusive.hpp"
 #include "executor/bell.hpp"
 #include "executor/lanes.hpp"
 #include "executor/spend.hpp"
@@ -48,7 +50,12 @@ struct Call {
 };
 
 struct PlanLanes : Lanes {
-    using Lanes::Lanes;
+    PlanLanes(std::shared_ptr<Exclusive<Machine>> rules, Span<const double> slowdown)
+        : Lanes(rules, slowdown), machine(std::move(rules)) {}
+
+    std::shared_ptr<Exclusive<Machine>> machine;
+    std::optional<Use> use;  // of the machine, from when a run is prepared until its last lane has left
+    int inside = 0;          // lanes at work
     std::unordered_map<Index, std::unique_ptr<Call>> calls;  // by node; their addresses are the arguments of entries
 };
 
@@ -93,7 +100,7 @@ void bind_executor(nb::module_& module) {
     nb::class_<PlanLanes>(module, "Lanes", "The lanes of a plan, which run it without Python but for segments that need it.")
         .def(
             "__init__",
-            [](PlanLanes* self, std::shared_ptr<Machine> rules, const Array<const double>& slowdown) {
+            [](PlanLanes* self, std::shared_ptr<Exclusive<Machine>> rules, const Array<const double>& slowdown) {
                 const auto factors = slowdown.vector("slowdown");
                 if (factors.empty()) throw nb::value_error("'slowdown' must hold a number for each lane; got none.");
                 for (const double factor : factors) {
@@ -145,6 +152,7 @@ void bind_executor(nb::module_& module) {
                 check_range("slots", first, 0, lanes.slots() - 1);
                 if (waiting < 0) throw nb::value_error("'waiting' must not be negative.");
                 if (std::isnan(deadline)) throw nb::value_error("'deadline' must not be NaN.");
+                if (!lanes.use) lanes.use.emplace(*lanes.machine, "The machine");
                 lanes.prepare(first, waiting, std::move(bell), deadline);
             },
             "slots"_a, "waiting"_a, "bell"_a.none(), "deadline"_a)
@@ -152,8 +160,12 @@ void bind_executor(nb::module_& module) {
             "work",
             [](PlanLanes& lanes, Index lane) {
                 check_index("lane", lane, lanes.lanes());
-                const nb::gil_scoped_release no_gil;
-                lanes.work(lane);
+                ++lanes.inside;
+                {
+                    const nb::gil_scoped_release no_gil;
+                    lanes.work(lane);
+                }
+                if (--lanes.inside == 0) lanes.use.reset();
             },
             "lane"_a)
         .def(
@@ -164,7 +176,11 @@ void bind_executor(nb::module_& module) {
             },
             "slot"_a)
         .def("admit_no_more", &Lanes::admit_no_more)
-        .def("stop", &Lanes::stop)
+        .def("stop",
+             [](PlanLanes& lanes) {
+                 lanes.stop();
+                 if (lanes.inside == 0) lanes.use.reset();  // no lane has come yet
+             })
         .def("events", &Lanes::events, "What has happened since this was last asked.")
         .def("running", &Lanes::running, "int64, nodes that are on lanes or queued there.")
         .def(
