@@ -46,21 +46,21 @@ def exact_search() -> tuple[Callable[[], object], list[Callable[[], object]]]:
 def segment_search() -> tuple[Callable[[], object], list[Callable[[], object]]]:
     pairs, zeros = np.ones((DEVICES, DEVICES)), np.zeros((OPS, DEVICES))
     groups = _core.Groups(
-        np.array([(g, g + 1, g) for g in range(OPS - 1)], np.int32),
-        np.ones(OPS - 1),
-        zeros + 1.0,
-        zeros,
-        np.zeros(DEVICES),
-        zeros,
-        pairs,
-        np.zeros((DEVICES, DEVICES), np.bool_),
-        np.zeros(DEVICES),
-        pairs,
-        pairs,
-        np.zeros(OPS, np.bool_),
-        np.zeros((0, DEVICES), np.bool_),
-        False,
-        np.zeros(DEVICES),
+        edges=np.array([(g, g + 1, g) for g in range(OPS - 1)], np.int32),
+        tensor_bytes=np.ones(OPS - 1),
+        core=zeros + 1.0,
+        cut_per_byte=zeros,
+        dispatch=np.zeros(DEVICES),
+        load=zeros,
+        beside=pairs,
+        conflicts=np.zeros((DEVICES, DEVICES), np.bool_),
+        read=np.zeros(DEVICES),
+        latency=pairs,
+        bandwidth=pairs,
+        passthrough=np.zeros(OPS, np.bool_),
+        cliques=np.zeros((0, DEVICES), np.bool_),
+        steady=False,
+        outside=np.zeros(DEVICES),
     )
     place, able = np.zeros(OPS, np.int32), np.ones((OPS, DEVICES), np.bool_)
     generator = np.random.default_rng(0).bit_generator

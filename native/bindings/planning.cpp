@@ -32,7 +32,7 @@ void make_groups(Groups* self, const Ints& edges, const Doubles& tensor_bytes, c
     for (std::size_t e = 0; e < ends.rows(); ++e) groups.edge.push_back({ends(e, 0), ends(e, 1), ends(e, 2)});
     groups.cut_per_byte = copy(amounts("cut_per_byte", cut_per_byte.grid("cut_per_byte", count, devices)));
     groups.dispatch = copy(amounts("dispatch", dispatch.vector("dispatch", devices)));
-    groups.load = copy(amounts("load", load.grid("load", count, devices)));
+    groups.load = copy(amounts("load", load.grid("load", count, devices), MOST, -MOST));
     groups.beside = copy(amounts("beside", beside.grid("beside", devices, devices)));
     groups.conflict = conflict_table(conflicts.grid("conflicts", devices, devices));
     groups.read = copy(amounts("read", read.vector("read", devices)));
