@@ -110,13 +110,13 @@ tidy: setup ## clang-tidy on the extension
 
 sanitize: setup ## the core's stress program and a fuzz of its bindings, under ThreadSanitizer, AddressSanitizer and UBSan
 	@for of in thread address,undefined; do \
+	  case $$of in thread) library=libtsan.so;; *) library=libasan.so;; esac; \
 	  $(CONFIGURE) -B build/$$of -DSANITIZE=$$of -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null && \
-	  $(BIN)/cmake --build build/$$of --target stress && build/$$of/stress $(GRAPHS) || exit 1; \
+	  $(BIN)/cmake --build build/$$of --target stress _core && build/$$of/stress $(GRAPHS) && \
+	  LD_PRELOAD="$$(c++ -print-file-name=$$library) $$(c++ -print-file-name=libstdc++.so)" \
+	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	    TSAN_OPTIONS=allocator_may_return_null=1 $(BIN)/python tests/fuzz_core.py build/$$of $(CALLS) || exit 1; \
 	done
-	@$(BIN)/cmake --build build/address,undefined --target _core
-	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
-	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  $(BIN)/python tests/fuzz_core.py build/address,undefined $(CALLS)
 
 bench: setup ## the quick form of every benchmark
 	$(BIN)/python -m benchmarks --quick

@@ -1,6 +1,8 @@
 """Calls everything in placeit._core with random arguments, most of them wrong: nothing but Python errors may come of it.
 
-Usage: fuzz_core.py FOLDER [CALLS] [SEED], where FOLDER holds the extension, built with AddressSanitizer.
+A second part calls the same objects from several threads at once, and solves small problems some of whose costs are wrong.
+
+Usage: fuzz_core.py FOLDER [CALLS] [SEED], where FOLDER holds the extension, built with a sanitizer.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 import math
 import re
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +23,11 @@ sys.path.insert(0, FOLDER)
 import _core  # noqa: E402
 
 _SIZES = (0, 1, 2, 3, 4, 5)
-_UNSAFE = {"set_entry", "work"}  # called with the address of a function, and until a run is over: below, by themselves
+# called with the address of a function, or until a run is over, which may be never
+_UNSAFE = {"set_entry", "work", "run", "wait", "watch", "await_request"}
 _ENDLESS = {"last", "steps", "evaluations"}  # of a search, which runs for as long as it is asked to
+_STRANGE = (math.nan, -1.0, -math.inf, math.inf, 1e308, 1e99, -0.0, 5e-324)
+_THREADS = 4
 _DTYPE = re.compile(r"numpy\.typing\.NDArray\[numpy\.(\w+)\]")
 
 
@@ -51,7 +58,7 @@ class Fuzz:
     def call(self) -> str:
         """Make one call and return the name of what came of it."""
         _, what, of = self.pick([call for call in self.calls if call[2] is None or self.made[call[2]]])
-        owner = None if of is None else self.pick(self.made[of])
+        owner = None if of is None else self.pick([*self.made[of]])  # a copy: other threads may add to the list
         try:
             if hasattr(what, "__get__") and not hasattr(what, "__nb_signature__") and owner is not None:
                 made = what.__get__(owner)  # an attribute
@@ -106,7 +113,7 @@ class Fuzz:
             return int
         for name in re.findall(r"_core\.(\w+)", kind):
             if self.made.get(name):
-                return self.pick(self.made[name])
+                return self.pick([*self.made[name]])
         return None
 
     def array(self, dtype: str) -> np.ndarray:
@@ -158,11 +165,113 @@ class Fuzz:
                 )
             )
 
-    def run_lanes(self) -> None:
-        """Have a thread work on lanes that were prepared somehow, and stopped."""
-        for lanes in self.made["Lanes"]:
-            lanes.stop()
-            lanes.work(0)
+    def run_all(self) -> None:
+        """Stop whatever has begun, have lanes run what they were given, and run each executor for a moment."""
+        for lane in self.made["Lane"]:
+            lane.close()
+            lane.work()
+        for executor in self.made["Executor"]:
+            executor.stop()
+            try:
+                executor.wait(time.perf_counter() + 0.01)
+                executor.run(1, 2, time.perf_counter() + 0.01)
+            except (RuntimeError, ValueError):
+                pass
+
+
+def at_once(calls: list[Callable[[], object]]) -> Counter[str]:
+    """Make calls on a thread each and return what came of them."""
+    found = Counter[str]()
+
+    def attempt(call: Callable[[], object]) -> None:
+        try:
+            call()
+            found["result"] += 1
+        except (IndexError, MemoryError, RuntimeError, ValueError) as error:
+            found[type(error).__name__] += 1
+
+    threads = [threading.Thread(target=attempt, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def solve(rng: np.random.Generator) -> Counter[str]:
+    """Solve a random problem, in which some costs are no costs, from several threads at once."""
+    ops, devices = int(rng.integers(2, 30)), int(rng.integers(1, 5))
+    edges = [(u, v) for v in range(ops) for u in range(v) if rng.random() < 0.3]
+    count, pairs = len(edges), (devices, devices)
+    costs = {
+        "compute": rng.random((ops, devices)),
+        "edge_bytes": rng.random(count),
+        "latency": rng.random(pairs),
+        "bandwidth": rng.random(pairs) + 0.1,
+        "cut": rng.random((count, devices)) * (rng.random() < 0.5),
+        "param_bytes": rng.random(ops),
+        "memory": np.full(devices, np.inf if rng.random() < 0.5 else float(ops)),
+    }
+    for name in rng.permutation([*costs])[: rng.integers(0, 3)]:
+        some = rng.random(costs[name].shape) < rng.choice([0.05, 0.4])
+        costs[name][some] = rng.choice(_STRANGE)
+    links = np.column_stack([np.array(edges, np.int32).reshape(-1, 2), np.arange(count, dtype=np.int32)])
+    order = np.argsort(links[:, 0], kind="stable")
+    nothing, apart, free = np.zeros((0, devices), np.bool_), np.zeros(pairs, np.bool_), np.zeros(devices)
+    try:
+        tables = _core.Tables(
+            edges=np.ascontiguousarray(links[:, :2]),
+            edge_tensor=np.arange(count, dtype=np.int32),
+            conflicts=apart,
+            cliques=nothing,
+            order=np.arange(ops, dtype=np.int32),
+            **costs,
+        )
+        groups = _core.Groups(
+            edges=np.ascontiguousarray(links[order]),
+            tensor_bytes=costs["edge_bytes"],
+            core=costs["compute"],
+            cut_per_byte=np.zeros((ops, devices)),
+            dispatch=free,
+            load=rng.random((ops, devices)),
+            beside=np.ones(pairs),
+            conflicts=apart,
+            read=rng.random(devices),
+            latency=costs["latency"],
+            bandwidth=costs["bandwidth"],
+            passthrough=np.zeros(ops, np.bool_),
+            cliques=nothing,
+            steady=bool(rng.random() < 0.5),
+            outside=free,
+        )
+        options = _core.Options(
+            _core.LinkModel(int(rng.integers(2))), _core.Discipline(int(rng.integers(2))), _core.Memory(int(rng.integers(3)))
+        )
+        place, able = np.zeros(ops, np.int32), np.ones((ops, devices), np.bool_)
+        placements, seconds = rng.integers(0, devices, (8, ops)).astype(np.int32), np.zeros(8)
+        model = _core.CostModel(tables, np.zeros(0), options)
+        walk = _core.Annealing(model, place, 1.0, int(rng.integers(99))) if devices > 1 else None
+        exact = _core.ExactSearch(
+            tables, np.zeros(ops), np.arange(devices, dtype=np.int32), nothing, np.full(devices, 1 / devices), False
+        )
+        generator = np.random.default_rng(0).bit_generator
+        search = _core.SegmentSearch(groups, place, able, np.ones(ops), np.full(devices, np.inf), 10**6, 0.1, generator)
+    except ValueError:
+        return Counter(refused=1)
+    best = np.empty(ops, np.int32)
+    calls: list[Callable[[], object]] = [
+        lambda: exact.next(np.empty((99, ops), np.int32), np.inf, 300),
+        lambda: exact.over,
+        lambda: search.advance(20),
+        lambda: search.write_best(best),
+        lambda: groups.merge(place, np.empty(ops, np.int32)),
+    ]
+    if walk is not None:
+        calls += [lambda: walk.run(0, 300, 300), lambda: walk.seconds, lambda: walk.best(best)]
+    found = at_once([lambda: _core.makespans(tables, placements, np.zeros((0, ops)), options, 0, free[:1], 1, 2, seconds)])
+    if np.isnan(seconds).any():
+        raise AssertionError(f"A makespan is NaN: {costs}")
+    return found + at_once(2 * calls)
 
 
 def main() -> None:
@@ -172,10 +281,26 @@ def main() -> None:
             fuzz.seed_objects()
         found[fuzz.call()] += 1
         if i % 100 == 0:
-            fuzz.run_lanes()
-    print(  # noqa: T201
-        f"{CALLS} calls of {len(fuzz.calls)} functions:", ", ".join(f"{count} {what}" for what, count in found.most_common())
-    )
+            fuzz.run_all()
+    report(f"{CALLS} calls of {len(fuzz.calls)} functions", found)
+
+    others = [Fuzz(SEED + 1 + i) for i in range(_THREADS)]
+    for other in others:
+        other.made = fuzz.made
+    fuzz.seed_objects()
+    report(f"{CALLS} calls from {_THREADS} threads", at_once([lambda one=one: several(one) for one in others]))
+
+    rng, problems = np.random.default_rng(SEED), CALLS // 20
+    report(f"{problems} problems, each from several threads", sum((solve(rng) for _ in range(problems)), Counter[str]()))
+
+
+def several(fuzz: Fuzz) -> None:
+    for _ in range(CALLS // _THREADS):
+        fuzz.call()
+
+
+def report(what: str, found: Counter[str]) -> None:
+    print(f"{what}:", ", ".join(f"{count} {name}" for name, count in found.most_common()))  # noqa: T201
 
 
 if __name__ == "__main__":

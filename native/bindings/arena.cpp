@@ -2,8 +2,9 @@
 //
 // OpenVINO's CPU plugin divides the work of a kernel among as many threads as the arena of the thread that compiles has, though
 // its inference may run on one. In an arena of one, nothing is divided: small kernels take half of the time. The library is the
-// one that OpenVINO has loaded; its functions are looked up, since what is compiled with the headers of any oneTBB 2021 or later
-// runs with every later one (https://oneapi-src.github.io/oneTBB/, "Compatibility"): a `task_arena_base` begins as `Arena` does.
+// one that OpenVINO has loaded; its functions are looked up, since what is compiled with the headers of any oneTBB 2021 or
+// later runs with every later one (https://oneapi-src.github.io/oneTBB/, "Compatibility"): a `task_arena_base` begins as
+// `Arena` does.
 #include <dlfcn.h>
 #include <nanobind/nanobind.h>
 
@@ -23,7 +24,7 @@ struct Arena {
     void* arena = nullptr;
     int max_concurrency = 1;
     unsigned reserved_slots = 1;
-    int priority = 0x7fffffff / 4 * 2;  // normal
+    int priority = 0x7fffffff / 4 * 2;                          // normal
     int numa_node = -1, core_type = -1, threads_per_core = -1;  // any
     std::byte room[128] = {};                                   // for what later versions add
 };
@@ -58,8 +59,8 @@ nb::object in_arena_of_one(const char* library, nb::typed<nb::callable, nb::obje
     void* const tbb = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
     if (!tbb) return function();
     auto* const initialize = found<void(Arena&)>(tbb, "_ZN3tbb6detail2r110initializeERNS0_2d115task_arena_baseE");
-    auto* const execute = found<void(Arena&, Delegate&)>(
-        tbb, "_ZN3tbb6detail2r17executeERNS0_2d115task_arena_baseERNS2_13delegate_baseE");
+    auto* const execute =
+        found<void(Arena&, Delegate&)>(tbb, "_ZN3tbb6detail2r17executeERNS0_2d115task_arena_baseERNS2_13delegate_baseE");
     auto* const threads = found<int(const Arena*)>(tbb, "_ZN3tbb6detail2r115max_concurrencyEPKNS0_2d115task_arena_baseE");
     auto* const terminate = found<void(Arena&)>(tbb, "_ZN3tbb6detail2r19terminateERNS0_2d115task_arena_baseE");
     if (!initialize || !execute || !threads || !terminate) return function();

@@ -3,7 +3,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <initializer_list>
 #include <optional>
 #include <stdexcept>
@@ -156,6 +158,39 @@ void check_range(const char* name, Span<T> values, std::int64_t low, std::int64_
                                             .c_str());
         }
     }
+}
+
+constexpr double MOST = 1e100;  // of numbers that must be finite: their sums and products do not overflow
+
+/// Checks that no number is NaN, less than `least` or more than 1e100; infinite ones are allowed if `most` is infinity. Throws
+/// a ValueError that names the argument.
+template <class View>
+View amounts(const char* name, View values, double most = MOST, double least = 0.0) {
+    for (const double value : values) {
+        if (value >= least && (value <= MOST || value == most)) continue;
+        char text[100];
+        std::snprintf(text, sizeof text, "' holds %g; it must be from %g to %g%s.", value, least, MOST,
+                      most == infinity ? ", or infinite" : "");
+        throw nanobind::value_error(("'" + std::string(name) + text).c_str());
+    }
+    return values;
+}
+/// Checks that all numbers, of bytes per second, are positive; infinite ones are allowed.
+template <class View>
+View rates(const char* name, View values) {
+    return amounts(name, values, infinity, 1.0 / MOST);
+}
+inline double amount(const char* name, double value, double most = MOST, double least = 0.0) {
+    return amounts(name, Span<const double>(&value, 1), most, least)[0];
+}
+
+/// Checks that a number is not NaN. Throws a ValueError that names the argument.
+template <class View>
+View ordered(const char* name, View values) {
+    for (const double value : values) {
+        if (std::isnan(value)) throw nanobind::value_error(("'" + std::string(name) + "' holds NaN.").c_str());
+    }
+    return values;
 }
 
 /// A placement of a problem: a device that exists for every op.

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "bindings/arrays.hpp"
+#include "bindings/exclusive.hpp"
 #include "executor/bell.hpp"
 #include "executor/clock.hpp"
 #include "executor/lane.hpp"
@@ -67,13 +68,16 @@ struct Call {
 };
 
 struct PlanExecutor : Executor {
-    using Executor::Executor;
+    PlanExecutor(const std::shared_ptr<Exclusive<Machine>>& machine, const std::vector<std::shared_ptr<Lane>>& lanes,
+                 Span<const double> slowdown)
+        : Executor(machine, lanes, slowdown), use(*machine, "The machine") {}
     ~PlanExecutor() {
         const nb::gil_scoped_release no_gil;
         leave();
     }
     std::unordered_map<Index, std::unique_ptr<Call>> calls;  // by node; their addresses are the arguments of entries
-    int callers = 0;  // threads that have given the interpreter's lock back to wait
+    Use use;                                                 // of the machine, for good
+    int callers = 0;                                         // threads that have given the interpreter's lock back to wait
 };
 
 /// Gives the interpreter's lock back while a thread waits, and counts the thread until it has it again.
@@ -241,14 +245,14 @@ void bind_executor(nb::module_& module) {
     nb::class_<PlanExecutor>(module, "Executor", "Runs a plan on lanes, one run after another.")
         .def(
             "__init__",
-            [](PlanExecutor* self, std::shared_ptr<Machine> rules, const std::vector<std::shared_ptr<Lane>>& lanes,
-               const Array<const double>& slowdown) {
+            [](PlanExecutor* self, const std::shared_ptr<Exclusive<Machine>>& rules,
+               const std::vector<std::shared_ptr<Lane>>& lanes, const Array<const double>& slowdown) {
                 const auto factors = slowdown.vector("slowdown", lanes.size());
                 for (const double factor : factors) {
                     if (!(factor >= 0) || std::isinf(factor))
                         throw nb::value_error("'slowdown' holds a number that is no factor.");
                 }
-                new (self) PlanExecutor(std::move(rules), lanes, factors);
+                new (self) PlanExecutor(rules, lanes, factors);
             },
             "rules"_a, "lanes"_a, "slowdown"_a)
         .def(
@@ -297,7 +301,8 @@ void bind_executor(nb::module_& module) {
         .def(
             "run",
             [](PlanExecutor& executor, Index requests, std::int64_t waiting, double deadline) {
-                if (requests < 0 || requests > executor.slots()) throw nb::value_error("'requests' are more than there are slots.");
+                if (requests < 0 || requests > executor.slots())
+                    throw nb::value_error("'requests' are more than there are slots.");
                 if (waiting < 0) throw nb::value_error("'waiting' must not be negative.");
                 if (std::isnan(deadline)) throw nb::value_error("'deadline' must not be NaN.");
                 std::vector<Index> slots(at(requests));
@@ -310,7 +315,8 @@ void bind_executor(nb::module_& module) {
         .def(
             "begin",
             [](PlanExecutor& executor, Index requests, std::int64_t waiting) {
-                if (requests < 0 || requests > executor.slots()) throw nb::value_error("'requests' are more than there are slots.");
+                if (requests < 0 || requests > executor.slots())
+                    throw nb::value_error("'requests' are more than there are slots.");
                 if (waiting < 0) throw nb::value_error("'waiting' must not be negative.");
                 std::vector<Index> slots(at(requests));
                 std::iota(slots.begin(), slots.end(), 0);
@@ -383,7 +389,8 @@ void bind_executor(nb::module_& module) {
             [](const PlanExecutor& executor, bool last, const Array<double>& found) {
                 executor.seconds(last, found.vector("found", at(executor.ops())));
             },
-            "last"_a, "found"_a, "Write the median seconds of each op in its last runs, or those of the last one, to float64[V].")
+            "last"_a, "found"_a,
+            "Write the median seconds of each op in its last runs, or those of the last one, to float64[V].")
         .def(
             "blend",
             [](PlanExecutor& executor, std::size_t runs, const Array<const double>& seconds) {
@@ -417,7 +424,8 @@ void bind_executor(nb::module_& module) {
                 return waits;
             },
             "call"_a, "Have a function called when the run is over, on the thread that ends it; False if it is over already.")
-        .def_prop_ro("callers", [](const PlanExecutor& executor) { return executor.callers; }, "How many threads are in a call.")
+        .def_prop_ro(
+            "callers", [](const PlanExecutor& executor) { return executor.callers; }, "How many threads are in a call.")
         .def_prop_ro("stopped", &PlanExecutor::stopped)
         .def_prop_ro("over", &PlanExecutor::over)
         .def_prop_ro("begun_at", &PlanExecutor::begun_at)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/arrays.hpp"
+#include "bindings/exclusive.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -29,13 +30,15 @@ Told told(const Machine& machine, bool possible = true) {
 
 void bind_machine(nb::module_& module) {
     const auto of_slot = [](auto tell) {
-        return [tell](Machine& machine, Index slot) {
+        return [tell](Exclusive<Machine>& machine, Index slot) {
+            const Use use(machine, "The machine");
             check_index("slot", slot, machine.slots());
             return tell(machine, slot);
         };
     };
     const auto of_node = [](auto tell, bool op) {
-        return [tell, op](Machine& machine, Index node) {
+        return [tell, op](Exclusive<Machine>& machine, Index node) {
+            const Use use(machine, "The machine");
             check_index("node", node, std::int64_t{machine.slots()} * machine.nodes());
             const bool is_op = at(node % machine.nodes()) < machine.place().size();
             if (is_op != op)
@@ -43,35 +46,38 @@ void bind_machine(nb::module_& module) {
             return told(machine, (machine.*tell)(node));
         };
     };
-    nb::class_<Machine>(
+    nb::class_<Exclusive<Machine>>(
         module, "Machine",
         "The rules of one placement, and where its requests stand. It is told what has happened, and answers what to\n"
         "start now: nodes, and -1 - r for a slot whose request has ended; None to what cannot have happened.")
         .def(
             "__init__",
-            [](Machine* self, const Tables& tables, const Array<const Index>& place, LinkModel links, Discipline queue,
-               Index slots) {
+            [](Exclusive<Machine>* self, const Tables& tables, const Array<const Index>& place, LinkModel links,
+               Discipline queue, Index slots) {
                 const auto where = placement_of(tables, place);
                 if (slots < 1) throw nb::value_error("'slots' must be at least 1.");
-                new (self) Machine(tables, where, links, queue, slots);
+                new (self) Exclusive<Machine>(tables, where, links, queue, slots);
             },
             "tables"_a, "place"_a, "links"_a, "queue"_a, "slots"_a, nb::keep_alive<1, 2>())
         .def(
             "rank",
-            [](Machine& machine, const Array<const double>& priority) {
-                machine.rank(priority.vector("priority", machine.place().size()));
+            [](Exclusive<Machine>& machine, const Array<const double>& priority) {
+                const Use use(machine, "The machine");
+                machine.rank(ordered("priority", priority.vector("priority", machine.place().size())));
             },
             "priority"_a, "Give every op its priority, float64[V], the higher goes first.")
         .def(
             "grow",
-            [](Machine& machine, Index slots) {
+            [](Exclusive<Machine>& machine, Index slots) {
+                const Use use(machine, "The machine");
                 if (slots < machine.slots()) throw nb::value_error("'slots' must not be fewer than there are.");
                 machine.grow(slots);
             },
             "slots"_a, "Make room for so many requests in flight.")
         .def(
             "share",
-            [](Machine& machine, Index device) {
+            [](Exclusive<Machine>& machine, Index device) {
+                const Use use(machine, "The machine");
                 check_index("device", device, machine.tables().devices());
                 machine.share(device);
             },
@@ -87,7 +93,8 @@ void bind_machine(nb::module_& module) {
              "slot"_a)
         .def(
             "device_lost",
-            [](Machine& machine, Index device) {
+            [](Exclusive<Machine>& machine, Index device) {
+                const Use use(machine, "The machine");
                 check_index("device", device, machine.tables().devices());
                 machine.device_lost(device);
                 return *told(machine);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "bindings/arrays.hpp"
+#include "bindings/exclusive.hpp"
 #include "placers/annealing.hpp"
 #include "placers/earliest_finish.hpp"
 #include "placers/list_scheduling.hpp"
@@ -26,8 +27,8 @@ std::size_t devices_of(const Tables& tables) {
 void bind_list_scheduling(nb::module_& module) {
     const auto ranks = [](auto write) {
         return [write](const Tables& tables, const Doubles& compute, const Doubles& comm, const Array<double>& rank) {
-            write(tables, compute.vector("compute", ops_of(tables)), comm.vector("comm", tables.edge.size()),
-                  rank.vector("rank", ops_of(tables)));
+            write(tables, amounts("compute", compute.vector("compute", ops_of(tables)), infinity),
+                  amounts("comm", comm.vector("comm", tables.edge.size())), rank.vector("rank", ops_of(tables)));
         };
     };
     module.def("upward_ranks", ranks(&upward_ranks), "tables"_a, "compute"_a, "comm"_a, "rank"_a,
@@ -37,7 +38,7 @@ void bind_list_scheduling(nb::module_& module) {
     module.def(
         "optimistic_costs",
         [](const Tables& tables, const Doubles& comm, const Array<double>& cost) {
-            optimistic_costs(tables, comm.vector("comm", tables.edge.size()),
+            optimistic_costs(tables, amounts("comm", comm.vector("comm", tables.edge.size())),
                              cost.grid("cost", ops_of(tables), devices_of(tables)));
         },
         "tables"_a, "comm"_a, "cost"_a,
@@ -55,9 +56,9 @@ void bind_list_scheduling(nb::module_& module) {
             const std::size_t ops = ops_of(tables);
             const Plan plan{place.vector("place", ops), start.vector("start", ops), finish.vector("finish", ops)};
             const auto turns = order.vector("order", ops);
-            const auto seconds = compute.grid("compute", ops, devices_of(tables));
-            const auto later = onward.grid("onward", ops, devices_of(tables));
-            const auto room = memory.vector("memory", devices_of(tables));
+            const auto seconds = amounts("compute", compute.grid("compute", ops, devices_of(tables)), infinity);
+            const auto later = amounts("onward", onward.grid("onward", ops, devices_of(tables)), infinity);
+            const auto room = amounts("memory", memory.vector("memory", devices_of(tables)), infinity);
             const nb::gil_scoped_release released;
             return insertion_schedule(tables, turns, seconds, later, room, links, plan);
         },
@@ -69,7 +70,7 @@ void bind_list_scheduling(nb::module_& module) {
         "earliest_start_placement",
         [](const Tables& tables, const Ints& order, const Doubles& lots, const Array<std::int32_t>& place) {
             const auto turns = order.vector("order", ops_of(tables));
-            const auto draws = lots.grid("lots", ops_of(tables), devices_of(tables));
+            const auto draws = ordered("lots", lots.grid("lots", ops_of(tables), devices_of(tables)));
             const auto chosen = place.vector("place", ops_of(tables));
             const nb::gil_scoped_release released;
             earliest_start_placement(tables, turns, draws, chosen);
@@ -92,19 +93,28 @@ void bind_searches(nb::module_& module) {
         "tables"_a, "place"_a, "ops"_a, "devices"_a,
         "Write the device where each op would finish first if moved alone, int32[K].");
 
-    nb::class_<Annealing>(module, "Annealing", "A search by simulated annealing, from a placement on.")
+    nb::class_<Exclusive<Annealing>>(module, "Annealing", "A search by simulated annealing, from a placement on.")
         .def(
             "__init__",
-            [](Annealing* self, const CostModel& model, const Ints& place, double scale, std::uint64_t seed) {
-                new (self) Annealing(model, placement_of(*model.tables, place), scale, seed);
+            [](Exclusive<Annealing>* self, const CostModel& model, const Ints& place, double scale, std::uint64_t seed) {
+                new (self) Exclusive<Annealing>(model, placement_of(*model.tables, place), amount("scale", scale), seed);
             },
             "model"_a, "place"_a, "scale"_a, "seed"_a, nb::keep_alive<1, 2>())
-        .def("run", &Annealing::run, "first"_a, "last"_a, "steps"_a, nb::call_guard<nb::gil_scoped_release>(),
-             "Do moves first to last, excluded, of steps in all.")
-        .def_prop_ro("seconds", &Annealing::seconds, "Cost of the best placement so far; inf before there is one.")
+        .def(
+            "run",
+            [](Exclusive<Annealing>& self, std::int64_t first, std::int64_t last, std::int64_t steps) {
+                const Use use(self, "The search");
+                const nb::gil_scoped_release released;
+                self.run(first, last, steps);
+            },
+            "first"_a, "last"_a, "steps"_a, "Do moves first to last, excluded, of steps in all.")
+        .def_prop_ro(
+            "seconds", [](Exclusive<Annealing>& self) { return Use(self, "The search"), self.seconds(); },
+            "Cost of the best placement so far; inf before there is one.")
         .def(
             "best",
-            [](const Annealing& self, const Array<std::int32_t>& place) {
+            [](Exclusive<Annealing>& self, const Array<std::int32_t>& place) {
+                const Use use(self, "The search");
                 std::copy(self.best().begin(), self.best().end(), place.vector("place", self.best().size()).begin());
             },
             "place"_a, "Write the best placement so far, int32[V].");

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "bindings/arrays.hpp"
+#include "bindings/exclusive.hpp"
 #include "planning/groups.hpp"
 #include "planning/segment_search.hpp"
 #include "planning/segments.hpp"
@@ -23,23 +24,24 @@ void make_groups(Groups* self, const Ints& edges, const Doubles& tensor_bytes, c
                  const Doubles& read, const Doubles& latency, const Doubles& bandwidth, const Flags& passthrough,
                  const Flags& cliques, bool steady, const Doubles& outside) {
     Groups groups;
-    groups.core = copy(core.grid("core"));
+    groups.core = copy(amounts("core", core.grid("core"), infinity));
     if (groups.core.empty()) throw nb::value_error("'core' is empty: there must be a group and a device.");
     const std::size_t count = groups.groups(), devices = groups.devices();
-    groups.tensor_bytes = copy(tensor_bytes.vector("tensor_bytes"));
+    groups.tensor_bytes = copy(amounts("tensor_bytes", tensor_bytes.vector("tensor_bytes")));
     const auto ends = edges.grid("edges", {}, 3);
     for (std::size_t e = 0; e < ends.rows(); ++e) groups.edge.push_back({ends(e, 0), ends(e, 1), ends(e, 2)});
-    groups.cut_per_byte = copy(cut_per_byte.grid("cut_per_byte", count, devices));
-    groups.dispatch = copy(dispatch.vector("dispatch", devices));
-    groups.load = copy(load.grid("load", count, devices));
-    groups.beside = copy(beside.grid("beside", devices, devices));
+    groups.cut_per_byte = copy(amounts("cut_per_byte", cut_per_byte.grid("cut_per_byte", count, devices)));
+    groups.dispatch = copy(amounts("dispatch", dispatch.vector("dispatch", devices)));
+    groups.load = copy(amounts("load", load.grid("load", count, devices), MOST, -MOST));
+    groups.beside = copy(amounts("beside", beside.grid("beside", devices, devices)));
     groups.conflict = conflict_table(conflicts.grid("conflicts", devices, devices));
-    groups.read = copy(read.vector("read", devices));
-    groups.link = link_table(latency.grid("latency", devices, devices), bandwidth.grid("bandwidth", devices, devices));
+    groups.read = copy(amounts("read", read.vector("read", devices)));
+    groups.link = link_table(amounts("latency", latency.grid("latency", devices, devices)),
+                             rates("bandwidth", bandwidth.grid("bandwidth", devices, devices)));
     groups.passthrough = copy(passthrough.vector("passthrough", count));
     groups.clique = copy(cliques.grid("cliques", {}, devices));
     groups.steady = steady;
-    groups.outside = copy(outside.vector("outside", devices));
+    groups.outside = copy(amounts("outside", outside.vector("outside", devices)));
     check(groups);
     new (self) Groups(std::move(groups));
 }
@@ -78,19 +80,21 @@ std::size_t divide_groups(const Groups& groups, const Array<std::int32_t>& segme
     return found.moves().size();
 }
 
-void make_search(SegmentSearch* self, const Groups& groups, const Ints& placement, const Flags& feasible,
+void make_search(Exclusive<SegmentSearch>* self, const Groups& groups, const Ints& placement, const Flags& feasible,
                  const Doubles& param_bytes, const Doubles& memory, std::int64_t steps, double heat,
                  const nb::object& bit_generator) {
     Room room{copy(feasible.grid("feasible", groups.groups(), groups.devices())),
-              copy(param_bytes.vector("param_bytes", groups.groups())), copy(memory.vector("memory", groups.devices()))};
+              copy(amounts("param_bytes", param_bytes.vector("param_bytes", groups.groups()))),
+              copy(amounts("memory", memory.vector("memory", groups.devices()), infinity))};
     auto place = copy(check_devices(groups, "placement", placement));
+    amount("heat", heat);
     const nb::object capsule = nb::getattr(bit_generator, "capsule", nb::none());
     if (!PyCapsule_IsValid(capsule.ptr(), "BitGenerator")) {
         throw nb::type_error("'bit_generator' must be a numpy.random.BitGenerator.");
     }
     auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
     const nb::gil_scoped_release released;
-    new (self) SegmentSearch(groups, std::move(room), std::move(place), steps, heat, *random);
+    new (self) Exclusive<SegmentSearch>(groups, std::move(room), std::move(place), steps, heat, *random);
 }
 
 }  // namespace
@@ -107,15 +111,22 @@ void bind_planning(nb::module_& module) {
         .def("divide", &divide_groups, "segment_of"_a, "devices"_a, "moves"_a, "seconds"_a,
              "Number segments, int32[G], in topological order; write the tensors between them, int32[E, 3], and their seconds, "
              "float64[S]; return how many tensors there are.");
-    nb::class_<SegmentSearch>(module, "SegmentSearch", "Simulated annealing of a placement of groups by its plan.")
+    nb::class_<Exclusive<SegmentSearch>>(module, "SegmentSearch", "Simulated annealing of a placement of groups by its plan.")
         .def("__init__", &make_search, nb::keep_alive<1, 2>(), nb::keep_alive<1, 9>(), "groups"_a, "placement"_a, "feasible"_a,
              "param_bytes"_a, "memory"_a, "steps"_a, "heat"_a, "bit_generator"_a.none())
-        .def("advance", &SegmentSearch::advance, "steps"_a, nb::call_guard<nb::gil_scoped_release>(),
-             "Try the next moves; the lock of the bit generator has to be held.")
-        .def_prop_ro("over", &SegmentSearch::over)
+        .def(
+            "advance",
+            [](Exclusive<SegmentSearch>& self, std::int64_t steps) {
+                const Use use(self, "The search");
+                const nb::gil_scoped_release released;
+                self.advance(steps);
+            },
+            "steps"_a, "Try the next moves; the lock of the bit generator has to be held.")
+        .def_prop_ro("over", [](Exclusive<SegmentSearch>& self) { return Use(self, "The search"), self.over(); })
         .def(
             "write_best",
-            [](const SegmentSearch& self, const Array<std::int32_t>& placement) {
+            [](Exclusive<SegmentSearch>& self, const Array<std::int32_t>& placement) {
+                const Use use(self, "The search");
                 const auto written = placement.vector("placement", self.best().size());
                 std::copy(self.best().begin(), self.best().end(), written.begin());
             },

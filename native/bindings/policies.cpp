@@ -133,7 +133,7 @@ void bind_doppler(nb::module_& module) {
         "affinity",
         [](const Longs& ptr, const Longs& to, const Doubles& chance) {
             const auto begins = ptr.vector("ptr"), ends = to.vector("to");
-            const auto chances = chance.vector("chance", ends.size());
+            const auto chances = amounts("chance", chance.vector("chance", ends.size()));
             if (begins.empty()) throw nb::value_error("'ptr' is empty.");
             check_range("ptr", begins, 0, static_cast<std::int64_t>(ends.size()));
             check_range("to", ends, 0, static_cast<std::int64_t>(begins.size()) - 2);
@@ -176,6 +176,7 @@ void bind_doppler(nb::module_& module) {
             const std::size_t count = episodes.count(), devices = episodes.devices();
             const Seen seen{inputs.rows("inputs", {count, episodes.ops(), devices, DEVICE_INPUTS}),
                             allowed.rows("allowed", {count, episodes.ops(), devices})};
+            amount("unit", unit, MOST, 1.0 / MOST);
             if (step >= episodes.ops()) throw nb::value_error("'step' must be less than the number of ops.");
             Matrix<double> features(devices, DEVICE_FEATURES);
             std::size_t row = step;
@@ -195,12 +196,13 @@ void bind_doppler(nb::module_& module) {
             const auto decisions = record_of(recorded, episodes);
             const auto policies = policy_of(deciding, episodes);
             const Manner played{how.value<bool>("select"), how.value<bool>("place"), how.value<bool>("draw"),
-                                how.value<double>("explore")};
+                                amount("explore", how.value<double>("explore"), 1.0)};
             if (first > last || last > episodes.ops())
                 throw nb::value_error("'first' and 'last' are no steps of the episodes.");
             const auto stay = kept.grid("kept", episodes.count(), episodes.ops());
             check_range("kept", stay.all(), -1, tables.devices() - 1);
-            const auto ranks = rank.vector("rank", episodes.ops());
+            const auto ranks = ordered("rank", rank.vector("rank", episodes.ops()));
+            amount("unit", unit, MOST, 1.0 / MOST);
             const auto states = random.vector("random", episodes.count());
             const nb::gil_scoped_release released;
             play(first, last, episodes, decisions, policies, played, stay, ranks, unit, states);
@@ -237,7 +239,8 @@ void bind_giph(nb::module_& module) {
                 const auto begins = first.vector("first", tables.edge.size());
                 check_range("node", rows.all(), -1, FAR);
                 check_range("first", begins, 0, FAR);
-                new (self) GpNet(tables, {rows, begins, bandwidth, unit, pivots});
+                new (self) GpNet(tables, {rows, begins, amount("bandwidth", bandwidth, MOST, 1.0 / MOST),
+                                          amount("unit", unit, MOST, 1.0 / MOST), pivots});
             },
             "tables"_a, "node"_a, "first"_a, "bandwidth"_a, "unit"_a, "pivots"_a, nb::keep_alive<1, 2>())
         .def(

@@ -20,17 +20,17 @@ void bind_rules(nb::module_& module) {
                const Doubles& latency, const Doubles& bandwidth, const Doubles& cut, const Doubles& param_bytes,
                const Doubles& memory, const Flags& conflicts, const Flags& cliques, const Ints& order) {
                 ProblemArrays problem;
-                problem.compute = compute.grid("compute");
+                problem.compute = amounts("compute", compute.grid("compute"), infinity);
                 problem.edges = edges.grid("edges", {}, 2);
                 const std::size_t ops = problem.compute.rows(), devices = problem.compute.columns();
                 const std::size_t count = problem.edges.rows();
-                problem.edge_bytes = edge_bytes.vector("edge_bytes", count);
+                problem.edge_bytes = amounts("edge_bytes", edge_bytes.vector("edge_bytes", count));
                 problem.edge_tensor = edge_tensor.vector("edge_tensor", count);
-                problem.latency = latency.grid("latency", devices, devices);
-                problem.bandwidth = bandwidth.grid("bandwidth", devices, devices);
-                problem.cut = cut.grid("cut", count, devices);
-                problem.param_bytes = param_bytes.vector("param_bytes", ops);
-                problem.memory = memory.vector("memory", devices);
+                problem.latency = amounts("latency", latency.grid("latency", devices, devices));
+                problem.bandwidth = rates("bandwidth", bandwidth.grid("bandwidth", devices, devices));
+                problem.cut = amounts("cut", cut.grid("cut", count, devices));
+                problem.param_bytes = amounts("param_bytes", param_bytes.vector("param_bytes", ops));
+                problem.memory = amounts("memory", memory.vector("memory", devices), infinity);
                 problem.conflicts = conflicts.grid("conflicts", devices, devices);
                 problem.cliques = cliques.grid("cliques", {}, devices);
                 problem.order = order.vector("order", ops);

@@ -14,14 +14,14 @@ namespace {
 
 /// A priority of each op, or none.
 Span<const double> priorities(const Tables& tables, const Array<const double>& priority) {
-    const Span<const double> checked = priority.vector("priority");
+    const Span<const double> checked = ordered("priority", priority.vector("priority"));
     if (!checked.empty()) priority.vector("priority", at(tables.ops()));
     return checked;
 }
 
 /// When requests arrive: seconds from 0, ascending.
 Span<const double> arrival_times(const Array<const double>& arrivals) {
-    const Span<const double> times = arrivals.vector("arrivals");
+    const Span<const double> times = amounts("arrivals", arrivals.vector("arrivals"));
     double before = 0.0;
     for (const double time : times) {
         if (!(time >= before)) throw nb::value_error("'arrivals' must be seconds from 0, ascending.");
@@ -78,7 +78,7 @@ void bind_simulator(nb::module_& module) {
         [](const Tables& tables, const Ints& placements, const Doubles& priority, const Options& options, std::uint64_t seed,
            const Doubles& arrivals, Index slots, Index threads, const Array<double>& seconds) {
             const auto batch = placements.grid("placements", {}, at(tables.ops()));
-            const auto ranks = priority.grid("priority", {}, at(tables.ops()));
+            const auto ranks = ordered("priority", priority.grid("priority", {}, at(tables.ops())));
             if (ranks.rows() > 1 && ranks.rows() != batch.rows()) {
                 throw nb::value_error("'priority' must have one row for each placement, one for all, or none.");
             }

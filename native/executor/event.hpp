@@ -1,4 +1,5 @@
-// What threads wait for: a futex, so that a signal ends the wait of the thread that it reaches, which a condition variable hides.
+// What threads wait for: a futex, so that a signal ends the wait of the thread that it reaches, which a condition variable
+// hides.
 #pragma once
 
 #include <linux/futex.h>
@@ -13,8 +14,8 @@
 
 namespace placeit {
 
-/// A counter that any thread may raise. A thread that waits reads it, looks whether there is something to do, and then waits for
-/// the counter to have another value than the one that it read.
+/// A counter that any thread may raise. A thread that waits reads it, looks whether there is something to do, and then waits
+/// for the counter to have another value than the one that it read.
 class Event {
 public:
     std::uint32_t count() const { return count_.load(std::memory_order_seq_cst); }

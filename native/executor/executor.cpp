@@ -303,11 +303,11 @@ void Executor::run_here(Task& task) {
     if (last) last();
 }
 
-/// Carry out a node on this thread, and what follows from its end. `helps`: whether this is a caller, which goes on with what it
-/// may run itself.
+/// Carry out a node on this thread, and what follows from its end. `helps`: whether this is a caller, which goes on with what
+/// it may run itself.
 Executor::Last Executor::carry_out(Task& task, bool helps) {
     const Step& step = task.step;
-    Use* const use = step.lane >= 0 ? &uses_[at(step.lane)] : nullptr;
+    Place* const use = step.lane >= 0 ? &uses_[at(step.lane)] : nullptr;
     int status = 0;
     double start, finish;
     if (step.asynchronous) {
@@ -362,7 +362,7 @@ Executor::Last Executor::let_go(Lock& lock) {
     Task* direct = direct_.empty() ? nullptr : direct_.front();
     if (direct) direct_.pop_front();
     lock.unlock();
-    for (Use& use : uses_) {
+    for (Place& use : uses_) {
         if (use.asleep.load(std::memory_order_relaxed) && use.asleep.exchange(false)) use.lane->wake();
     }
     if (bell) bell->ring();
@@ -391,7 +391,7 @@ Waited Executor::wait(Lock& lock, double deadline, const Look& look) {
         help(lock);
         for (bool first = true; !over_; first = false) {
             const double time = now();
-            const bool gone = std::any_of(uses_.begin(), uses_.end(), [](const Use& use) { return use.lane->ended(); });
+            const bool gone = std::any_of(uses_.begin(), uses_.end(), [](const Place& use) { return use.lane->ended(); });
             if (gone || time >= deadline) {
                 if (gone) {
                     end_with(Cancelled{time}, time);
@@ -539,7 +539,7 @@ void Executor::start(Index node, double time) {
         direct_.push_back(&task);
         return;
     }
-    Use& use = uses_[at(task.step.lane)];
+    Place& use = uses_[at(task.step.lane)];
     const bool may = helping_ && !mine_ && task.step.lendable && task.took > 0.0 && task.took <= use.lane->lends;
     if (may && (held_ == task.step.lane || (held_ < 0 && use.lane->hold()))) {
         held_ = task.step.lane;

@@ -1,8 +1,8 @@
 // Runs a plan on lanes, by the rules that the simulator follows.
 //
-// Lanes belong to devices and links, and live as long as these; any number of executors uses them. Whoever reports an end carries
-// out what the rules answer: it queues what starts on the lanes, and wakes these before it goes on itself. The state of an
-// executor is under one mutex. Nothing is called with the mutex taken.
+// Lanes belong to devices and links, and live as long as these; any number of executors uses them. Whoever reports an end
+// carries out what the rules answer: it queues what starts on the lanes, and wakes these before it goes on itself. The state of
+// an executor is under one mutex. Nothing is called with the mutex taken.
 #pragma once
 
 #include <atomic>
@@ -31,8 +31,8 @@ struct Entry {
     void* argument = nullptr;
 };
 
-/// How a node is carried out: by an entry, by waiting, or by an entry that starts it, whose return value does not count and after
-/// which somebody reports the end.
+/// How a node is carried out: by an entry, by waiting, or by an entry that starts it, whose return value does not count and
+/// after which somebody reports the end.
 struct Step {
     Index lane = -1;  // -1: on the thread that decides so; what has no entry there ends as soon as it starts
     Entry entry;
@@ -61,7 +61,7 @@ struct Failed {  // the first node that failed, of all or, in a run with a bell,
 struct Cancelled {  // the run was stopped
     double at;
 };
-struct Late {  // the deadline was over before the run was
+struct Late {                    // the deadline was over before the run was
     std::vector<Index> running;  // nodes that had started, and had not ended
 };
 struct Broken {  // nobody knows any more what is to run
@@ -117,13 +117,13 @@ public:
     /// Begin a run that requests are added to. `bell` is rung when one has ended, or the run was stopped. Throws
     /// std::logic_error during a run.
     void open(std::shared_ptr<Bell> bell);
-    /// Begin one more request of such a run, unless the run was stopped, and return its number, which no other one has. One that
-    /// fails is dropped, and the others go on; without a bell, it ends the run.
+    /// Begin one more request of such a run, unless the run was stopped, and return its number, which no other one has. One
+    /// that fails is dropped, and the others go on; without a bell, it ends the run.
     std::int64_t admit(Index slot);
     /// The number of the last request that has begun in a slot; -1 before the first.
     std::int64_t number(Index slot) const;
-    /// Wait for the end of such a request, until some time at most; the bell is not rung for it meanwhile. Returns whether it has
-    /// ended well, and nobody else has been told: if not, the bell is rung.
+    /// Wait for the end of such a request, until some time at most; the bell is not rung for it meanwhile. Returns whether it
+    /// has ended well, and nobody else has been told: if not, the bell is rung.
     bool await(Index slot, std::int64_t number, double until, const Look& look);
     /// Forget that a request has ended, as whoever waited for it knows.
     void known(Index slot, std::int64_t number);
@@ -160,8 +160,8 @@ public:
     /// What ran in a slot since the run, or the request there, began, by start; what ended at once is left out.
     std::vector<Ran> ran(Index slot) const;
 
-    /// float64[V]: the median of the seconds that each op took in its last runs, a thousand at most; or in the very last one. 0 if
-    /// it has not run.
+    /// float64[V]: the median of the seconds that each op took in its last runs, a thousand at most; or in the very last one. 0
+    /// if it has not run.
     void seconds(bool last, Span<double> found) const;
     /// Have some seconds, [V], count for the last runs of each op, of which there were so many; ops of 0 s are left out.
     void blend(std::size_t runs, Span<const double> seconds);
@@ -183,7 +183,7 @@ private:
         double asked = 0.0;                        // when it was started
         double took = 0.0;                         // seconds, when it ran last
     };
-    struct Use {
+    struct Place {
         std::shared_ptr<Lane> lane;
         double slowdown = 1.0;
         std::atomic<bool> asleep{false};  // and it has something to do
@@ -215,9 +215,9 @@ private:
     std::shared_ptr<Machine> rules_;
     Index slots_ = 0;
     std::vector<std::unique_ptr<Task[]>> tasks_;  // of each slot
-    std::vector<Use> uses_;
-    std::vector<Index> todo_;   // ring: what the rules have told
-    std::vector<Flag> failed_;  // [R] whether a node of the request in a slot has failed
+    std::vector<Place> uses_;
+    std::vector<Index> todo_;                  // ring: what the rules have told
+    std::vector<Flag> failed_;                 // [R] whether a node of the request in a slot has failed
     std::vector<std::deque<double>> samples_;  // [V] seconds of the last runs
 
     mutable std::mutex mutex_;
@@ -229,7 +229,7 @@ private:
     std::function<void()> when_over_;
     bool ring_ = false, admitting_ = false, ended_ = false;
     std::atomic<bool> stopped_{true}, over_{true};
-    std::atomic<int> inside_{0};  // lanes that run something of it
+    std::atomic<int> inside_{0};           // lanes that run something of it
     std::int64_t left_ = 0, waiting_ = 0;  // requests in flight, and one more while others may be admitted; those that follow
     std::uint64_t runs_ = 0;
     double begin_ = 0.0, end_ = 0.0;

@@ -1,7 +1,7 @@
 // A lane: the thread of a device or a link, which runs one thing at a time, in the order in which it is asked to.
 //
-// It lives as long as its device and serves all executors. The thread is one of Python's, which has given the interpreter's lock
-// back; work that is written in Python takes the lock for as long as it runs.
+// It lives as long as its device and serves all executors. The thread is one of Python's, which has given the interpreter's
+// lock back; work that is written in Python takes the lock for as long as it runs.
 #pragma once
 
 #include <atomic>
@@ -43,7 +43,7 @@ public:
     bool hold();
     void release();
 
-    bool busy() const;             // something runs or waits there
+    bool busy() const;                     // something runs or waits there
     bool ended() const { return ended_; }  // its thread is gone: what is queued will not run
     double spun() const { return spun_; }  // seconds that its thread has spun
 

@@ -48,6 +48,8 @@ public:
     Span<T> row(std::size_t i) const { return {data_ + i * columns_, columns_}; }
     Span<T> all() const { return {data_, rows_ * columns_}; }
     T* data() const { return data_; }
+    T* begin() const { return data_; }
+    T* end() const { return data_ + rows_ * columns_; }
     std::size_t rows() const { return rows_; }
     std::size_t columns() const { return columns_; }
     bool empty() const { return rows_ * columns_ == 0; }

@@ -1,6 +1,6 @@
-// Runs random graphs on lanes without Python, for sanitizers to judge: entries fail, nodes are reported by other threads, requests
-// come one by one, callers run segments themselves, and runs are cancelled or late at random moments. Fails if a lane is left
-// waiting, an order is violated, or incidents contradict what ran.
+// Runs random graphs on lanes without Python, for sanitizers to judge: entries fail, nodes are reported by other threads,
+// requests come one by one, callers run segments themselves, and runs are cancelled or late at random moments. Fails if a lane
+// is left waiting, an order is violated, or incidents contradict what ran.
 //
 // Usage: stress [GRAPHS] [LANES] [SEED]
 #include <poll.h>

@@ -11,11 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 from placeit.core.errors import ProblemError
 from placeit.core.graph import topological_order
 
+MOST = 1e100  # of finite numbers, seconds, bytes and rates alike, so that their sums and products do not overflow
+
 
 def floats(
     name: str, value: ArrayLike, ndim: int, shape: tuple[int, ...] | None = None, diagonal: float | None = None
 ) -> NDArray[np.float64]:
-    """Return numbers of a shape, none of them NaN or negative; ``diagonal`` is what they have there whatever was given."""
+    """Return numbers of a shape, none of them NaN, negative, or finite and above 1e100.
+
+    ``diagonal``: what they have there whatever was given.
+    """
     try:
         array = np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -33,6 +38,8 @@ def floats(
     if (array < 0).any():
         where = tuple(int(i) for i in np.argwhere(array < 0)[0])
         raise ProblemError(f"'{name}' is negative at {where}: {array[where]}.")
+    if (np.isfinite(array) & (array > MOST)).any():
+        raise ProblemError(f"'{name}' holds {array[np.isfinite(array)].max():g}; finite numbers are at most {MOST:g}.")
     return array
 
 

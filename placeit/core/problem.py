@@ -151,8 +151,8 @@ class Problem:
 
     def _check(self) -> None:
         off = ~np.eye(self.devices, dtype=bool)
-        if np.any(self.bandwidth[off] <= 0):
-            i, j = np.argwhere(off & (self.bandwidth <= 0))[0]
+        if np.any(self.bandwidth[off] < 1 / checks.MOST):
+            i, j = np.argwhere(off & (self.bandwidth < 1 / checks.MOST))[0]
             raise ProblemError(
                 f"The link {self.device_names[i]} -> {self.device_names[j]} has bandwidth {self.bandwidth[i, j]}; it must be "
                 "positive (bytes per second)."

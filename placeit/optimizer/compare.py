@@ -26,6 +26,7 @@ from placeit.profiler.costs import Progress
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.incumbent import compared
 from placeit.runtime.measure import WARMUP, Ratio, check_length
+from placeit.runtime.programs import searching
 from placeit.simulator.objectives import Latency, Objective, Throughput, check_objective, get_objective
 from placeit.workbench import Workbench
 
@@ -109,6 +110,7 @@ class Comparison(Shown):
         )
 
 
+@searching()
 def compare(
     session: Workbench,
     placements: Mapping[str, Placement],

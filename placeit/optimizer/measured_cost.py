@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from placeit.profiler.costs import Progress
 from placeit.runtime.budget import CHECKS
 from placeit.runtime.incumbent import HOPELESS, is_hopeless, is_worth_trying
 from placeit.runtime.measure import Measurement, Ratio, faster
+from placeit.runtime.programs import searching
 from placeit.simulator.objectives import get_objective
 from placeit.workbench import Workbench
 
@@ -126,7 +129,10 @@ class MeasuredCost:
             raise UsageError("Devices that are only described run nothing, so there is nothing to measure.")
         if rounds < 1 or (hopeless is not None and not hopeless > 1):
             raise UsageError(f"'rounds' is at least 1 and 'hopeless' more than 1; got {rounds} and {hopeless}.")
-        self._races = Races(session, wanted, deadline, seed, progress)
+        with contextlib.ExitStack() as stack:  # programs are kept for as long as this is
+            stack.enter_context(searching())
+            self._races = Races(session, wanted, deadline, seed, progress)
+            weakref.finalize(self, stack.pop_all().close).atexit = False
         self._segmenter = self._races.segmenter_of(session.costs)
         self._problem = self._segmenter.problem()
         self._races.warmup = 0  # the runs that check outputs are enough

@@ -39,6 +39,7 @@ from placeit.runtime.budget import TRIFLE_S, least
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.incumbent import compared
 from placeit.runtime.measure import FAILURES
+from placeit.runtime.programs import searching
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.objectives import get_objective
 from placeit.workbench import Workbench
@@ -52,6 +53,7 @@ _MEMORY_S = 3.0  # that must be left to measure how fast all devices together re
 _LOG = logging.getLogger(__name__)
 
 
+@searching()
 def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Optimized:
     """Search for the best placement, as :func:`placeit.optimize` describes it."""
     wanted, budget, plain = goal.objective, goal.budget.seconds, goal.candidates.plain

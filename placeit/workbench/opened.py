@@ -46,6 +46,7 @@ from placeit.runtime.check import (
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.programs import searching
 from placeit.runtime.runtime import Runtime
 from placeit.workbench.options import Constraints, Inputs
 
@@ -255,6 +256,7 @@ class OpenSession:
             raise UsageError("Groups can be split only before anything is measured or run: open another session.")
         self.placing = placing
 
+    @searching()
     def profile(
         self,
         *,

@@ -190,6 +190,8 @@ def test_another_process_finds_the_same_key():
         ({"compute": [[1.0, np.nan], [2.5, 3.0]]}, r"'compute' contains NaN at \(0, 1\)"),
         ({"edge_bytes": [-4.0]}, r"'edge_bytes' is negative at \(0,\): -4.0"),
         ({"param_bytes": [0.0, -1.0]}, "'param_bytes' is negative"),
+        ({"compute": [[1.0, 1e200], [2.5, np.inf]]}, r"'compute' holds 1e\+200; finite numbers are at most 1e\+100"),
+        ({"bandwidth": [[1.0, 1e-300], [1.0, 1.0]]}, "has bandwidth 1e-300; it must be positive"),
         ({"op_names": ["a"]}, "'op_names' has 1 entries where 2 are expected"),
         ({"op_names": ["a", "a"]}, "'op_names' contains a name twice"),
         ({"edges": [(0, 1)], "edge_tensor": [0.5]}, "expected integers"),

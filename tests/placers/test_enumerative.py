@@ -126,7 +126,7 @@ def test_on_sharded_programs_it_is_about_as_good_as_the_critical_path(name: str)
         (np.zeros((2, 3)).T, np.zeros(3, np.int32), "'seconds' must be contiguous"),
         (np.zeros((3, 0)), np.zeros(3, np.int32), "'seconds' has no devices"),
         (np.full((3, 2), np.inf), np.zeros(3, np.int32), "'seconds' has an op that can run on no device"),
-        (np.full((3, 2), np.nan), np.zeros(3, np.int32), "'seconds' has an op that can run on no device"),
+        (np.full((3, 2), np.nan), np.zeros(3, np.int32), "'seconds' holds nan"),
         (np.zeros((3, 2)), np.zeros(2, np.int32), "'devices' has 2 values; expected 3"),
     ],
 )

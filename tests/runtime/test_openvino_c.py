@@ -419,6 +419,28 @@ def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatc
     assert str(why_not()).endswith("and Python's is 2031.1")
 
 
+@pytest.mark.parametrize("version", ["2024.6.0-17404", "2027.0.0-30000-abc", "custom build"])
+def test_a_library_of_a_release_that_is_not_known_is_not_used(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(ov, "get_version", lambda: version)
+    monkeypatch.setattr(openvino_library.OpenVinoLibrary, "version", lambda _: version)
+    assert native_openvino() is None
+    assert str(why_not()).endswith(f"it is of OpenVINO {version}, and placeit knows the C library of 2025.0 to 2026.4")
+
+
+def test_handles_of_another_class_are_not_given_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    library, handle_of = next(library_folder().glob("*openvino_c.*")), openvino_c._handle_of
+    model, tensor = relu(), ov.Tensor(np.zeros(8), shared_memory=True)
+    assert NativeOpenVino(library, ov.get_version()).takes_tensors
+    with monkeypatch.context() as patch:
+        patch.setattr(openvino_c, "_handle_of_tensor", lambda _: handle_of(model))
+        assert not NativeOpenVino(library, ov.get_version()).takes_tensors
+    handle = openvino_c._handle_of_tensor(tensor)
+    with monkeypatch.context() as patch:
+        patch.setattr(openvino_c, "_handle_of", lambda _: handle)
+        with pytest.raises(RuntimeError, match="its models are not those of the Python binding"):
+            NativeOpenVino(library, ov.get_version())
+
+
 PROCESS = """
     import signal, sys, threading, time
     import numpy as np, openvino as ov

@@ -30,7 +30,7 @@ from placeit.devices.host import allowed_cores
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime import segment_compiler
 from placeit.runtime.executor import Executor
-from placeit.runtime.programs import Programs
+from placeit.runtime.programs import Programs, searching
 from placeit.session import Session
 from placeit.workbench.options import Constraints
 
@@ -142,6 +142,21 @@ def test_memory_of_others_costs_nothing_but_one_clearing() -> None:
     for key in names(60):
         get(programs, key)
     assert Program.taken.bytes <= 400, "what there was when others took least may count as theirs"
+
+
+def test_large_programs_go_with_their_last_user_unless_a_search_is_under_way() -> None:
+    programs = Programs[str, Program](Use(1e9, 1e9), most=(1000, 1e12), weights=lambda _: 40e6, used=lambda: Program.taken)
+    used, _ = get(programs, "a", "b", "c")
+    assert get(programs, "c", "a", "b")[1] == [], "what is used is found, whether it is kept or not"
+    del used
+    assert len(programs) == 1, "one of 40 MB may stay, and two may not"
+    with searching():
+        get(programs, "a", "b", "c")
+        with searching():
+            assert get(programs, "a", "b", "c")[1] == []
+        assert get(programs, "d", "a", "b", "c")[1] == ["d"]
+    assert len(programs) == 1
+    assert get(programs, "d")[1] == []
 
 
 @pytest.mark.slow

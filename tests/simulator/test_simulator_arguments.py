@@ -1,5 +1,7 @@
 """What compiled functions do with arguments that they cannot take: an error that names the argument, never a crash."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,19 @@ def test_numbers_that_lead_out_of_the_arrays_are_refused(changed, message):
         _core.Tables(**arrays(**changed))
 
 
+@pytest.mark.parametrize("name", [name for name, array in arrays().items() if array.dtype == np.float64])
+@pytest.mark.parametrize("value", [np.nan, -1.0, -np.inf, 1e200, np.inf, 0.0])
+def test_costs_that_are_no_amounts_are_refused_by_their_name(name, value):
+    spoiled = arrays()[name]
+    spoiled.flat[-1] = value
+    infinite, positive = name in {"compute", "bandwidth", "memory"}, name == "bandwidth"
+    if (value == np.inf and infinite) or (value == 0.0 and not positive):
+        assert _core.Tables(**arrays(**{name: spoiled})).ops == OPS
+    else:
+        with pytest.raises(ValueError, match=re.escape(f"'{name}' holds {value:g}; it must be from ")):
+            _core.Tables(**arrays(**{name: spoiled}))
+
+
 def call(**changed):
     given = {
         "tables": _core.Tables(**arrays()),
@@ -96,6 +111,8 @@ def call(**changed):
         ({"arrivals": np.zeros(0)}, ValueError, "'arrivals'"),
         ({"arrivals": np.array([1.0, 0.5])}, ValueError, "'arrivals'"),
         ({"arrivals": np.array([np.nan])}, ValueError, "'arrivals'"),
+        ({"arrivals": np.array([np.inf])}, ValueError, "'arrivals'"),
+        ({"priority": np.array([[1.0, np.nan, 2.0]])}, ValueError, "'priority' holds NaN"),
         ({"slots": 0}, ValueError, "'slots'"),
         ({"slots": 2**31 - 1}, ValueError, "'slots'"),
         ({"threads": 0}, ValueError, "'threads'"),

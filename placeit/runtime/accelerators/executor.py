@@ -211,6 +211,7 @@ class StreamExecutor(PlanExecutor):
                 self._write(what[1], what[0])
                 run.at_hand = None
                 run.in_flight.append(what[0])
+                self._times_of.refresh()
                 dispatcher.begin(what[0])
                 self._take_ended(run)  # if it launches nothing
                 begun = True

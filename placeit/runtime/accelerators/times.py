@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -15,13 +15,18 @@ from placeit.runtime.spans import Moved, Ran
 
 __all__ = ["Times"]
 
+_ANCHOR_S = 8.0  # until then, float32 milliseconds, which drivers count, have steps of less than a microsecond
+
 
 class Times:
     """Times of launches, in seconds of ``time.perf_counter``.
 
-    A device knows how much time passed between two of its own events. So one event is recorded on each device when a run
-    begins, while nothing runs, and the host's clock is read: devices are aligned to within what that takes, some microseconds,
-    and some tens where a thread of a core set has to wake up.
+    A device knows how much time passed between two of its own events. So one event, the origin, is recorded on each device when
+    a run begins, while nothing runs, and the host's clock is read: devices are aligned to within what that takes, some
+    microseconds, and some tens where a thread of a core set has to wake up.
+
+    The time since an origin loses precision as it grows. Every 8 s there is a new one: aligned with the host's clock in the
+    same way where nothing runs, or else by the time since the origin before it.
 
     Args:
         launcher: whose launches are recorded.
@@ -29,18 +34,58 @@ class Times:
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._origins: dict[int, tuple[Event, float]] = {}
+        self._origins: dict[int, tuple[Event, float]] = {}  # of each device, with its seconds
+        self._next: dict[int, Event] = {}  # recorded to be the next origins
+        self._spare: dict[int, Event] = {}
+        self._left = 0  # requests that end before these have certainly happened
+        self._due = 0.0
         self._last: list[tuple[int, list[tuple[float, float]]]] = []
         self._samples = empty_samples(len(launcher.layout.runs))
 
     def begin(self) -> None:
         """Record the time on every device. Nothing may be running."""
-        accelerator, layout = self._launcher.accelerator, self._launcher.layout
         self._last.clear()
-        for device, stream in dict(zip(reversed(layout.streams), reversed(self._launcher.streams), strict=True)).items():
-            event = self._origins[device][0] if device in self._origins else accelerator.event(device)
-            accelerator.record(event, stream)
+        self._align()
+
+    def refresh(self) -> None:
+        """Record the time on every device again if that is due and nothing is running: before a request that comes alone."""
+        if not self._launcher.flying and perf_counter() >= self._due:
+            self._align()
+
+    def _align(self) -> None:
+        events = {device: event for device, (event, _) in self._origins.items()}
+        for device, event in self._record(events):
             self._origins[device] = event, perf_counter()
+        self._next.clear()
+        self._due = perf_counter() + _ANCHOR_S
+
+    def _record(self, events: dict[int, Event]) -> Iterator[tuple[int, Event]]:
+        """Record an event on the first stream of each device: those that are given, or new ones."""
+        accelerator, streams = self._launcher.accelerator, self._launcher.streams
+        for device, stream in dict(zip(reversed(self._launcher.layout.streams), reversed(streams), strict=True)).items():
+            event = events[device] if device in events else accelerator.event(device)
+            accelerator.record(event, stream)
+            yield device, event
+
+    def _advance(self) -> None:
+        """Begin to replace the origins when that is due, and do so when their successors have happened.
+
+        A request uses every stream. Of one request more than there are slots, one was launched after the events were recorded.
+        """
+        accelerator = self._launcher.accelerator
+        if self._next:
+            self._left -= 1
+            if self._left > 0:
+                return
+            for device, event in self._next.items():
+                origin, at = self._origins[device]
+                self._origins[device] = event, at + accelerator.elapsed(origin, event)
+                self._spare[device] = origin
+            self._next.clear()
+            self._due = perf_counter() + _ANCHOR_S
+        elif perf_counter() >= self._due:
+            self._next.update(self._record(self._spare))
+            self._left = len(self._launcher.slots) + 1
 
     def ended(self, request: int, slot: RequestSlot, *, only: bool = False) -> None:
         """Record the times of a request that has ended; if ``only`` it counts, forget the one before it there."""
@@ -55,6 +100,7 @@ class Times:
         for n, samples in zip(layout.runs, self._samples, strict=True):
             if n is not None:
                 samples.append(times[n][1] - times[n][0])
+        self._advance()
 
     def last(self) -> tuple[list[Ran], list[Moved]]:
         """Return when each segment of the last finished request ran, and what moved when."""

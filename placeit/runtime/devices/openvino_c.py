@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
@@ -42,6 +43,8 @@ Spec = tuple[tuple[int, ...] | None, np.dtype[Any]]
 """Shape and NumPy type of an input or output; no shape if a size of the model is open, be it inside, where no memory of its own
 has a size before a run."""
 
+_F32 = 4  # ``ov_element_type_e.F32``
+_VERSIONS = (2025, 0), (2026, 4)  # first and last release whose functions, structs and handles are as they are declared here
 _DTYPES = {"boolean": "bool", "bf16": "uint16", "f16": "float16", "f32": "float32", "f64": "float64"} | {
     f"{letter}{bits}": f"{kind}{bits}" for letter, kind in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)
 }
@@ -81,7 +84,7 @@ def _attempt(folder: Path, version: str) -> NativeOpenVino | str:
         return f"OpenVINO's C library is not in {folder}"
     try:
         return NativeOpenVino(libraries[0], version)
-    except (OSError, AttributeError, RuntimeError) as error:
+    except (OSError, AttributeError, RuntimeError, LookupError, TypeError, ValueError) as error:
         return f"{libraries[0]} cannot be used: {what_openvino_says(error)}"
 
 
@@ -89,10 +92,11 @@ class NativeOpenVino:
     """The C library, with a core of its own that is shared and never let go, as the one of Python (``openvino_core``) is.
 
     A model is handed over as it lies in memory. The C library's handle of a model is nothing but a C++ shared pointer, so one
-    is made that points to the model that Python holds; that handles look so, and that both libraries' models are of the same
-    C++ class, is checked when the library is loaded. Nothing is copied or written, and constants stay shared with the model, as
-    with the Python binding. Files in memory cost more: with 200 MB of constants 0.3 to 0.7 s for each compilation, and 200 MB
-    for as long as the compiled model lives, because the CPU plugin keeps what it reads constants from (2026.4).
+    is made that points to the model that Python holds. When the library is loaded, it is checked that it is of a release for
+    which this was written, that handles look so, and that both libraries' models are of the same C++ class. Nothing is copied
+    or written, and constants stay shared with the model, as with the Python binding. Files in memory cost more: with 200 MB of
+    constants 0.3 to 0.7 s for each compilation, and 200 MB for as long as the compiled model lives, because the CPU plugin
+    keeps what it reads constants from (2026.4).
 
     In the same way tensors of Python's are handed over where sizes are open: what one request writes and another one reads
     has to be the same tensor for both, as its shape is part of it.
@@ -105,13 +109,14 @@ class NativeOpenVino:
         takes_tensors: whether tensors of Python's can be handed over, without which no model with open sizes can be compiled.
 
     Raises:
-        OSError, AttributeError, RuntimeError: it cannot be used.
+        OSError, AttributeError, RuntimeError, LookupError, TypeError, ValueError: it cannot be used.
     """
 
     def __init__(self, path: Path, version: str) -> None:
         self._library = OpenVinoLibrary(path)
         if (found := self._library.version()) != version:
             raise RuntimeError(f"it is of OpenVINO {found}, and Python's is {version}")
+        _check_release(version)
         self._core = self._library.make("ov_core_create")
         self._contexts: dict[str, NativeContext] = {}
         self._check_handles()
@@ -171,11 +176,22 @@ class NativeOpenVino:
             self._library.free("ov_model_free", handle)
 
     def _knows_tensors(self) -> bool:
-        """Return whether a handle of a tensor is a shared pointer to what Python's tensors hold."""
-        tensor = import_openvino().Tensor(np.zeros((2, 3), np.float32), shared_memory=True)
-        size = c_size_t()
+        """Return whether a handle of a tensor is a shared pointer to what Python's tensors hold.
+
+        A handle that was made here is given to the library only if it looks like one that the library has made.
+        """
+        memory = np.zeros((2, 3))
+        tensor, size = import_openvino().Tensor(memory, shared_memory=True), c_size_t()
         if not hasattr(type(tensor), "_pybind11_conduit_v1_"):  # another binding, whose objects may look otherwise
             return False
+        handle = self._library.make("ov_tensor_create_from_host_ptr", _F32, _shape((2, 3)), memory.ctypes.data)
+        try:
+            theirs, ours = (c_void_p * 2).from_address(handle), _handle_of_tensor(tensor)
+            # a tensor begins with a pointer to an object whose first word is of its class
+            if not theirs[1] or _first_word(_first_word(theirs[0])) != _first_word(_first_word(ours[0])):
+                return False
+        finally:
+            self._library.free("ov_tensor_free", handle)
         self._library.call("ov_tensor_get_byte_size", _handle_of_tensor(tensor), byref(size))
         same = self._library.make("ov_tensor_data", _handle_of_tensor(tensor)) == tensor.data.ctypes.data
         return bool(same and size.value == tensor.get_byte_size())
@@ -336,6 +352,14 @@ class NativeRequest:
         """Run, in this thread as far as OpenVINO does, without Python's lock. Raises DeviceError."""
         if status := self._library.infer(self._address):
             raise DeviceError(f"Inference failed: {self._library.explain(status)}")
+
+
+def _check_release(version: str) -> None:
+    """Check that a version, such as ``2026.4.1-22982-e213a147257``, is of a known release. Raises RuntimeError."""
+    release = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    if not _VERSIONS[0] <= release <= _VERSIONS[1]:
+        first, last = (".".join(map(str, one)) for one in _VERSIONS)
+        raise RuntimeError(f"it is of OpenVINO {version}, and placeit knows the C library of {first} to {last}")
 
 
 def _free_request(library: OpenVinoLibrary, address: int, *_kept: object) -> None:
