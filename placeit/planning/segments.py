@@ -129,6 +129,16 @@ class Costs:
         return replace(self, core=np.where(able, self.core, np.inf))
 
     @cached_property
+    def hosts(self) -> NDArray[np.float64]:
+        """``float64[D + 1]``, :attr:`host` of each device, and of several."""
+        return np.broadcast_to(self.host, len(self.dispatch) + 1)
+
+    @cached_property
+    def whole(self) -> NDArray[np.float64]:
+        """``float64[D]``, seconds of a request of the whole model on each device; ``inf`` where it cannot run."""
+        return np.asarray(self.dispatch + self.core.sum(axis=0) + self.hosts[:-1], np.float64)
+
+    @cached_property
     def bandwidth(self) -> NDArray[np.float64]:
         """``float64[D, D]``, bytes per second."""
         return self.cluster.bandwidth()
@@ -238,7 +248,6 @@ class Segmenter:
         np.add.at(border, graph.edges[:, 1], graph.tensor_bytes[graph.edge_tensor])
         by_producer = np.argsort(graph.edges[:, 0], kind="stable")
         self.cut_per_byte = np.divide(costs.cut, border[:, None], out=np.zeros_like(costs.cut), where=border[:, None] > 0)
-        self._host = np.broadcast_to(costs.host, len(costs.dispatch) + 1)
         self._passthrough = np.array([kind <= _FREE_KINDS for kind in kinds])
         self._groups = _core.Groups(
             edges=np.column_stack([graph.edges, graph.edge_tensor])[by_producer].astype(np.int32, "C"),
@@ -254,7 +263,7 @@ class Segmenter:
             bandwidth=costs.bandwidth,
             passthrough=self._passthrough,
             cliques=exclusive(costs.conflicts),
-            host=_doubles(self._host),
+            host=_doubles(costs.hosts),
             steady=steady,
             outside=np.zeros(len(costs.dispatch)) if outside is None else _doubles(outside),
         )
@@ -285,7 +294,7 @@ class Segmenter:
             param_bytes=graph.param_bytes,
             memory=np.array([device.memory_bytes for device in costs.cluster.devices]),
             conflicts=costs.conflicts,
-            host=self._host,
+            host=costs.hosts,
             op_names=graph.names,
             device_names=costs.cluster.names,
             graph_hash=self.grouping.graph.hash,
@@ -445,7 +454,7 @@ class Segmenter:
             self.costs.latency,
             edge_tensor=compact.reshape(-1),
             conflicts=self.costs.conflicts,
-            host=self._host,
+            host=self.costs.hosts,
             device_names=self.costs.cluster.names,
         )
         placement = np.array([segment.device for segment in segments], np.int32)

@@ -44,5 +44,5 @@ def as_expected(costs: Costs, cluster: Cluster, expected: Mapping[str, str]) -> 
         cluster=replace(cluster, links=known),
         load=load[:, of],
         read=read[of],
-        host=np.broadcast_to(costs.host, len(there) + 1)[[*of, len(there)]],
+        host=costs.hosts[[*of, len(there)]],
     )

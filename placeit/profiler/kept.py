@@ -28,7 +28,7 @@ __all__ = ["contradicted", "cost_key", "costs_of", "find"]
 
 _log = logging.getLogger("placeit")
 _CHECKS = 4  # blocks of runs that tell whether cached costs still hold
-_RUNS = 3  # of a block of a model that takes long
+_RUNS = 3  # that a block takes of a model that takes long, a first run before it included
 _MARGIN = 1.1  # between what was measured then and now: no two processes are alike
 
 
@@ -89,7 +89,7 @@ def contradicted(
     """
     before = {d: tuple(ends) for d, ends in enumerate(kept.value["whole"]) if ends is not None}
     once = sum(high for _, high in before.values())
-    if not before or (1 + _RUNS) * once > budget_s:
+    if not before or _RUNS * once > budget_s:
         return False
     deadline, watch = clock.now() + budget_s, Watch()
     if progress is not None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,9 @@ from placeit.runtime.measure import FEWEST, median_interval
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["Block", "Calm", "Passes", "Progress", "Watching", "counted", "left_out", "unslowed"]
+__all__ = ["Block", "Calm", "Passes", "Progress", "Watching", "counted", "left_out", "steady_runs", "unslowed"]
+
+Run = TypeVar("Run")
 
 Progress = Callable[[str, float], None]
 """``progress(what, share)``: what is being done, and which share of it is done."""
@@ -33,6 +35,7 @@ Progress = Callable[[str, float], None]
 FEWEST_CALM = 3
 """Undisturbed blocks from which on the others do not count."""
 
+_WARM = -1  # turn of a run that is no block
 _NARROW = 1.05  # the high end of an interval over the low one
 _FEWEST_BLOCKS = 4  # blocks from which on their range says whether times have settled; an interval needs more
 _WARMING = 0.25  # of the time that is left, which a second run may take
@@ -85,6 +88,21 @@ def counted(seconds: float) -> int:
     """Return how many runs of a block are to count, by the seconds of one run: 5 ms of them, or 2, or 1 of more than 50 ms."""
     fewest = 1 if seconds > _SLOW_S else 2
     return min(max(math.ceil(_BLOCK_S / seconds), fewest), _MOST_RUNS) if seconds > 0 else _MOST_RUNS
+
+
+def steady_runs(run: Callable[[], Run], seconds: Callable[[Run], float]) -> list[Run]:
+    """Run a block until its runs are steady and enough of them count, and return those that count.
+
+    Args:
+        run: runs once.
+        seconds: tells of what a run returned how long it took.
+    """
+    runs = [run()]
+    times = [seconds(runs[0])]
+    while len(runs) - left_out(times) < counted(times[-1]):
+        runs.append(run())
+        times.append(seconds(runs[-1]))
+    return runs[left_out(times) :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +158,8 @@ class Passes:
         self._loaded: dict[int, Block] = {}
         self._first_host = 0.0
 
-    def run(self, turn: int = 0) -> float:
-        """Run once, alone, as the block of a turn, and return its seconds."""
+    def run(self, turn: int = _WARM) -> float:
+        """Run once, alone, as the block of a turn, and return its seconds; without a turn it counts until there is a block."""
         self._alone[turn] = run = self._once()
         self._first_host = run.host
         return run.whole
@@ -166,6 +184,7 @@ class Passes:
         """
         self._watch.begin()
         runs = self._runs()
+        self._alone.pop(_WARM, None)
         return _keep(self._alone, turn, Block.of(runs, disturbed=self._watch.disturbed()))
 
     def block_beside(self, others: Sequence[Passes], turn: int, phase: float) -> Block:
@@ -289,11 +308,7 @@ class Passes:
         """Run until enough runs count, and return these."""
         if self._several:  # only the last run of each request is known, and the runs before it are left out
             return [self._once(1 + counted(self._alone[min(self._alone)].whole if self._alone else math.inf))]
-        runs, seconds = [run := self._once()], [run.whole]
-        while len(runs) - left_out(seconds) < counted(seconds[-1]):
-            runs.append(run := self._once())
-            seconds.append(run.whole)
-        return runs[left_out(seconds) :]
+        return steady_runs(self._once, lambda run: run.whole)
 
     def _once(self, in_row: int = 1) -> Block:
         """Run once, or of several requests each so often in a row, and return the last run."""
