@@ -46,7 +46,7 @@ Certain = Callable[[NDArray[np.float64]], bool]
 _FULL, _FULL_ALONE = 15, 8  # runs of the whole model that a full profile takes about, of several devices and of one
 _GOLDEN = 0.618  # steps of this share of a circle never come near to where they were
 _FEWEST, _MOST = 3, 12  # blocks of each kind, unless all have settled before; of runs where time is short
-_RUNS, _SHORT_S = 13, 1.0  # what the blocks of a profile take: as long as so many runs of each kind, or so many seconds
+_RUNS, _SHORT_S = 12, 1.0  # runs of each kind from which on there are no further blocks, and seconds that all may take
 _COUNTED = 12  # passes over the whole model that a runtime's counters are means of
 _LEAST_BLOCKS, _SHORTLY = 3, 60  # of the whole model on each device, for the least that it takes; if 60 runs are possible
 _FEWEST_PROGRAMS, _SHARE_CUT = 12, 3  # of groups cut off and runs between them: so many, or one for so many groups
@@ -323,8 +323,8 @@ class _Profile:
         random, done, spent, repeating = np.random.default_rng(0), 0, 0.0, 0.0
         while done < _MOST and not all(timed.settled for timed in every):
             now, each = clock.now(), spent / max(done, 1)
-            limit = max(_RUNS * sum(timed.typical for timed in (*every, *cut)), _SHORT_S) if done else 0.0
-            over = now + each >= deadline or spent + each > limit
+            enough = spent >= _SHORT_S and max(timed.runs for timed in every) >= _RUNS
+            over = enough or now + each >= deadline
             if (over and done >= _FEWEST) or (done > 0 and now >= deadline):
                 break
             phase = (0.5 + done * _GOLDEN) % 1

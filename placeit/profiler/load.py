@@ -75,13 +75,17 @@ class Watch:
         self._begun = self._read()
         self._best = min(self._best, self._begun.control)
 
-    def disturbed(self) -> bool:
-        """Return whether the period that began last was disturbed until now."""
+    def disturbed(self, *, alone: bool = True) -> bool:
+        """Return whether the period that began last was disturbed until now.
+
+        Args:
+            alone: false if threads of this process had to wait for each other: what they waited does not count then.
+        """
         now, begun = self._read(), self._begun
         self._best = min(self._best, now.control)
         wall = now.wall - begun.wall
         return (
-            now.waiting - begun.waiting > _SHARE * wall + _LEAST_S
+            (alone and now.waiting - begun.waiting > _SHARE * wall + _LEAST_S)
             or now.stolen - begun.stolen > _SHARE * wall
             or now.control > _SLOWER * self._best
         )

@@ -53,8 +53,8 @@ class Watching(Protocol):
         """Begin a period."""
         ...
 
-    def disturbed(self) -> bool:
-        """Return whether the period was disturbed until now."""
+    def disturbed(self, *, alone: bool = True) -> bool:
+        """Return whether the period was disturbed until now; not ``alone`` if threads of this process had no core each."""
         ...
 
 
@@ -64,7 +64,7 @@ class Calm:
     def begin(self) -> None:
         """Begin a period."""
 
-    def disturbed(self) -> bool:
+    def disturbed(self, *, alone: bool = True) -> bool:  # noqa: ARG002
         """Return False."""
         return False
 
@@ -146,6 +146,9 @@ class Passes:
         executor: of the plan, with inputs in place unless requests are given.
         requests: what it is timed on; none for the inputs in place.
         watch: tells which blocks are disturbed.
+
+    Attributes:
+        runs: of the blocks alone, without those that were repeated.
     """
 
     def __init__(self, executor: PlanExecutor, requests: Sequence[Sample] = (), watch: Watching | None = None) -> None:
@@ -156,7 +159,8 @@ class Passes:
         self._segment = executor.plan.segment_of
         self._alone: dict[int, Block] = {}  # by turn
         self._loaded: dict[int, Block] = {}
-        self._first_host = 0.0
+        self._first_host, self._made = 0.0, 0
+        self.runs = 0
 
     def run(self, turn: int = _WARM) -> float:
         """Run once, alone, as the block of a turn, and return its seconds; without a turn it counts until there is a block."""
@@ -183,8 +187,10 @@ class Passes:
         Of two blocks of a turn, the one that is undisturbed is kept, or the first.
         """
         self._watch.begin()
-        runs = self._runs()
+        before, runs = self._made, self._runs()
         self._alone.pop(_WARM, None)
+        if turn not in self._alone:
+            self.runs += self._made - before
         return _keep(self._alone, turn, Block.of(runs, disturbed=self._watch.disturbed()))
 
     def block_beside(self, others: Sequence[Passes], turn: int, phase: float) -> Block:
@@ -207,12 +213,13 @@ class Passes:
                 over.set()
         for other in running:
             other.result()
-        return _keep(self._loaded, turn, Block.of(runs, disturbed=self._watch.disturbed()))
+        return _keep(self._loaded, turn, Block.of(runs, disturbed=self._watch.disturbed(alone=False)))
 
     def forget(self) -> None:
         """Drop all times measured so far, which were for warming up."""
         self._alone.clear()
         self._loaded.clear()
+        self.runs = 0
 
     @property
     def typical(self) -> float:
@@ -312,6 +319,7 @@ class Passes:
 
     def _once(self, in_row: int = 1) -> Block:
         """Run once, or of several requests each so often in a row, and return the last run."""
+        self._made += in_row
         called = time.perf_counter()
         seconds = self._run(in_row)
         answered = time.perf_counter()

@@ -225,7 +225,7 @@ class Watched:
     def begin(self) -> None:
         self.periods += 1
 
-    def disturbed(self) -> bool:
+    def disturbed(self, *, alone: bool = True) -> bool:
         return self.said(self.periods)
 
 

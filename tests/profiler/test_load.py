@@ -39,6 +39,13 @@ def test_a_period_is_disturbed_by_what_waits_is_stolen_or_slows_down(
     assert made.disturbed() is disturbed
 
 
+def test_threads_of_one_process_that_share_cores_wait_for_each_other() -> None:
+    made = watch(QUIET, QUIET, (0.1, 0.05, 0.0, 1e-5), (0.1, 0.05, 0.02, 1e-5))
+    made.begin()
+    assert not made.disturbed(alone=False)
+    assert made.disturbed(alone=False), "a hypervisor took cores away"
+
+
 def test_only_what_is_counted_within_a_period_matters() -> None:
     made = watch(QUIET, (1.0, 0.9, 0.9, 1e-5), (1.1, 0.9, 0.9, 1e-5), (2.0, 1.5, 0.9, 1e-5), (2.1, 1.6, 0.9, 1e-5))
     made.begin()

@@ -90,7 +90,7 @@ class Disturbing:
     def begin(self) -> None:
         pass
 
-    def disturbed(self) -> bool:
+    def disturbed(self, *, alone: bool = True) -> bool:
         return next(self.answers)
 
 
