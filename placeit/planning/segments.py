@@ -44,7 +44,7 @@ class Profiled:
             95 % interval over the low one, less 1; 0 if no device runs the whole model.
         blocks: how many blocks of runs were measured.
         disturbed_blocks: how many of them other processes disturbed, also when they were repeated.
-        unsure: whether some costs are from disturbed blocks, as there were too few others.
+        unsure: whether some costs are from disturbed blocks, as there were too few others: then the faster ones count.
     """
 
     at: float

@@ -33,7 +33,7 @@ Progress = Callable[[str, float], None]
 """``progress(what, share)``: what is being done, and which share of it is done."""
 
 FEWEST_CALM = 3
-"""Undisturbed blocks from which on the others do not count."""
+"""Undisturbed blocks from which on no others count."""
 
 _WARM = -1  # turn of a run that is no block
 _NARROW = 1.05  # the high end of an interval over the low one
@@ -230,13 +230,11 @@ class Passes:
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval of the median seconds of blocks alone; their range if they are fewer than six.
 
-        Disturbed blocks count if there are fewer than three others, and the range is then of all.
+        If fewer than three are undisturbed, it is the range of all, the disturbed ones included.
         """
-        sound = _sound(self._alone).values()
-        seconds = [block.whole for block in sound]
-        if len(seconds) < FEWEST or any(block.disturbed for block in sound):
-            return min(seconds), max(seconds)
-        return median_interval(seconds)
+        few = _too_few(self._alone)
+        seconds = [block.whole for block in (self._alone if few else _sound(self._alone)).values()]
+        return (min(seconds), max(seconds)) if few or len(seconds) < FEWEST else median_interval(seconds)
 
     @property
     def settled(self) -> bool:
@@ -255,7 +253,7 @@ class Passes:
     @property
     def unsure(self) -> bool:
         """True if disturbed blocks count, as there are too few others."""
-        return any(block.disturbed for kept in (self._alone, self._loaded) for block in _sound(kept).values())
+        return _too_few(self._alone) or _too_few(self._loaded)
 
     @property
     def seconds(self) -> NDArray[np.float64]:
@@ -383,9 +381,19 @@ def _paired(
 
 
 def _sound(blocks: Mapping[int, Block]) -> Mapping[int, Block]:
-    """Return the blocks that count: the undisturbed ones if there are three at least or no others, else all."""
-    calm = {turn: block for turn, block in blocks.items() if not block.disturbed}
-    return calm if len(calm) >= min(FEWEST_CALM, len(blocks)) else blocks
+    """Return the blocks that count: the undisturbed ones, or if there are too few, the faster half of all.
+
+    What disturbs a run makes it longer, so the faster ones are nearer to what it takes.
+    """
+    if not _too_few(blocks):
+        return {turn: block for turn, block in blocks.items() if not block.disturbed}
+    faster = sorted(blocks, key=lambda turn: blocks[turn].whole)[: (len(blocks) + 1) // 2]
+    return {turn: blocks[turn] for turn in faster}
+
+
+def _too_few(blocks: Mapping[int, Block]) -> bool:
+    """Return whether there are fewer than three undisturbed blocks, and others."""
+    return sum(not block.disturbed for block in blocks.values()) < min(FEWEST_CALM, len(blocks))
 
 
 def _keep(blocks: dict[int, Block], turn: int, block: Block) -> Block:

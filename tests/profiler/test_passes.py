@@ -164,10 +164,11 @@ def test_disturbed_blocks_do_not_count_if_there_are_three_others() -> None:
     assert made.disturbed == (5, 2)
 
 
-def test_where_too_few_blocks_are_undisturbed_all_count_and_the_interval_is_as_wide_as_they_are() -> None:
+def test_where_too_few_blocks_are_undisturbed_the_faster_half_counts_and_the_interval_is_that_of_all() -> None:
     made = blocks(1.0, 3.0, 1.1, 4.0, 2.0, 2.5, 2.2, watch=Disturbing(False, True, False, True, True, True, True))
     assert made.unsure
     assert not made.settled
+    assert made.typical == pytest.approx(1.55)  # of 1, 1.1, 2 and 2.2
     assert made.interval == (1.0, 4.0)
 
 
