@@ -1,4 +1,4 @@
-"""Models that memory bounds, each of whose placements runs by itself: in a process of its own, as a user runs it.
+"""Models that memory bounds: each placement of them runs by itself, in its own process, as a user runs it.
 
 Such a model reads each weight once, for a product with one row, so its time depends on what the caches hold when it begins:
 behind other programs it takes up to twice as long as behind itself.
@@ -48,7 +48,7 @@ class _Alone:
 
     Attributes:
         model: its file.
-        sizes: of its inputs, as far as they are open; those of a decoder are of the step that is timed.
+        sizes: sizes of the inputs of a decoder, typical for the step that is timed; empty for other models.
         devices: names.
         placement: its file.
         runs: how many.
@@ -62,7 +62,7 @@ class _Alone:
 
 
 def run(name: str, report: Report, *, quick: bool, seed: int) -> None:
-    """Compare what is simulated of single devices and splits, and what bounds say, with what they take by themselves."""
+    """Compare simulated times and lower bounds with the times that single devices and splits take by themselves."""
     devices = tuple(f"CPU@{core}" for core in two_cores())
     with tempfile.TemporaryDirectory() as folder:
         path = _write(name, Path(folder))

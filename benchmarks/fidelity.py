@@ -9,8 +9,8 @@ faster than the whole model on the first device, as simulated and as measured? A
 neither, and is left out.
 
 Models that memory bounds (``benchmarks/_memory_bound.py``: 64 MB of weights and one row, an LSTM, a decoder's step, two
-branches) are measured otherwise: each placement runs by itself, in a process of its own, as a user runs it, since its time
-depends on what the caches hold. No lower bound may be above a split that was measured.
+branches) are measured otherwise: each placement runs by itself, in its own process, as a user runs it, since its time depends
+on what the caches hold. No lower bound may be above a split that was measured.
 
 Other models are three large ones built from their papers, and three small real ones that come with the packages
 ``rapidocr-onnxruntime`` and ``magika``. On two equal cores all placements of some models take about the same time, so noise of

@@ -43,7 +43,7 @@ _FALL = 0.03  # share by which the next run is shorter while a block is not stea
 _MOST_LEFT_OUT = 4  # runs of a block, at most
 _BLOCK_S = 5e-3  # seconds of the runs of a block that count, at least
 _SLOW_S = 0.05  # seconds of a run from which on one run of a block counts
-_MOST_RUNS = 20  # runs of a block that count, at most
+_MOST_RUNS = 10  # runs of a block that count, at most
 
 
 class Watching(Protocol):
@@ -306,7 +306,7 @@ class Passes:
             self._run(_MOST_LEFT_OUT)
 
     def _run(self, in_row: int) -> float:
-        """Run once, or so often in a row on each of several requests, and return the seconds."""
+        """Run once, or ``in_row`` times on each of several requests, and return the seconds."""
         return self._executor.times(in_row) if self._several else self._executor.time()
 
     def _runs(self) -> list[Block]:
@@ -316,7 +316,7 @@ class Passes:
         return steady_runs(self._once, lambda run: run.whole)
 
     def _once(self, in_row: int = 1) -> Block:
-        """Run once, or of several requests each so often in a row, and return the last run."""
+        """Run once, or ``in_row`` times on each of several requests, and return the last run."""
         self._made += in_row
         called = time.perf_counter()
         seconds = self._run(in_row)
@@ -329,9 +329,9 @@ class Passes:
         elif self._several:
             host = max(0.0, seconds - extent)
         else:
-            # times of a clock that is not the caller's say nothing of how long the caller waits
-            inside = ran.any() and called <= begin[ran].min() and end[ran].max() <= answered
-            host = answered - called - extent if inside else 0.0
+            # times of a virtual clock, which are not of this call, say nothing of how long its caller waits
+            during = ran.any() and begin[ran].min() < answered and end[ran].max() > called
+            host = max(0.0, answered - called - extent) if during else 0.0
         return Block(seconds, end - begin, self._handovers(begin, end), host, disturbed=False)
 
     def _last(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
