@@ -27,7 +27,7 @@ from placeit.runtime.runtime import Runtime
 __all__ = ["contradicted", "cost_key", "costs_of", "find"]
 
 _log = logging.getLogger("placeit")
-_CHECKS = 4  # blocks of runs that tell whether cached costs still hold
+_CHECKS = 3  # blocks of runs that tell whether cached costs still hold
 _RUNS = 3  # that a block takes of a model that takes long, a first run before it included
 _MARGIN = 1.1  # between what was measured then and now: no two processes are alike
 
@@ -84,7 +84,7 @@ def contradicted(
 ) -> bool:
     """Return whether the whole model takes another time than when the costs were measured, on some device; says so if it does.
 
-    It is run in up to four blocks of runs on each device, in turn. The interval of these times has to lie beyond the one that
+    It is run in up to three blocks of runs on each device, in turn. The interval of these times has to lie beyond the one that
     was kept, by more than a margin. Where there is no time for a block of it, nothing is found.
     """
     before = {d: tuple(ends) for d, ends in enumerate(kept.value["whole"]) if ends is not None}
