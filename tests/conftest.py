@@ -21,6 +21,7 @@ from placeit.devices.host import allowed_cores
 from placeit.optimizer import certainty, optimize
 from placeit.profiler import costs, kept
 from placeit.profiler.cache import Cache
+from placeit.profiler.passes import Calm
 from placeit.workloads.models import export_model
 
 # how long an example takes says how busy the machine is, and a test says the same each time
@@ -58,6 +59,15 @@ def _costs_that_hold() -> Iterator[None]:
     """Let kept costs hold: that a machine is busier than when they were measured must not decide what is measured."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "contradicted", lambda *_: False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _calm_machine() -> Iterator[None]:
+    """Let nothing disturb a profile: what other processes do must not decide what is measured again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "Watch", Calm)
+        patch.setattr(kept, "Watch", Calm)
         yield
 
 

@@ -161,6 +161,7 @@ class Fuzz:
                     np.full(devices, np.inf),
                     np.zeros((devices, devices), np.bool_),
                     np.zeros((0, devices), np.bool_),
+                    np.ones(devices + 1),
                     np.arange(ops, dtype=np.int32),
                 )
             )

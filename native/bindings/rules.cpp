@@ -18,7 +18,7 @@ void bind_rules(nb::module_& module) {
             "__init__",
             [](Tables* self, const Doubles& compute, const Ints& edges, const Doubles& edge_bytes, const Ints& edge_tensor,
                const Doubles& latency, const Doubles& bandwidth, const Doubles& cut, const Doubles& param_bytes,
-               const Doubles& memory, const Flags& conflicts, const Flags& cliques, const Ints& order) {
+               const Doubles& memory, const Flags& conflicts, const Flags& cliques, const Doubles& host, const Ints& order) {
                 ProblemArrays problem;
                 problem.compute = amounts("compute", compute.grid("compute"), infinity);
                 problem.edges = edges.grid("edges", {}, 2);
@@ -33,11 +33,12 @@ void bind_rules(nb::module_& module) {
                 problem.memory = amounts("memory", memory.vector("memory", devices), infinity);
                 problem.conflicts = conflicts.grid("conflicts", devices, devices);
                 problem.cliques = cliques.grid("cliques", {}, devices);
+                problem.host = host.vector("host", devices + 1);
                 problem.order = order.vector("order", ops);
                 new (self) Tables(make_tables(problem));
             },
             "compute"_a, "edges"_a, "edge_bytes"_a, "edge_tensor"_a, "latency"_a, "bandwidth"_a, "cut"_a, "param_bytes"_a,
-            "memory"_a, "conflicts"_a, "cliques"_a, "order"_a)
+            "memory"_a, "conflicts"_a, "cliques"_a, "host"_a, "order"_a)
         .def_prop_ro("ops", &Tables::ops)
         .def_prop_ro("devices", &Tables::devices)
         .def_prop_ro("edges", &Tables::edges);

@@ -28,6 +28,7 @@ struct Groups {
     Matrix<Link> link;                 // [D, D]
     std::vector<Flag> passthrough;     // [G] whether a group runs nothing
     Matrix<Flag> clique;               // [C, D] sets of several devices of which only one runs at a time
+    std::vector<double> host;          // [D + 1] seconds that the host adds to a request, or empty if it adds nothing
     bool steady = false;               // whether the busiest device or link always has a request to work on
     std::vector<double> outside;       // [D] share of the time for which something else keeps a device busy; if steady
 

@@ -261,7 +261,7 @@ double Segmentation::value(Span<const std::int32_t> labels, Span<const std::int3
     }
     if (!divide(compact_, count, devices)) return std::numeric_limits<double>::quiet_NaN();
     const double makespan = simulate();
-    return groups_.steady ? find_busy() : makespan;
+    return groups_.steady ? find_busy() : makespan + host_seconds(groups_.host, devices);
 }
 
 double Segmentation::merge(Span<const std::int32_t> devices, Span<std::int32_t> segment_of) {

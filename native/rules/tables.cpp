@@ -58,6 +58,17 @@ Matrix<Flag> conflict_table(Grid<const Flag> conflicts) {
     return any(conflicts) ? copy(conflicts) : Matrix<Flag>();
 }
 
+std::vector<double> host_table(Span<const double> host) {
+    const bool free = std::all_of(host.begin(), host.end(), [](double seconds) { return seconds == 0.0; });
+    return free ? std::vector<double>() : copy(host);
+}
+
+double host_seconds(Span<const double> host, Span<const std::int32_t> place) {
+    if (host.empty() || place.empty()) return 0.0;
+    const bool alone = std::all_of(place.begin(), place.end(), [&](std::int32_t d) { return d == place[0]; });
+    return host[alone ? static_cast<std::size_t>(place[0]) : host.size() - 1];
+}
+
 Tables make_tables(const ProblemArrays& problem) {
     check(problem);
     const std::size_t ops = problem.compute.rows(), devices = problem.compute.columns(), edges = problem.edges.rows();
@@ -67,6 +78,7 @@ Tables make_tables(const ProblemArrays& problem) {
     tables.memory = copy(problem.memory);
     tables.conflict = conflict_table(problem.conflicts);
     tables.clique = copy(problem.cliques);
+    tables.host = host_table(problem.host);
 
     tables.op.resize(ops + 1);
     for (std::size_t v = 0; v < ops; ++v) {

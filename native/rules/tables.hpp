@@ -50,6 +50,7 @@ struct Tables {
     std::vector<double> memory;          // [D] bytes
     Matrix<Flag> conflict;               // [D, D] whether two devices never run at the same time; empty if all may
     Matrix<Flag> clique;                 // [C, D] sets of several devices of which only one runs at a time
+    std::vector<double> host;            // [D + 1] seconds that the host adds to a request, or empty if it adds nothing
     std::int32_t tensors = 0;            // one more than the highest number of a tensor
     std::int32_t shared = 0;             // the largest number of tensors of an op that have several edges
 
@@ -69,6 +70,7 @@ struct ProblemArrays {
     Span<const double> param_bytes;         // [V]
     Span<const double> memory;              // [D] bytes
     Grid<const Flag> conflicts, cliques;    // [D, D], [C, D]
+    Span<const double> host;                // [D + 1] seconds; empty for nothing
     Span<const std::int32_t> order;         // [V] a topological order
 };
 
@@ -81,6 +83,13 @@ Matrix<Link> link_table(Grid<const double> latency, Grid<const double> bandwidth
 
 /// Which devices never run at the same time, [D, D], as tables have it: empty if all may.
 Matrix<Flag> conflict_table(Grid<const Flag> conflicts);
+
+/// What the host adds to a request, as tables have it: empty if that is nothing.
+std::vector<double> host_table(Span<const double> host);
+
+/// Returns the seconds that the host adds to a request of a placement, [V]: `host[d]` if all of it is on device d, else the
+/// last entry; nothing if `host` is empty.
+double host_seconds(Span<const double> host, Span<const std::int32_t> place);
 
 enum class LinkModel { contention_free, channel };
 enum class Discipline { fifo, priority, planned };

@@ -57,7 +57,8 @@ double Simulation::makespan(Span<const Index> place, Span<const double> priority
         return requests(place, priority, options, {&arrival, 1});
     }
     if (!prepare(place)) return infinity;
-    return one_.run(place, duration_, priority, options.links, options.discipline, options.noise, options.stream);
+    return one_.run(place, duration_, priority, options.links, options.discipline, options.noise, options.stream) +
+           host_seconds(tables_->host, place);
 }
 
 double Simulation::requests(Span<const Index> place, Span<const double> priority, const Options& options,
@@ -82,7 +83,7 @@ double Simulation::requests(Span<const Index> place, Span<const double> priority
         if (uses_.empty()) uses_ = Matrix<std::int32_t>(at(slots_) * at(tables_->tensors), live_.size());
         std::fill(uses_.values().begin(), uses_.values().end(), 0);
     }
-    const double end = run(place, options, arrivals, record);
+    const double end = run(place, options, arrivals, record) + host_seconds(tables_->host, place);
     if (options.memory == Memory::limit) {
         for (std::size_t d = 0; d < peak_.size(); ++d) {
             if (peak_[d] > tables_->memory[d]) return infinity;

@@ -39,12 +39,13 @@ public:
     /// `tables` must outlive this; `slots`: most requests in flight.
     Simulation(const Tables& tables, Index slots);
 
-    /// Returns seconds; infinity if an op cannot run where it is placed or memory is too small; NaN if a planned order waits
-    /// for itself. `place`: [V], device numbers within range; `priority`: [V], or empty for the b-level under the placement.
+    /// Returns seconds, the host's part included; infinity if an op cannot run where it is placed or memory is too small; NaN
+    /// if a planned order waits for itself. `place`: [V], device numbers within range; `priority`: [V], or empty for the
+    /// b-level under the placement.
     double makespan(Span<const Index> place, Span<const double> priority, const Options& options);
 
-    /// Returns when the last of several requests has ended, seconds, or what makespan() returns. `arrivals`: [R] seconds,
-    /// ascending: one that finds no free slot waits for it.
+    /// Returns when the last of several requests has ended, seconds, with the host's part of one, or what makespan() returns.
+    /// `arrivals`: [R] seconds, ascending: one that finds no free slot waits for it.
     double requests(Span<const Index> place, Span<const double> priority, const Options& options, Span<const double> arrivals,
                     const Record& record = {});
 

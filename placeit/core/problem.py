@@ -51,6 +51,9 @@ class Problem:
         memory: ``float64[D]``, bytes that a device holds; ``inf`` if unbounded.
         conflicts: ``bool[D, D]``, symmetric: devices that never run at the same time, because they share hardware (``CPU@0-1``
             and ``CPU@0``). False on the diagonal.
+        host: ``float64[D + 1]``, seconds that a request takes beside the work of devices and links: for the call, for waking
+            devices, and for the answer. Entry ``d`` is for placements of all ops on device ``d``, the last one for placements
+            on several devices. Simulators add it to the makespan once.
         op_names: unique names, ``V`` of them.
         device_names: unique names, ``D`` of them.
         graph_hash: identity of the task graph, empty if the problem has no model behind it.
@@ -70,6 +73,7 @@ class Problem:
     param_bytes: NDArray[np.float64]
     memory: NDArray[np.float64]
     conflicts: NDArray[np.bool_]
+    host: NDArray[np.float64]
     op_names: tuple[str, ...]
     device_names: tuple[str, ...]
     graph_hash: str
@@ -91,6 +95,7 @@ class Problem:
         param_bytes: ArrayLike | None = None,
         memory: ArrayLike | None = None,
         conflicts: ArrayLike | None = None,
+        host: ArrayLike | None = None,
         op_names: Sequence[str] | None = None,
         device_names: Sequence[str] | None = None,
         graph_hash: str = "",
@@ -136,6 +141,7 @@ class Problem:
             param_bytes=np.zeros(ops) if param_bytes is None else checks.floats("param_bytes", param_bytes, 1, (ops,)),
             memory=np.full(devices, np.inf) if memory is None else checks.floats("memory", memory, 1, (devices,)),
             conflicts=np.zeros((devices, devices), bool) if conflicts is None else checks.conflicts(conflicts, dev_names),
+            host=np.zeros(devices + 1) if host is None else checks.floats("host", host, 1, (devices + 1,)),
             op_names=names,
             device_names=dev_names,
             graph_hash=graph_hash,
@@ -162,6 +168,7 @@ class Problem:
             ("latency", self.latency),
             ("cut", self.cut),
             ("param_bytes", self.param_bytes),
+            ("host", self.host),
         ):
             if np.any(np.isinf(values)):
                 raise ProblemError(f"'{what}' contains an infinite value; only 'compute', 'bandwidth' and 'memory' may.")
@@ -221,9 +228,9 @@ class Problem:
         """Identity of the costs, 32 hexadecimal digits: the same for the same content, in any process and on any machine.
 
         It covers all that decides what a placement given by numbers costs and whether it is feasible: ``compute``, ``edges`` in
-        their order, ``edge_bytes``, ``edge_tensor``, ``bandwidth``, ``latency``, ``cut``, ``param_bytes``, ``memory`` and
-        ``conflicts``, to the last bit. Names, kinds, shapes and ``graph_hash`` do not count: they only say what it is that
-        costs so much.
+        their order, ``edge_bytes``, ``edge_tensor``, ``bandwidth``, ``latency``, ``cut``, ``param_bytes``, ``memory``,
+        ``conflicts`` and ``host``, to the last bit. Names, kinds, shapes and ``graph_hash`` do not count: they only say what it
+        is that costs so much.
         """
         digest = hashlib.sha256(repr(self.compute.shape).encode())
         for name in _ARRAYS:
@@ -232,6 +239,8 @@ class Problem:
             digest.update(array.astype("<i4").tobytes() if array.dtype.kind == "i" else (array + 0.0).astype("<f8").tobytes())
         if self.conflicts.any():
             digest.update(self.conflicts.tobytes())
+        if self.host.any():
+            digest.update((self.host + 0.0).astype("<f8").tobytes())
         return digest.hexdigest()[:32]
 
     def comm(self, edge: int) -> NDArray[np.float64]:
@@ -278,7 +287,7 @@ class Problem:
     def to_json(self, path: str | Path, *, sync: bool = True) -> None:
         """Write the problem as JSON, version 2; infinite values become null. ``sync``: wait until the disk has it.
 
-        ``conflicts`` is there only if some devices conflict.
+        ``conflicts`` is there only if some devices conflict, ``host`` only if it is not zero.
         """
         fields = {
             "format": "placeit-problem",
@@ -292,6 +301,8 @@ class Problem:
         } | {name: _jsonable(getattr(self, name)) for name in _ARRAYS}
         if self.conflicts.any():
             fields["conflicts"] = self.conflicts.tolist()
+        if self.host.any():
+            fields["host"] = self.host.tolist()
         write_text(Path(path), json.dumps(fields, allow_nan=False) + "\n", sync=sync)
 
     @classmethod
@@ -306,7 +317,7 @@ class Problem:
             InfeasibleError: some op can run on no device.
         """
         data = read_json(Path(path), "placeit-problem", _VERSIONS)
-        known = {"format", "version", "key", "graph", *_NAMES, "output_shapes", "conflicts", *_ARRAYS}
+        known = {"format", "version", "key", "graph", *_NAMES, "output_shapes", "conflicts", "host", *_ARRAYS}
         for name in data:
             if name not in known:
                 raise ProblemError(f"{path}: unknown key '{name}'; known keys: {', '.join(sorted(known))}.")
@@ -324,6 +335,7 @@ class Problem:
                 **arrays,
                 **texts,
                 conflicts=data.get("conflicts"),
+                host=data.get("host"),
                 output_shapes=data.get("output_shapes"),
                 graph_hash=str(data.get("graph", "")),
             )

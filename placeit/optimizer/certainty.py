@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from placeit.optimizer.candidates import plain_candidates
 from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Costs, Segmenter
+from placeit.profiler.passes import steady_runs
 from placeit.runtime.measure import FAILURES, median_interval
 from placeit.workbench import Workbench
 
@@ -17,6 +19,7 @@ __all__ = ["MARGIN", "Excluded", "excluded"]
 
 MARGIN = 0.1  # share of the bound, for what is not in it: the parts of a model may gain from caches of their own
 _RUNS = 7  # of a plain device, after two for warming up
+_BLOCKS = 3  # of runs on each device, which tell by how much its costs are too high
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Excluded:
 
     Attributes:
         name: of the plain device that is faster than all of them.
-        bound_s: what every split takes at least, by the least times of the whole model on the devices.
+        bound_s: what every split takes at least, by the least times of the whole model on the devices, less the margin.
     """
 
     name: str
@@ -43,12 +46,17 @@ class Excluded:
 def excluded(session: Workbench, core: NDArray[np.float64]) -> Excluded | None:
     """Say why no split can be faster than a plain device; None if some split may be, or if that is not known.
 
+    The bound's own error is measured on each device: what the groups take in sum, over what the whole model takes there when it
+    runs by itself. Where the bound is too high by more than its margin on some device, nothing follows from it; what it is too
+    high by is taken off.
+
     Args:
         session: of which nothing else runs meanwhile.
         core: ``float64[G, D]``, the least seconds of groups inside the whole model on each device.
     """
-    problem = Segmenter(session.grouping, replace(Costs.zero(len(core), session.cluster), core=core)).problem()
-    bound = (1.0 - MARGIN) * lower_bound(problem)
+    segmenter = Segmenter(session.grouping, replace(Costs.zero(len(core), session.cluster), core=core))
+    problem = segmenter.problem()
+    bound, checked = (1.0 - MARGIN) * lower_bound(problem), False
     for candidate, alone in plain_candidates(session, problem):
         try:
             with alone.session.executor(candidate.plan) as executor:
@@ -56,6 +64,33 @@ def excluded(session: Workbench, core: NDArray[np.float64]) -> Excluded | None:
         except FAILURES:  # the search says so when it measures it
             continue
         _, high = median_interval(seconds)
+        if high < bound and not checked:
+            factors = _factors(session, segmenter)
+            if factors is None or (factors < 1.0 - MARGIN).any():
+                return None
+            bound, checked = (1.0 - MARGIN) * lower_bound(replace(problem, compute=core * factors)), True
         if high < bound:
             return Excluded(candidate.name, bound)
     return None
+
+
+def _factors(session: Workbench, segmenter: Segmenter) -> NDArray[np.float64] | None:
+    """Return what the whole model takes on each device by itself, over the sum of its groups, at most 1: ``float64[D]``.
+
+    None if some device cannot run the whole model.
+    """
+    sums = segmenter.costs.core.sum(axis=0)
+    if not np.isfinite(sums).all() or (sums <= 0).any():
+        return None
+    takes: list[list[float]] = [[] for _ in sums]
+    try:
+        with contextlib.ExitStack() as stack:
+            wholes = [segmenter.plan(np.full(len(segmenter.costs.core), d, np.int32)) for d in range(len(sums))]
+            executors = [stack.enter_context(session.executor(plan)) for plan in wholes]
+            for _ in range(_BLOCKS):
+                for executor, seconds in zip(executors, takes, strict=True):
+                    seconds += steady_runs(executor.time, float)
+    except FAILURES:
+        return None
+    alone = np.array([np.median(seconds) for seconds in takes])
+    return np.asarray(np.minimum(alone / sums, 1.0), np.float64)

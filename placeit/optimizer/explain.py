@@ -163,6 +163,7 @@ class Explanation:
         replicas: that serve whole requests; the first is explained.
         segments: of the plan that compute something.
         simulated_s: of a request by the plan.
+        host_s: of these, beside the work of devices and links.
         replanned_s: the same with the segments planned anew, which moves are compared with.
         memory: what the groups on each device move there, of devices that have some.
         ops: those that were asked for.
@@ -174,6 +175,7 @@ class Explanation:
     replicas: int
     segments: int
     simulated_s: float
+    host_s: float
     replanned_s: float
     memory: tuple[Reading, ...]
     ops: tuple[Explained, ...]
@@ -219,6 +221,7 @@ def explain(session: Workbench, placement: Placement, ops: Sequence[str] = (), *
         replicas=len(placement.every),
         segments=len(trials.plan.programs),
         simulated_s=trials.plan.schedule.makespan,
+        host_s=trials.plan.schedule.makespan - float(trials.plan.schedule.finish.max()),
         replanned_s=trials.replanned_s,
         memory=tuple(memory.reading(d, np.flatnonzero(trials.groups == d)) for d in np.unique(trials.groups).tolist()),
         ops=tuple(_explained(trials, placement, op, late, memory) for op in chosen),

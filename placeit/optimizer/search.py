@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -114,10 +115,20 @@ class Search(Races):
 
     @functools.cached_property
     def bound_s(self) -> float:
-        """Seconds that no placement can fall below; ``nan`` of the seconds per request, or if costs of groups are not known."""
+        """Seconds that no placement can fall below; ``nan`` of the seconds per request, or if costs of groups are not known.
+
+        Its error is taken off, as far as it is known: the costs of a device that ran the whole model in less time than
+        simulated are that much lower, and no placement that was measured is below the bound.
+        """
         if self.objective.steady or self.session.costs.shared:
             return math.nan
-        return lower_bound(self.problem, self.memory)
+        factor, least = np.ones(self.problem.devices), math.inf
+        for one in self.known.values() if self.objective.is_makespan else ():
+            if one.measured is not None and not one.earlier and self.is_placed(one):
+                least = min(least, one.measured.median)
+                if one.placer == "single" and one.simulated_s:
+                    factor[one.groups[0]] = min(1.0, one.measured.median / one.simulated_s)
+        return min(lower_bound(replace(self.problem, compute=self.problem.compute * factor), self.memory), least)
 
     def find(self, groups: NDArray[np.int32]) -> Candidate | None:
         """The candidate that is a placement of the groups on the session's own devices, ``int32[G]``; None if there is none."""

@@ -16,11 +16,12 @@ _TURNS = 200
 def lower_bound(problem: Problem, memory: MemoryReads | None = None) -> float:
     """Lower bound of all makespans, in seconds: the larger of critical path and work per device, at best costs.
 
-    Transfers and cuts are taken to be free. The bound from work is that of the assignment whose ops may be divided between
-    devices (Lenstra, Shmoys and Tardos 1990, equation 1), from below: for any weights ``l[r]`` of resources that sum to one, no
-    placement ends before ``sum over ops of min over d of sum over r of l[r] * seconds[r, v, d]``, where ``seconds`` is for how
-    long an op on a device occupies a resource. Equal weights come first; multiplicative updates raise the bound where resources
-    differ.
+    Transfers and cuts are taken to be free, and the host's part (``Problem.host``) to be the least of all.
+
+    The bound from work is that of the assignment whose ops may be divided between devices (Lenstra, Shmoys and Tardos 1990,
+    equation 1), from below: for any weights ``l[r]`` of resources that sum to one, no placement ends before ``sum over ops of
+    min over d of sum over r of l[r] * seconds[r, v, d]``, where ``seconds`` is for how long an op on a device occupies a
+    resource. Equal weights come first; multiplicative updates raise the bound where resources differ.
 
     A set of devices of which only one runs at a time, such as all that use a core, is a resource, which an op occupies for
     ``compute[v, d]``: an op on two cores takes both. So is a memory that devices share, which an op occupies for the bytes of
@@ -30,7 +31,12 @@ def lower_bound(problem: Problem, memory: MemoryReads | None = None) -> float:
         problem: what is placed.
         memory: what its ops read, and the rates of memories; None for no such resource.
     """
-    bound = problem.critical_path if memory is None else lower_bound(problem)
+    return float(problem.host.min()) + _of_work(problem, memory)
+
+
+def _of_work(problem: Problem, memory: MemoryReads | None) -> float:
+    """Lower bound of what devices and links take."""
+    bound = problem.critical_path if memory is None else _of_work(problem, None)
     sets = cliques(problem.conflicts)
     ops, none = np.arange(len(problem)), np.zeros((0, problem.devices))
     shared = none if memory is None else memory.devices.astype(np.float64)

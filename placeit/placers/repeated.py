@@ -172,6 +172,7 @@ def _folded(problem: Problem, blocks: NDArray[np.intp]) -> tuple[Problem, NDArra
         param_bytes=weights,
         memory=problem.memory,
         conflicts=problem.conflicts,
+        host=problem.host,
         op_names=[problem.op_names[v] for v in kept],
         device_names=problem.device_names,
         kinds=[problem.kinds[v] for v in kept],

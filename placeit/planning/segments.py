@@ -42,6 +42,9 @@ class Profiled:
             time; None if all groups were measured, or too few.
         spread: by how much the seconds of the whole model varied, on the device where they did so most: the high end of their
             95 % interval over the low one, less 1; 0 if no device runs the whole model.
+        blocks: how many blocks of runs were measured.
+        disturbed_blocks: how many of them other processes disturbed, also when they were repeated.
+        unsure: whether some costs are from disturbed blocks, as there were too few others: then the faster ones count.
     """
 
     at: float
@@ -51,11 +54,14 @@ class Profiled:
     groups: int
     error: float | None
     spread: float
+    blocks: int = 0
+    disturbed_blocks: int = 0
+    unsure: bool = False
 
     @property
     def disturbed(self) -> bool:
-        """True if times varied by so much that something else kept the machine busy meanwhile."""
-        return self.spread > _DISTURBED
+        """True if too few blocks were undisturbed, or times varied by so much that something else kept the machine busy."""
+        return self.unsure or self.spread > _DISTURBED
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -68,6 +74,9 @@ class Profiled:
             "groups": self.groups,
             "predicted_cut_error": self.error,
             "spread": self.spread,
+            "blocks": self.blocks,
+            "disturbed_blocks": self.disturbed_blocks,
+            "unsure": self.unsure,
         }
 
 
@@ -91,6 +100,8 @@ class Costs:
         load: ``float64[G, D]``, or what broadcasts to it: what a group takes more while all other devices work that
             can work beside its own and each other.
         read: ``float64[D]``, or what broadcasts to it: seconds per byte that another device wrote.
+        host: ``float64[D + 1]``, or what broadcasts to it: seconds that a request takes beside the work of devices and links,
+            on each device alone and, in the last entry, on several (:attr:`placeit.core.problem.Problem.host`).
         profiled: when they were measured; None if they were not.
         shared: whether nothing but whole models was measured, so that ``core`` says nothing of single groups.
     """
@@ -101,6 +112,7 @@ class Costs:
     cluster: Cluster
     load: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 1)))
     read: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))
+    host: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1), kw_only=True)
     profiled: Profiled | None = None
     shared: bool = False
 
@@ -115,6 +127,16 @@ class Costs:
     def where(self, able: NDArray[np.bool_]) -> Costs:
         """Return the same costs with ``inf`` where a group cannot run, by ``bool[G, D]``."""
         return replace(self, core=np.where(able, self.core, np.inf))
+
+    @cached_property
+    def hosts(self) -> NDArray[np.float64]:
+        """``float64[D + 1]``, :attr:`host` of each device, and of several."""
+        return np.broadcast_to(self.host, len(self.dispatch) + 1)
+
+    @cached_property
+    def whole(self) -> NDArray[np.float64]:
+        """``float64[D]``, seconds of a request of the whole model on each device; ``inf`` where it cannot run."""
+        return np.asarray(self.dispatch + self.core.sum(axis=0) + self.hosts[:-1], np.float64)
 
     @cached_property
     def bandwidth(self) -> NDArray[np.float64]:
@@ -241,6 +263,7 @@ class Segmenter:
             bandwidth=costs.bandwidth,
             passthrough=self._passthrough,
             cliques=exclusive(costs.conflicts),
+            host=_doubles(costs.hosts),
             steady=steady,
             outside=np.zeros(len(costs.dispatch)) if outside is None else _doubles(outside),
         )
@@ -271,6 +294,7 @@ class Segmenter:
             param_bytes=graph.param_bytes,
             memory=np.array([device.memory_bytes for device in costs.cluster.devices]),
             conflicts=costs.conflicts,
+            host=costs.hosts,
             op_names=graph.names,
             device_names=costs.cluster.names,
             graph_hash=self.grouping.graph.hash,
@@ -430,6 +454,7 @@ class Segmenter:
             self.costs.latency,
             edge_tensor=compact.reshape(-1),
             conflicts=self.costs.conflicts,
+            host=self.costs.hosts,
             device_names=self.costs.cluster.names,
         )
         placement = np.array([segment.device for segment in segments], np.int32)

@@ -26,7 +26,7 @@ from placeit.core.version import __version__
 __all__ = ["Cache", "Kept", "are_numbers", "are_times"]
 
 _log = logging.getLogger("placeit")
-_VERSION = 3
+_VERSION = 4
 _DAYS = 30.0
 _MOST_BYTES = 1 << 28  # of an entry
 _LONGEST = 1e6  # seconds that anything can have been measured to take

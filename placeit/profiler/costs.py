@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from placeit.profiler.kept import contradicted, cost_key, costs_of, find
 from placeit.profiler.kernel_history import Beyond, History, history_key
 from placeit.profiler.kernel_times import profiled
 from placeit.profiler.links import LinkCosts, probe
-from placeit.profiler.load import MachineLoad
+from placeit.profiler.load import MachineLoad, Watch
 from placeit.profiler.passes import Passes, Progress, unslowed
 from placeit.profiler.sampling import alike, choose, predict
 from placeit.profiler.support import supported
@@ -44,8 +45,10 @@ Certain = Callable[[NDArray[np.float64]], bool]
 
 _FULL, _FULL_ALONE = 15, 8  # runs of the whole model that a full profile takes about, of several devices and of one
 _GOLDEN = 0.618  # steps of this share of a circle never come near to where they were
-_FEWEST, _MOST = 3, 12  # passes that count, unless all have settled before; one of each kind before them does not
-_LEAST_RUNS, _SHORTLY = 7, 60  # of the whole model on each device, for the least that it takes; if there is time for so many
+_FEWEST, _MOST = 3, 12  # blocks of each kind, unless all have settled before; of runs where time is short
+_RUNS, _SHORT_S = 12, 1.0  # runs of each kind from which on there are no further blocks, and seconds that all may take
+_COUNTED = 12  # passes over the whole model that a runtime's counters are means of
+_LEAST_BLOCKS, _SHORTLY = 3, 60  # of the whole model on each device, for the least that it takes; if 60 runs are possible
 _FEWEST_PROGRAMS, _SHARE_CUT = 12, 3  # of groups cut off and runs between them: so many, or one for so many groups
 _SLOW_S, _SLOWER = 2.0, 4.0  # a device compiles slowly if the whole model takes so long there, and so many times the quickest
 _FEWEST_SLOW, _COMPILING_SHARE = 2, 0.4  # of groups cut off there; what compiling them may take of the time that is left
@@ -68,7 +71,9 @@ def profile(
 ) -> Costs:
     """Measure every group on every device that can run it.
 
-    These are run in turn, pass after pass, so that what the machine does meanwhile happens to all of them:
+    These are run in blocks of consecutive runs, as a user runs a model, without the first runs of each block
+    (:mod:`placeit.profiler.passes`). Blocks of all programs take turns in random order, so that what the machine does meanwhile
+    happens to all of them:
 
     - the whole model on each device. Its time is divided among the groups by the runtime's own per-op counters: ``core``;
     - the model with some of its groups cut off, on each device: what such a group takes beyond its share is its ``cut``. These
@@ -79,22 +84,24 @@ def profile(
     - the same, with cut groups on other devices than those that they read from: what that adds is what it costs to hand over to
       another device (the link's latency), and to read what another one wrote (``read``).
 
-    Every time is a median of passes, as those are that a race compares. On a device that cannot run the whole model, a group
-    takes what it takes as a segment of its own, or its share of a segment between these.
+    Every time is a median over blocks, and of differences over those of the same turn. The same blocks say what a request takes
+    beside all that: ``host``. A block that other processes disturbed is repeated while there is time, and does not count if
+    there are three others. On a device that cannot run the whole model, a group takes what it takes as a segment of its own, or
+    its share of a segment between these.
 
     Args:
         model: the model.
         grouping: its groups.
         cluster: real devices; links without figures are probed.
         runtime: runs the measurements.
-        budget_s: seconds to spend, compiling included; between 3 and 12 passes of each kind are made, until their times have
-            settled. The longer devices compile, the fewer groups are cut off. Where there is no time for three passes, one to
-            three are made with groups cut off, alone, and the rest is taken to be zero; what is found so is not kept. The
+        budget_s: seconds to spend, compiling included; between 3 and 12 blocks of each kind are run, until their times have
+            settled. The longer devices compile, the fewer groups are cut off. Where there is no time for three blocks, one to
+            three runs are made with groups cut off, alone, and the rest is taken to be zero; what is found so is not kept. The
             first run of anything counts only where there is no time for another.
         cache: where to look for earlier results and keep new ones.
         check: whether to run the whole model for a moment on each device, and to profile again, with a warning, what is in
             the cache if that takes another time than it took then.
-        progress: called between passes.
+        progress: called between turns.
         worth: asked once what a run takes is known, unless the costs were kept. If it says no, nothing else is measured: the
             costs then are those runs, in equal shares for all groups (:attr:`placeit.planning.segments.Costs.shared`).
         certain: asked once the least is known that each group takes inside the whole model, on each of several devices of
@@ -155,6 +162,7 @@ class _Profile:
         self.grouping, self.runtime, self.can, self.links = grouping, runtime, can, links
         self.groups, self.devices = can.shape
         self.once = np.full(self.devices, np.inf)  # seconds of the whole model in its first warm run
+        self.watch = Watch()
         self.short = self.complete = False  # whether there was no time for all of it; whether all of it was done
         free = Costs.zero(self.groups, replace(links.cluster, links=_measured(links.cluster)))
         self.segmenter = Segmenter(grouping, free)
@@ -174,9 +182,9 @@ class _Profile:
 
     def least(self, whole: Sequence[Passes]) -> Costs:
         """The least that each group takes inside the whole model, and nothing for all else."""
-        for _ in range(_LEAST_RUNS):
+        for turn in range(_LEAST_BLOCKS):
             for timed in whole:
-                timed.run()
+                timed.block(turn)
         seconds = [min(timed.interval) for timed in whole]
         core = np.stack([self._shares(d) * each for d, each in enumerate(seconds)], axis=1)
         nothing, none = np.zeros(self.can.shape), np.zeros(self.devices)
@@ -192,8 +200,7 @@ class _Profile:
 
             def passes(plan: Plan) -> Passes:
                 executor = stack.enter_context(runtime.executor(plan))
-                executor.set_requests(runtime.model.sample_requests())
-                return Passes(executor)
+                return Passes(executor, runtime.model.sample_requests(), self.watch)
 
             def undivided(d: int) -> Passes | None:
                 if self.can[:, d].all():
@@ -305,28 +312,50 @@ class _Profile:
         return np.array(order[np.arange(len(able)), first], np.int32)
 
     def _repeat(self, cut: Sequence[Passes], others: Sequence[Passes], deadline: float, progress: Progress | None) -> None:
-        done, last, names = 0, 0.0, ", ".join(self.runtime.cluster.names)
+        names, every = ", ".join(self.runtime.cluster.names), [*cut, *others]
+        if self.short:
+            self._run_shortly(every, deadline)
+            return
         at_once = [[cut[other] for other in beside(self.runtime.cluster.conflicts(), d)] for d in range(len(cut))]
-        fewest, most = (1, _FEWEST) if self.short else (_FEWEST, _MOST)
-        for timed in () if self.short else (*cut, *others):
+        for timed in every:
             timed.run()
             timed.forget()
-        while done < most and not all(timed.settled for timed in (*cut, *others)):
-            begin = clock.now()
-            if begin + last >= deadline and (done >= fewest or (done > 0 and begin >= deadline)):
+        random, done, spent, repeating = np.random.default_rng(0), 0, 0.0, 0.0
+        while done < _MOST and not all(timed.settled for timed in every):
+            now, each = clock.now(), spent / max(done, 1)
+            enough = spent >= _SHORT_S and max(timed.runs for timed in every) >= _RUNS
+            over = enough or now + each >= deadline
+            if (over and done >= _FEWEST) or (done > 0 and now >= deadline):
                 break
-            for timed in (*cut, *others):
-                if self.short and done == 1:
-                    timed.forget()  # the first run, which had to do for warming up
-                timed.run()
-            if len(cut) > 1 and not self.short:
-                for timed, neighbours in zip(cut, at_once, strict=True):
-                    timed.run_beside(neighbours, phase=(0.5 + done * _GOLDEN) % 1)
-            last = clock.now() - begin
+            phase = (0.5 + done * _GOLDEN) % 1
+            blocks = [functools.partial(every[i].block, done) for i in random.permutation(len(every))]
+            blocks += [
+                functools.partial(timed.block_beside, others, done, phase)
+                for timed, others in zip(cut, at_once, strict=True)
+                if others
+            ]
+            disturbed = [block for block in blocks if block().disturbed]
+            spent += (ended := clock.now()) - now
+            while disturbed and repeating < spent and ended < deadline:  # in as much time as all else takes
+                disturbed.pop()()
+                repeating, ended = repeating + clock.now() - ended, clock.now()
             done += 1
-            self.complete = not self.short and done >= fewest
+            self.complete = done >= _FEWEST
             if progress is not None:
                 progress(f"profiling {self.groups} groups on {names}", done / _MOST)
+
+    def _run_shortly(self, every: Sequence[Passes], deadline: float) -> None:
+        """Run everything one to three times, alone; the first runs count only if there is no time for others."""
+        last = 0.0
+        for turn in range(_FEWEST):
+            now = clock.now()
+            if turn > 0 and now + last >= deadline:
+                break
+            for timed in every:
+                if turn == 1:
+                    timed.forget()
+                timed.run(turn)
+            last = clock.now() - now
 
     def _costs(
         self, of: NDArray[np.int32], cut: Sequence[Passes], whole: Sequence[Passes | None], apart: Sequence[Passes]
@@ -335,7 +364,6 @@ class _Profile:
         core, cuts, load = np.full(can.shape, np.inf), np.zeros(can.shape), np.zeros(can.shape)
         read, errors = np.zeros(self.devices), []
         alone = np.stack([timed.seconds for timed in cut], axis=1)
-        loaded = np.stack([timed.loaded for timed in cut], axis=1)
         # of what runs between cut groups, each group has a part by what it takes where all of them can be told apart
         shares = [np.ones(self.groups) if timed is None else self._shares(d) for d, timed in enumerate(whole)]
         like = next((share for share, timed in zip(shares, whole, strict=True) if timed is not None), shares[0])
@@ -351,18 +379,20 @@ class _Profile:
                 # a model that takes little more than an empty segment is below what can be told apart
                 total = float(timed.seconds.max())
                 core[:, d] = shares[d] * max(0.1 * total, total - empty[d])
-                cuts[known, d] = np.maximum(beyond - core[:, d], 0.0)[known]
+                beyond_share = cut[d].beyond(timed, shares[d]) + shares[d] * min(empty[d], 0.9 * total) - empty[d]
+                cuts[known, d] = np.maximum(beyond_share, 0.0)[known]
                 if known.any():
                     cuts[:, d] = predict(cuts[:, d], known, self.distance, self.bytes)
                     errors += self._left_out(cuts[:, d], known & self.computes, beyond)
             if self.devices > 1 and not self.short:
-                load[there, d] = ((loaded[:, d] - alone[:, d]) * np.where(self.cut, 1.0, _parts(core[:, d], of)))[there]
+                load[there, d] = (cut[d].load * np.where(self.cut, 1.0, _parts(core[:, d], of)))[there]
                 rest, sums = can[:, d] & ~there, (float(load[known, d].sum()), float((core + cuts)[known, d].sum()))
                 load[rest, d] = core[rest, d] * (sums[0] / sums[1] if sums[1] > 0 else 0.0)
         dispatch, latency = self._handovers([*cut, *apart])
         if self.devices > 1 and not self.short:
-            cold, read = self._far(of, alone, apart)
+            cold, read = self._far(of, cut, apart)
             latency += np.where(np.eye(self.devices), 0.0, cold)
+        every = [*cut, *(timed for timed in whole if timed is not None), *apart]
         return {
             "core": [[None if np.isinf(x) else x for x in row] for row in core.tolist()],
             "cut": cuts.tolist(),
@@ -370,12 +400,14 @@ class _Profile:
             "latency": latency.tolist(),
             "load": load.tolist(),
             "read": read.tolist(),
+            "host": self._host(cut, whole, apart, dispatch).tolist(),
             "whole": [None if timed is None else list(timed.interval) for timed in whole],
             "sampling": [
                 int((self.cut & self.computes).sum()),
                 int(self.computes.sum()),
                 float(np.mean(errors)) if errors and not self.cut.all() else None,
             ],
+            "blocks": [*np.sum([timed.disturbed for timed in every], axis=0).tolist(), any(timed.unsure for timed in every)],
         }
 
     def _shares(self, d: int) -> NDArray[np.float64]:
@@ -385,7 +417,7 @@ class _Profile:
 
     def _measured_shares(self, d: int) -> NDArray[np.float64]:
         runtime, device = self.runtime, self.runtime.cluster.devices[d]
-        passes = _FEWEST if self.short else _MOST
+        passes = _FEWEST if self.short else _COUNTED
         self.kernels[d] = device_kind(device).kernels(runtime.model, self.grouping, device, runtime.precision, passes)
         return group_shares(self.kernels[d], self.grouping)
 
@@ -417,8 +449,22 @@ class _Profile:
                 latency[src, dst] = max(0.0, gap - (dispatch[dst] - self.links.empty[dst]))
         return dispatch, latency
 
+    def _host(
+        self, cut: Sequence[Passes], whole: Sequence[Passes | None], apart: Sequence[Passes], dispatch: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return ``float64[D + 1]``, what a request takes beside its segments and what lies between them.
+
+        That is for how long the caller waits before the first segment begins and after the last has ended, less what starting a
+        segment takes, which is part of each segment's costs. Where nothing ran on several devices, it is the most of one.
+        """
+        start = dispatch - self.links.empty
+        alone = [timed if timed is not None else cut[d] for d, timed in enumerate(whole)]
+        host = np.maximum([timed.host for timed in alone] - start, 0.0)
+        several = max(float(np.median([timed.host for timed in apart]) - start.mean()), 0.0) if apart else host.max()
+        return np.append(host, several)
+
     def _far(
-        self, of: NDArray[np.int32], alone: NDArray[np.float64], apart: Sequence[Passes]
+        self, of: NDArray[np.int32], cut: Sequence[Passes], apart: Sequence[Passes]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return ``float64[D]`` twice, what cut groups take more that read from another device: each, and for each byte."""
         groups = self.grouping.groups
@@ -429,8 +475,9 @@ class _Profile:
             # inputs of the model are written by nobody
             remote = (place[writers] != place[readers]) & (timed.seconds[writers] > 0)
             entering = np.bincount(readers[remote], groups.tensor_bytes[groups.edge_tensor[remote]], minlength=self.groups)
+            more = np.stack([timed.beyond(alone) for alone in cut])
             for g in np.flatnonzero(self.cut & (entering > 0) & (timed.seconds > 0)).tolist():
-                points[place[g]].append((entering[g], timed.seconds[g] - alone[g, place[g]]))
+                points[place[g]].append((entering[g], more[place[g], g]))
         each, per_byte = np.zeros(self.devices), np.zeros(self.devices)
         for d, found in enumerate(points):
             if found:

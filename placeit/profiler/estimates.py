@@ -47,7 +47,7 @@ def estimated(
         axis=1,
     )
     cut, load, dispatch, read = np.zeros_like(seconds), np.zeros_like(seconds), *np.zeros((2, len(cluster)))
-    profiled = None
+    profiled, host = None, np.zeros(len(cluster) + 1)
     if real:
         here = [d for d, device in enumerate(cluster.devices) if not device.described]
         names = {device.name for device in real}
@@ -56,6 +56,7 @@ def estimated(
             measured = measure(runtime.cluster, runtime)
         seconds[:, here], cut[:, here], load[:, here] = measured.core, measured.cut, measured.load
         dispatch[here], read[here] = measured.dispatch, measured.read
+        host[[*here, len(cluster)]] = measured.host
         cluster = replace(cluster, links={**measured.cluster.links, **cluster.links})
         profiled = measured.profiled
-    return Costs(seconds, cut, dispatch, cluster, load, read, profiled)
+    return Costs(seconds, cut, dispatch, cluster, load, read, profiled, host=host)

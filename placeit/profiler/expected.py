@@ -44,4 +44,5 @@ def as_expected(costs: Costs, cluster: Cluster, expected: Mapping[str, str]) -> 
         cluster=replace(cluster, links=known),
         load=load[:, of],
         read=read[of],
+        host=costs.hosts[[*of, len(there)]],
     )

@@ -20,13 +20,15 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Profiled, Segmenter
 from placeit.profiler.cache import Cache, Kept, are_numbers, are_times
 from placeit.profiler.links import LinkCosts, device_key
+from placeit.profiler.load import Watch
 from placeit.profiler.passes import Passes, Progress, unslowed
 from placeit.runtime.runtime import Runtime
 
 __all__ = ["contradicted", "cost_key", "costs_of", "find"]
 
 _log = logging.getLogger("placeit")
-_CHECKS = 6  # passes that tell whether cached costs still hold
+_CHECKS = 3  # blocks of runs that tell whether cached costs still hold
+_RUNS = 3  # that a block takes of a model that takes long, a first run before it included
 _MARGIN = 1.1  # between what was measured then and now: no two processes are alike
 
 
@@ -72,7 +74,8 @@ def costs_of(found: Kept, links: LinkCosts, cluster: Cluster, *, cached: bool) -
         replace(links.cluster, links=known),
         np.array(kept["load"]),
         np.array(kept["read"]),
-        Profiled(found.written, found.load, cached, cut, groups, error, spread),
+        Profiled(found.written, found.load, cached, cut, groups, error, spread, *kept["blocks"]),
+        host=np.array(kept["host"]),
     )
 
 
@@ -81,14 +84,14 @@ def contradicted(
 ) -> bool:
     """Return whether the whole model takes another time than when the costs were measured, on some device; says so if it does.
 
-    It is run up to six times on each device, in turn. The interval of these times has to lie beyond the one that was kept, by
-    more than a margin. Where there is no time for two runs of it, nothing is found.
+    It is run in up to three blocks of runs on each device, in turn. The interval of these times has to lie beyond the one that
+    was kept, by more than a margin. Where there is no time for a block of it, nothing is found.
     """
     before = {d: tuple(ends) for d, ends in enumerate(kept.value["whole"]) if ends is not None}
     once = sum(high for _, high in before.values())
-    if not before or 3 * once > budget_s:
+    if not before or _RUNS * once > budget_s:
         return False
-    deadline = clock.now() + budget_s
+    deadline, watch = clock.now() + budget_s, Watch()
     if progress is not None:
         progress("checking costs", 0.0)
     groups = len(can)
@@ -98,15 +101,14 @@ def contradicted(
         now: dict[int, Passes] = {}
         for d in before:
             executor = stack.enter_context(runtime.executor(segmenter.plan(np.full(groups, d, np.int32))))
-            executor.set_requests(runtime.model.sample_requests())
-            now[d] = Passes(executor)
+            now[d] = Passes(executor, runtime.model.sample_requests(), watch)
             now[d].run()
             now[d].forget()
         for turn in range(_CHECKS):
-            if turn >= 2 and clock.now() + once > deadline:
+            if turn > 0 and clock.now() + _RUNS * once > deadline:
                 break
             for passes in now.values():
-                passes.run()
+                passes.block(turn)
         after = {d: passes.interval for d, passes in now.items()}
     changed = [
         f"on {runtime.cluster.names[d]} the model takes {_span(*after[d])}, and took {_span(low, high)} then"
@@ -140,6 +142,8 @@ def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
         and are_times(kept.get("latency"), devices, devices)
         and are_numbers(kept.get("load"), groups, devices)
         and are_times(kept.get("read"), devices)
+        and are_times(kept.get("host"), devices + 1)
+        and _is_blocks(kept.get("blocks"))
         and _is_sampling(kept.get("sampling"))
         and isinstance(kept.get("whole"), list)
         and len(kept["whole"]) == devices
@@ -155,3 +159,10 @@ def _is_sampling(kept: Any) -> bool:
     if not isinstance(kept, list) or len(kept) != 3 or not all(type(count) is int for count in kept[:2]):
         return False
     return 0 < kept[0] <= kept[1] and (kept[2] is None or bool(are_times(kept[2])))
+
+
+def _is_blocks(kept: Any) -> bool:
+    """Return whether a value from the cache says how many blocks were run, how many were disturbed, and if these count."""
+    if not isinstance(kept, list) or len(kept) != 3 or not all(type(count) is int for count in kept[:2]):
+        return False
+    return 0 <= kept[1] <= kept[0] and type(kept[2]) is bool

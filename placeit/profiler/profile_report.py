@@ -38,7 +38,6 @@ class ProfileReport(Shown):
         """Return the report as JSON has it, which is what ``placeit profile --json`` prints."""
         costs, grouping, graph = self.costs, self.grouping, self.grouping.graph
         groups, names = grouping.groups, costs.cluster.names
-        whole = costs.dispatch + costs.core.sum(axis=0)
         return jsonable_dict(
             {
                 "model": self.model,
@@ -48,8 +47,9 @@ class ProfileReport(Shown):
                     {
                         "name": device.name,
                         "dispatch_s": costs.dispatch[d],
-                        "whole_model_s": whole[d],
+                        "whole_model_s": costs.whole[d],
                         "read_s_per_byte": costs.read[d],
+                        "host_s": costs.hosts[d],
                         "emulated": device.emulated,
                         "described": device.described,
                     }
@@ -67,6 +67,7 @@ class ProfileReport(Shown):
                     }
                     for g in range(len(groups))
                 ],
+                "host_of_several_s": costs.hosts[-1],
                 "links": links_to_list(costs.cluster.links),
                 "profiled": None if costs.profiled is None else costs.profiled.to_dict(),
                 "compiling": {kind: vars(one) for kind, one in self.compiling.items()},

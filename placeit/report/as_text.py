@@ -299,7 +299,8 @@ def fastest(found: Comparison) -> str:
 def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) -> None:
     """Print what groups cost on devices, and which files that is written to."""
     costs, groups = found.costs, found.grouping.groups
-    figures = {"whole model": whole_model(found)}
+    figures = {} if (busy := _disturbance(costs.profiled)) is None else {"machine": busy}
+    figures |= {"whole model": whole_model(found)}
     figures |= {} if costs.profiled is None else {"costs": _said(costs.profiled)}
     figures |= {"compiled": compiled} if (compiled := _compiling(found.compiling)) else {}
     text.facts(console, figures | ({"written": ", ".join(map(str, files))} if files else {}))
@@ -314,6 +315,8 @@ def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) 
     cut = costs.cut.sum(axis=0)
     rows.append(("all", "", str(sum(sizes)), *map(text.seconds, [*costs.core.sum(axis=0), *cut])))
     rows.append(("dispatch of a segment", "", "", *map(text.seconds, costs.dispatch), *[""] * len(names)))
+    several = f" ({text.seconds(costs.hosts[-1])} on several)" if len(names) > 1 else ""
+    rows.append((f"host of a request{several}", "", "", *map(text.seconds, costs.hosts[:-1]), *[""] * len(names)))
     rows.append(("load of all", "", "", *map(text.seconds, costs.load.sum(axis=0).clip(0.0)), *[""] * len(names)))
     spare = ["kind", "ops", *(f"cut {name}" for name in reversed(names))]
     text.table(console, heads, rows, left=2, spare=spare)
@@ -324,9 +327,9 @@ def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) 
 
 
 def whole_model(found: ProfileReport) -> str:
-    """Return what the whole model takes on each device, in one line, by the costs that were measured."""
+    """Return what a run of the whole model takes on each device, in one line, by the costs that were measured."""
     costs = found.costs
-    took = map(text.seconds, costs.core.sum(axis=0) + costs.dispatch)
+    took = map(text.seconds, costs.whole)
     return ", ".join(f"{name} {time}" for name, time in zip(costs.cluster.names, took, strict=True))
 
 
@@ -337,8 +340,6 @@ def _said(profiled: Profiled) -> str:
     ago = about_seconds(time.time() - profiled.at)
     when = f"measured {ago} ago (from the cache; --no-cache measures anew)" if profiled.cached else "measured now"
     load = f", while other processes kept {profiled.load:.1f} cores busy" if profiled.load is not None else ""
-    if profiled.disturbed:
-        load += f", and times of the whole model varied by {text.percent(profiled.spread)}"
     if profiled.cut == profiled.groups:
         return f"{when}{load}"
     off = f", {profiled.error:.1%} of a group's time off by the cut costs of one another" if profiled.error is not None else ""
@@ -513,6 +514,7 @@ def _facts(found: Optimized) -> tuple[dict[str, str | Sequence[str]], dict[str, 
     limits = ", ".join(f"{text.amount(held, 'B')} on {name}" for name, held in found.memory.items())
     answer = {
         "chosen": f"{_name(found.chosen)}, marked * below",
+        "machine": _disturbance(found.profiled),
         "why": found.reason,
         "speed-up": None
         if found.speedup is None or best is None or found.chosen is best
@@ -532,7 +534,6 @@ def _facts(found: Optimized) -> tuple[dict[str, str | Sequence[str]], dict[str, 
         if errors is None
         else f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "
         f"Spearman {_figure(errors.get('spearman'))}",
-        "machine": _disturbance(found.profiled),
         "budget": f"{found.spent_s:.1f} s of {found.asked_s:g} s{', ended by Ctrl-C' if found.interrupted else ''}",
         "compiling": _compiling(found.compiling),
         "pinned": ", ".join(f"{ops} to {device}" for ops, device in found.pins.items()) or None,
@@ -558,17 +559,21 @@ def answer(found: Optimized, path: Path | None) -> str:
     said = [value, *([] if path is None else [str(path)])]
     if found.speedup is not None and best is not None and chosen is not best:
         said.insert(1, f"speed-up {text.ratio(found.speedup)} over {best.name}")
-    return f"{chosen.name}: {', '.join(said)}"
+    busy = "" if found.profiled is None or not found.profiled.disturbed else "; the machine was busy while costs were measured"
+    return f"{chosen.name}: {', '.join(said)}{busy}"
 
 
 def _disturbance(profiled: Profiled | None) -> str | None:
-    """Say that the machine was busy with something else while costs were measured; None if their times do not say so."""
+    """Say that the machine was busy with something else while costs were measured; None if it was not, as far as is known."""
     if profiled is None or not profiled.disturbed:
         return None
     load = "" if profiled.load is None else f", while other processes kept {profiled.load:.1f} cores busy"
+    why = f"the times of the whole model varied by {text.percent(profiled.spread)}"
+    if profiled.unsure:
+        why += f", and of {profiled.blocks} blocks of runs {profiled.disturbed_blocks} were disturbed"
     return (
-        f"busy while costs were measured: the times of the whole model varied by {text.percent(profiled.spread)}{load}. "
-        "Simulated times, and what placers proposed by them, may be off"
+        f"busy while costs were measured: {why}{load}. Simulated times, and what placers proposed by them, may be off: measure "
+        "again when it is quiet"
     )
 
 

@@ -22,7 +22,7 @@ _LISTED = 5  # ops of a group or a segment
 def explanation(console: Console, found: Explanation) -> None:
     """Print why ops are where they are."""
     figures = {
-        "simulated": text.seconds(found.simulated_s),
+        "simulated": f"{text.seconds(found.simulated_s)}, {text.seconds(found.host_s)} of it by the host",
         "planned anew": f"{text.seconds(found.replanned_s)} (what moves are compared with)",
         "segments": str(found.segments),
         "costs": _costs(found.profiled),

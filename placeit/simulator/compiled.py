@@ -36,5 +36,6 @@ def _build(problem: Problem) -> _core.Tables:
         memory=np.ascontiguousarray(problem.memory),
         conflicts=np.ascontiguousarray(problem.conflicts),
         cliques=exclusive(problem.conflicts),
+        host=np.ascontiguousarray(problem.host),
         order=np.ascontiguousarray(problem.order),
     )

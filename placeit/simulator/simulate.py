@@ -13,6 +13,8 @@ The rules, as ``native/rules/machine.hpp`` has them for executors too:
   last input this was is queued; the first edge of a tensor towards another device requests the transfer. Then the channels
   that were idle take their next, in the order of those requests, then the device does. When a transfer finishes, the edges
   that it serves fire in edge order, then the channel takes its next, then the destination does.
+- The host's part of a request (``Problem.host``) is added to the makespan once, after all else: neither ops and transfers nor
+  several requests in flight are put off by it.
 - ``fifo``: first queued, first served. An op that was queued before is started, among simultaneous events, before the
   transfers that the end of another op requests.
 - ``priority``: the queued op of the highest priority goes first (ties: the first in ``Problem.order``, which is the lowest
@@ -99,7 +101,7 @@ class Schedule:
     """The schedule of one placement: when each op and transfer starts and ends.
 
     Attributes:
-        makespan: seconds until the last op of the last request has finished.
+        makespan: seconds until the last op of the last request has finished, and the host's part (``Problem.host``).
         start: ``float64[V]``, seconds, in the first request.
         finish: ``float64[V]``, seconds, in the first request.
         device: ``int32[V]``, the placement.

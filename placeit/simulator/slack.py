@@ -70,10 +70,11 @@ def slack(problem: Problem, schedule: Schedule) -> NDArray[np.float64]:
             for event in some:
                 at = bisect_left(beside, event)
                 after[event.number].update(one.number for one in beside[at : at + 1])
-    late = np.full(len(events), schedule.makespan)  # when each has to have ended
+    end = float(schedule.finish.max())  # the host's part of the makespan comes after it
+    late = np.full(len(events), end)  # when each has to have ended
     for event in sorted(events, reverse=True):
         for follower in after[event.number]:
             lasts = events[follower].finish - events[follower].start
             late[event.number] = min(late[event.number], late[follower] - lasts)
     spare = late[:ops] - schedule.finish
-    return np.where(spare > _ROUNDING * schedule.makespan, spare, 0.0)
+    return np.where(spare > _ROUNDING * end, spare, 0.0)

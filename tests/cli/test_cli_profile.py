@@ -28,7 +28,7 @@ def test_every_group_has_a_cost_on_every_device(cli: Any, tiny: Path, cores: Seq
         assert list(group["seconds"]) == list(group["cut_s"]) == list(cores)
         assert all(value >= 0 for value in (*group["seconds"].values(), *group["cut_s"].values()))
     for device in data["devices"]:
-        total = device["dispatch_s"] + sum(group["seconds"][device["name"]] for group in data["groups"])
+        total = device["dispatch_s"] + device["host_s"] + sum(group["seconds"][device["name"]] for group in data["groups"])
         assert abs(device["whole_model_s"] - total) <= 1e-9
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,11 +19,14 @@ from placeit.devices.plain import plain_devices
 from placeit.optimizer.certainty import MARGIN, excluded
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
+from placeit.optimizer.search import Search
 from placeit.placers.bound import lower_bound
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
+from placeit.runtime.measure import summed_up
 from placeit.session import Session, optimize
+from placeit.simulator.objectives import get_objective
 
 CORES = allowed_cores()[:2]
 PAIR = [f"CPU@{core}" for core in CORES]
@@ -110,6 +114,53 @@ def test_the_margin_is_kept_on_the_side_of_the_splits(cache: Cache, monkeypatch:
     with Session(inception_like(), PAIR, cache=cache) as session:
         core = costs_of(session.grouping, session.cluster).core
         for share, expected in ((1.0 - 1.1 * MARGIN, PLAIN), (1.0 - 0.9 * MARGIN, None)):
-            taking(monkeypatch, lambda *_, share=share: share * bound)
+            taking(monkeypatch, lambda session, _, share=share: share * bound if session.cluster.names == (PLAIN,) else WHOLE_S)
             found = excluded(session, core)
             assert (None if found is None else found.name) == expected
+
+
+def bound_if_devices_take(share: float, plain_s: float, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> float | None:
+    """The bound, if one is certain, where the whole model takes a share of what its groups take in sum."""
+    with Session(inception_like(), PAIR, cache=cache) as session:
+        core = costs_of(session.grouping, session.cluster).core
+        taking(monkeypatch, lambda session, _: plain_s if session.cluster.names == (PLAIN,) else share * WHOLE_S)
+        found = excluded(session, core)
+        return None if found is None else found.bound_s
+
+
+def test_nothing_is_certain_where_groups_take_more_in_sum_than_the_whole_model(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = bound_s(cache)
+    assert bound_if_devices_take(1.0, 0.5 * bound, cache, monkeypatch) == pytest.approx((1.0 - MARGIN) * bound)
+    assert bound_if_devices_take(1.0 - 1.1 * MARGIN, 0.5 * bound, cache, monkeypatch) is None
+    assert bound_if_devices_take(0.5, 0.01 * bound, cache, monkeypatch) is None, "however fast the whole CPU is"
+    assert bound_if_devices_take(3.0, 0.5 * bound, cache, monkeypatch) == pytest.approx((1.0 - MARGIN) * bound)
+
+
+def test_the_error_of_the_bound_is_taken_off_before_it_decides_and_is_told(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = 1.0 - MARGIN / 2
+    expected = share * (1.0 - MARGIN) * bound_s(cache)
+    assert bound_if_devices_take(share, 0.9 * expected, cache, monkeypatch) == pytest.approx(expected)
+    assert bound_if_devices_take(share, 1.02 * expected, cache, monkeypatch) is None
+
+
+def test_the_bound_that_is_printed_is_less_its_error_as_far_as_that_was_measured(cache: Cache) -> None:
+    with Session(inception_like(), PAIR, cache=cache) as session:
+        session.take(costs_of(session.grouping, session.cluster))
+
+        def printed(**measured: float) -> float:
+            search = Search(session, get_objective("latency", session.cluster), math.inf, 0, None)
+            search.singles(plain=False)
+            search.begin_with({"split": np.arange(len(session.grouping.groups), dtype=np.int32) % 2})
+            for name, seconds in measured.items():
+                search.known[name] = replace(search.known[name], measured=summed_up(name, [seconds], [0]))
+            return search.bound_s
+
+        bound, (first, second) = printed(), PAIR
+        assert printed(**{first: WHOLE_S, second: 2 * WHOLE_S}) == pytest.approx(bound)
+        assert printed(**{first: 0.8 * WHOLE_S, second: 0.8 * WHOLE_S}) == pytest.approx(0.8 * bound)
+        assert bound > printed(**{first: 0.8 * WHOLE_S}) > 0.8 * bound
+        assert printed(split=0.1 * bound) == pytest.approx(0.1 * bound)

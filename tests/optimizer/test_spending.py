@@ -77,6 +77,19 @@ def test_costs_of_a_busy_machine_are_said_to_be_in_one_line(found: Optimized) ->
     assert "busy while costs were measured" not in said(0.05)
 
 
+def test_too_few_undisturbed_blocks_are_told_in_the_first_lines(found: Optimized) -> None:
+    console = Console(width=250, file=(written := StringIO()))
+    counts = {"blocks": 24, "disturbed_blocks": 21, "unsure": True}
+    profiled = Profiled(at=0.0, load=None, cached=False, cut=3, groups=3, error=None, spread=0.1, **counts)
+    busy = replace(found, profiled=profiled)
+    as_text.optimized(console, busy, None)
+    lines = [line for line in written.getvalue().splitlines() if line.strip()]
+    (line,) = [line for line in lines[:3] if line.startswith("machine ")]
+    assert "of 24 blocks of runs 21 were disturbed" in line
+    assert as_text.answer(busy, None).endswith("; the machine was busy while costs were measured")
+    assert {name: profiled.to_dict()[name] for name in counts} == counts
+
+
 def test_what_each_placer_proposed_is_told(found: Optimized) -> None:
     rows = {one.what: one for one in found.spending if one.placer}
     proposed = [candidate for candidate in found.candidates if candidate.placer != "single"]

@@ -29,6 +29,7 @@ def arrays(**changed: Any) -> dict[str, Any]:
         "bandwidth": np.ones((DEVICES, DEVICES)),
         "passthrough": np.zeros(GROUPS, bool),
         "cliques": np.zeros((0, DEVICES), bool),
+        "host": np.zeros(DEVICES + 1),
         "steady": False,
         "outside": np.zeros(DEVICES),
     }

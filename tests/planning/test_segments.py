@@ -74,7 +74,8 @@ def random_segmenter(
         tuple(Device(name, "described", at, memory_bytes=float(2 * ops)) for name, at in zip(names, where, strict=True)), links
     )
     load, read = draw(ops, devices) * rng.integers(2), draw(devices) * rng.integers(2) / 8
-    return Segmenter(grouping, Costs(core, cut, draw(devices), cluster, load, read))
+    host = draw(devices + 1) * rng.integers(2)
+    return Segmenter(grouping, Costs(core, cut, draw(devices), cluster, load, read, host=host))
 
 
 def feasible_placement(segmenter: Segmenter, seed: int) -> np.ndarray:
@@ -124,7 +125,7 @@ def test_a_placement_on_one_device_is_one_segment_that_takes_the_sum_of_its_part
         (segment,) = plan.segments
         assert segment.groups == tuple(range(len(segmenter.graph)))
         expected = 0.0 if segment.passthrough else segmenter.costs.dispatch[d] + segmenter.costs.core[:, d].sum()
-        assert plan.schedule.makespan == pytest.approx(expected)
+        assert plan.schedule.makespan == pytest.approx(expected + segmenter.costs.host[d])
 
 
 def two_chains(load: list[list[float]], read: list[float]) -> Segmenter:

@@ -157,8 +157,8 @@ def test_writers_and_readers_at_once_never_see_half_an_entry(cache: Cache, caplo
 def test_entries_of_an_earlier_format_are_not_looked_at(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
     cache.put(KEY, 1)
     (entry,) = entries(cache)
-    assert json.loads(entry.read_text())["version"] == 3
-    entry.write_text(entry.read_text().replace('"version": 3', '"version": 2'))
+    assert json.loads(entry.read_text())["version"] == 4
+    entry.write_text(entry.read_text().replace('"version": 4', '"version": 3'))
     assert cache.get(KEY) is None
     assert not caplog.records
 

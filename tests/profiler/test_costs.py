@@ -214,3 +214,54 @@ def test_profiling_that_fails_leaves_no_thread_behind(monkeypatch: pytest.Monkey
     monkeypatch.setattr("placeit.runtime.executor.Executor.time", fails)
     with pytest.raises(ExecutionError, match="out of memory"), Runtime(MODEL, COARSE, cluster) as runtime:
         profile(MODEL, COARSE, Cluster(cluster.devices), runtime, budget_s=BUDGET_S)
+
+
+class Watched:
+    """A watch that says of each period whether it was disturbed, and counts periods."""
+
+    def __init__(self, disturbed: Callable[[int], bool]) -> None:
+        self.said, self.periods = disturbed, 0
+
+    def begin(self) -> None:
+        self.periods += 1
+
+    def disturbed(self, *, alone: bool = True) -> bool:
+        return self.said(self.periods)
+
+
+@pytest.mark.parametrize("quiet_from", [9, None], ids=["at first", "always"])
+def test_disturbed_blocks_are_repeated_and_counted(monkeypatch: pytest.MonkeyPatch, quiet_from: int | None) -> None:
+    watch = Watched(lambda period: quiet_from is None or period < quiet_from)
+    monkeypatch.setattr(costs, "Watch", lambda: watch)
+    cluster = on_one_core("a", "b")
+    with Runtime(MODEL, COARSE, cluster) as runtime:
+        found = profile(MODEL, COARSE, cluster, runtime, budget_s=BUDGET_S).profiled
+    assert found is not None
+    if quiet_from is None:
+        assert found.disturbed_blocks == found.blocks
+        assert found.unsure
+        assert found.disturbed
+        assert watch.periods <= 2 * found.blocks + 1, "repeating takes no longer than all else"
+    else:
+        assert 0 < found.disturbed_blocks < quiet_from - 1, "there is time to repeat some of those of the first turn"
+        assert watch.periods == found.blocks + quiet_from - 1 - found.disturbed_blocks
+        assert not found.unsure
+
+
+def test_the_host_part_is_measured_for_each_device_and_for_several_and_kept(tmp_path: Path) -> None:
+    cluster, cache = on_one_core("a", "b"), Cache(tmp_path)
+    with Runtime(MODEL, COARSE, cluster) as runtime:
+        first = profile(MODEL, COARSE, cluster, runtime, budget_s=BUDGET_S, cache=cache)
+        again = profile(MODEL, COARSE, cluster, runtime, budget_s=BUDGET_S, cache=cache)
+        changed(tmp_path, lambda value: value["host"].pop())
+        anew = profile(MODEL, COARSE, cluster, runtime, budget_s=BUDGET_S, cache=cache)
+    assert first.hosts.shape == (3,)
+    assert (first.hosts >= 0).all()
+    assert first.hosts.any()
+    np.testing.assert_array_equal(first.hosts, again.hosts)
+    assert anew.profiled is not None
+    assert not anew.profiled.cached
+    segmenter = Segmenter(COARSE, first)
+    for placement in (np.zeros(len(COARSE.groups), np.int32), np.arange(len(COARSE.groups), dtype=np.int32) % 2):
+        plan = segmenter.plan(placement)
+        assert plan.schedule.makespan - plan.schedule.finish.max() == pytest.approx(first.hosts[2 if placement.any() else 0])

@@ -26,6 +26,7 @@ def arrays(**changed):
         "memory": np.ones(DEVICES),
         "conflicts": np.zeros((DEVICES, DEVICES), bool),
         "cliques": np.zeros((0, DEVICES), bool),
+        "host": np.zeros(DEVICES + 1),
         "order": np.arange(OPS, dtype=np.int32),
     } | changed
 
