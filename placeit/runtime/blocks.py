@@ -1,0 +1,114 @@
+"""Blocks of runs: each program is timed by itself for a while, and the first runs of the while do not count.
+
+A run that follows one of another program finds the caches full of the other program's weights: 64 MB of weights took 2.8 ms
+alone, and 5.1 ms where three programs took turns run by run. Programs that are compared therefore take turns by blocks. A block
+is some runs of one program in a row; its first runs fill the caches and are left out, and the median of the others is what the
+program takes when it runs by itself.
+
+How to use it, for each program::
+
+    seconds = []
+    while not is_enough(seconds):  # a trial, which does not count; right after another program has run
+        seconds.append(run())
+    block = block_of(seconds)
+    ...
+    for _ in range(block.skipped):  # again and again, in turn with other programs
+        run()
+    sample = median(run() for _ in range(block.counted))
+
+``Block.steady(run)`` is these last three lines without the median. The number of runs to leave out comes from the trial and not
+from the runs that count: chosen by these, it would favour programs whose times vary more, as a block would begin at a run that
+is short by chance. Where no trial can be had, :func:`first_steady` of the runs themselves says where they become steady.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
+
+__all__ = ["BLOCK_S", "SINGLE", "SLOW_S", "Block", "block_of", "block_s", "first_steady", "is_enough"]
+
+BLOCK_S = 0.03  # seconds of a block's runs that count, unless there would be too few of them
+SLOW_S = 0.05  # seconds of a run from which on it is a block by itself: filling caches is a small part of it
+_FALL = 0.03  # share of a run's time by which it may lie above those after it and still be steady
+_MOST_SKIPPED = 8  # runs that are left out, at most
+_FEWEST = 2  # runs of a block that count, at least
+_FEWEST_TRIED, _MOST_TRIED = 4, 32  # runs of a trial
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Block:
+    """The length of a program's blocks.
+
+    Attributes:
+        skipped: first runs, which are left out.
+        counted: runs after them, which count.
+    """
+
+    skipped: int
+    counted: int
+
+    @property
+    def runs(self) -> int:
+        """Number of all runs of a block."""
+        return self.skipped + self.counted
+
+    def steady(self, run: Callable[[], _T]) -> list[_T]:
+        """Run a block, and return the results of the runs that count."""
+        for _ in range(self.skipped):
+            run()
+        return [run() for _ in range(self.counted)]
+
+
+SINGLE = Block(0, 1)
+"""A block of a single run."""
+
+
+def is_enough(seconds: Sequence[float]) -> bool:
+    """Return whether a trial has had enough runs, given the seconds of each.
+
+    A trial of slow runs ends after two, and one of others after four at least, when they have taken as long as a block.
+    """
+    if len(seconds) >= _FEWEST and min(seconds) >= SLOW_S:
+        return True
+    return len(seconds) >= _FEWEST_TRIED and (sum(seconds) >= BLOCK_S or len(seconds) >= _MOST_TRIED)
+
+
+def first_steady(seconds: Sequence[float]) -> int:
+    """Return how many first runs to leave out of runs in a row: all until the time of a run no longer falls.
+
+    A run is steady if it takes at most 3 % longer than the median of those after it. At least one run is left out, but at most
+    eight, and at most half of them.
+
+    Args:
+        seconds: of each run, in order.
+    """
+    most = min(_MOST_SKIPPED, len(seconds) // 2)
+    for skipped in range(1, most):
+        if seconds[skipped] <= (1 + _FALL) * median(seconds[skipped + 1 :]):
+            return skipped
+    return most
+
+
+def block_of(seconds: Sequence[float], *, period: float = 0.0) -> Block:
+    """Return the length of a program's blocks, given the seconds of each run of a trial, in order.
+
+    Args:
+        seconds: of at least one run.
+        period: seconds from the start of a run to the start of the next, if that is longer than the run.
+    """
+    skipped = first_steady(seconds)
+    run_s = median(seconds[skipped:])
+    if run_s >= SLOW_S:
+        return SINGLE
+    return Block(max(1, skipped), max(_FEWEST, math.ceil(BLOCK_S / max(run_s, period))))
+
+
+def block_s(seconds: float, *, period: float = 0.0) -> float:
+    """Return the seconds that a block of runs of some seconds takes, as far as that can be told without a trial."""
+    return block_of([seconds], period=period).runs * max(seconds, period)
