@@ -29,14 +29,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
-__all__ = ["BLOCK_S", "SINGLE", "SLOW_S", "Block", "block_of", "block_s", "first_steady", "is_enough"]
+__all__ = ["BLOCK_S", "SINGLE", "SLOW_S", "Block", "block_of", "block_s", "first_steady", "is_enough", "trial_s"]
 
-BLOCK_S = 0.03  # seconds of a block's runs that count, unless there would be too few of them
+BLOCK_S = 0.02  # seconds of a block's runs that count, unless there would be too few of them
 SLOW_S = 0.05  # seconds of a run from which on it is a block by itself: filling caches is a small part of it
 _FALL = 0.03  # share of a run's time by which it may lie above those after it and still be steady
 _MOST_SKIPPED = 8  # runs that are left out, at most
 _FEWEST = 2  # runs of a block that count, at least
 _FEWEST_TRIED, _MOST_TRIED = 4, 32  # runs of a trial
+_LEAST_S = 1e-5  # seconds that a run is supposed to take at least, so that no block has too many
 
 _T = TypeVar("_T")
 
@@ -106,9 +107,15 @@ def block_of(seconds: Sequence[float], *, period: float = 0.0) -> Block:
     run_s = median(seconds[skipped:])
     if run_s >= SLOW_S:
         return SINGLE
-    return Block(max(1, skipped), max(_FEWEST, math.ceil(BLOCK_S / max(run_s, period))))
+    return Block(max(1, skipped), max(_FEWEST, math.ceil(BLOCK_S / max(run_s, period, _LEAST_S))))
 
 
 def block_s(seconds: float, *, period: float = 0.0) -> float:
     """Return the seconds that a block of runs of some seconds takes, as far as that can be told without a trial."""
     return block_of([seconds], period=period).runs * max(seconds, period)
+
+
+def trial_s(seconds: float, *, period: float = 0.0) -> float:
+    """Return the seconds that a trial of runs of some seconds takes."""
+    runs = _FEWEST if seconds >= SLOW_S else min(_MOST_TRIED, max(_FEWEST_TRIED, BLOCK_S / max(seconds, _LEAST_S)))
+    return runs * max(seconds, period)

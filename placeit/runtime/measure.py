@@ -1,8 +1,9 @@
 """The measuring protocol: the order of runs, when to stop, and the statistics of the results.
 
-Every command and every benchmark measures through this module. Candidates are interleaved, never timed one after the
-other, so that a machine that slows down slows all of them down; medians come with a confidence interval; one candidate is
-faster than another only if the interval of their ratio, paired by round, says so. ``docs/measuring.md`` has the reasons.
+Every command and every benchmark measures through this module. Candidates take turns by blocks of runs
+(:mod:`placeit.runtime.blocks`), never one after the other for good, so that a machine that slows down slows all of them down;
+medians come with a confidence interval; one candidate is faster than another only if the interval of their ratio, paired by
+round, says so. ``docs/measuring.md`` has the reasons.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.core import clock
 from placeit.core.errors import ExecutionError, PlaceitError, UsageError
+from placeit.runtime.blocks import SINGLE, SLOW_S, Block, block_of, is_enough
+from placeit.runtime.pace import Pace
 
 __all__ = [
     "FAILURES",
@@ -31,6 +34,7 @@ __all__ = [
     "Race",
     "Ratio",
     "TimedRun",
+    "Watch",
     "check_length",
     "faster",
     "faster_in_any_opening",
@@ -40,13 +44,16 @@ __all__ = [
 ]
 
 TimedRun: TypeAlias = Callable[[], float]
-"""Runs once and returns the seconds that the run took, by its own clock. :func:`timed` makes one of any callable."""
+"""Runs once and returns the seconds from the call to its answer. :func:`timed` makes one of any callable."""
 
 Progress: TypeAlias = Callable[[int, float], None]
 """Told after each round: rounds done, and the share of the work done, in [0, 1]."""
 
 Leave: TypeAlias = Callable[[str, ExecutionError | None], object]
 """Told of a candidate that leaves a race before its end: with the error if a run of it failed, None if it lost."""
+
+Watch: TypeAlias = Callable[[], Callable[[], bool]]
+"""Begins to watch the machine, and returns a function that says whether something else has disturbed it since then."""
 
 FAILURES = (PlaceitError, RuntimeError, OSError, MemoryError, ArithmeticError, ValueError)
 """Errors of a candidate, its own or of the libraries that run it; anything else is a bug, and is not kept quiet."""
@@ -56,7 +63,7 @@ MEDIAN_TAIL, RATIO_TAIL = 0.025, 0.0175
 DROP_MARGIN = 1.05
 """A candidate leaves a race when the low end of its interval is above the high end of the leader's times this."""
 WARMUP = 2
-"""Runs of each candidate before those that count."""
+"""Least runs of each candidate before those that count."""
 FEWEST = 6
 """Fewest samples that have an interval: of five, all are on one side of the true median in 6 % of all cases."""
 _EXACT = 64  # most samples whose interval is looked up in the exact distribution; of more, in a normal one
@@ -72,12 +79,13 @@ class Measurement:
 
     Attributes:
         name: the candidate's.
-        samples: ``float64[N]``, seconds of each run, in the order they were taken.
+        samples: ``float64[N]``, seconds of each round, the median of the runs that count in it, in the order they were taken.
         rounds: ``int64[N]``, the round of each sample; candidates of one race share round numbers.
         median: seconds.
         ci_low: low end of the 95 % confidence interval of the median, seconds; 0 of fewer than six samples.
         ci_high: its high end; ``inf`` of fewer than six samples.
-        p95: 95th percentile, seconds.
+        p95: 95th percentile of the runs that count, seconds.
+        runs: how many runs count; 0 if that is not known.
     """
 
     name: str
@@ -87,6 +95,22 @@ class Measurement:
     ci_low: float
     ci_high: float
     p95: float
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """What a candidate showed in a round.
+
+    Attributes:
+        round: its number.
+        seconds: median of the runs that count.
+        counted: these runs, by their numbers among all runs of the candidate.
+    """
+
+    round: int
+    seconds: float
+    counted: range
 
 
 @dataclass(frozen=True)
@@ -106,34 +130,59 @@ class Ratio:
 class Race:
     """Measures candidates against each other, round by round.
 
+    In a round, each candidate runs for a while by itself, a block: the first runs find the caches full of what others have used,
+    and are left out, and the median of those that follow is the candidate's sample. How many are left out, and how many
+    follow, comes from a trial before the first round. A run of 50 ms or more is a block by itself, and so is each run of a
+    candidate that nothing else takes turns with.
+
     The race keeps every completed sample: after an error or Ctrl-C, :meth:`results` has what was measured until then, and
     :meth:`run` can be called again for more rounds.
 
     Args:
         candidates: what to measure, by name. Compiled, with inputs in place: nothing but the run belongs in it.
         seed: decides the order within each round.
-        warmup: runs of each candidate before the first round, not counted.
+        warmup: least runs of each candidate before the first round, not counted; 0 if they are warm.
         leave: told of each candidate that leaves before the end. With it the others go on when a run fails; without it that
             ends the race.
+        rest: called with the name of a candidate when a block or a trial of it is over.
+        pace: starts runs at a rate; None to start each when the one before has ended.
+        watch: says of rounds whether something else disturbed the machine. A disturbed round is repeated, as often as there
+            are rounds. If six others are left, it does not count.
     """
 
     def __init__(
-        self, candidates: Mapping[str, TimedRun], *, seed: int = 0, warmup: int = WARMUP, leave: Leave | None = None
+        self,
+        candidates: Mapping[str, TimedRun],
+        *,
+        seed: int = 0,
+        warmup: int = WARMUP,
+        leave: Leave | None = None,
+        rest: Callable[[str], object] | None = None,
+        pace: Pace | None = None,
+        watch: Watch | None = None,
     ) -> None:
         if not candidates:
             raise UsageError("There is nothing to measure: the race has no candidates.")
         self._candidates = dict(candidates)
-        self._samples: dict[str, list[tuple[int, float]]] = {name: [] for name in candidates}
+        self._samples: dict[str, list[_Sample]] = {name: [] for name in candidates}
+        self._seconds: dict[str, list[float]] = {name: [] for name in candidates}  # of all runs
+        self._blocks: dict[str, Block] = {}
         self._running = list(candidates)
         self._random = np.random.default_rng(seed)
         self._warmup = warmup
-        self._leave = leave
+        self._leave, self._rest, self._pace, self._watch = leave, rest, pace, watch
         self._round = 0
+        self._disturbed: set[int] = set()  # rounds
 
     @property
     def running(self) -> tuple[str, ...]:
         """Candidates that are still in the race."""
         return tuple(self._running)
+
+    @property
+    def disturbed(self) -> int:
+        """How many rounds were disturbed."""
+        return len(self._disturbed)
 
     def run(
         self,
@@ -146,7 +195,7 @@ class Race:
     ) -> dict[str, Measurement]:
         """Run rounds until their number or the budget is reached, and return :meth:`results`.
 
-        Each round runs every remaining candidate once, in a new random order. A candidate is dropped when its interval
+        Each round runs a block of every remaining candidate, in a new random order. A candidate is dropped when its interval
         lies above that of the leader (the lowest median) by more than :data:`DROP_MARGIN`; that is looked at after
         ``min_rounds`` rounds and every fourth round from there on, and at least two candidates stay in a race of two or
         more, so that the leader always has a rival in the same rounds.
@@ -170,19 +219,22 @@ class Race:
         budget = math.inf if budget_s is None else budget_s
         begin = clock.now()
         self.warm_up()
-        done, last = 0, 0.0
+        done, repeated, last = 0, 0, 0.0
         while done < most and self._running:
             elapsed = clock.now() - begin
-            if done >= min_rounds and elapsed + last > budget:
+            if done + repeated >= min_rounds and elapsed + last > budget:
                 break
-            for name in [self._running[number] for number in self._random.permutation(len(self._running))]:
-                seconds = self._tried(name)
-                if seconds is not None:
-                    self._samples[name].append((self._round, seconds))
-            self._round += 1
-            done += 1
-            if drop_losers and len(self._running) > _LEAST and done >= min_rounds and (done - min_rounds) % _LOOK_EVERY == 0:
-                self._drop()
+            if self._run_round() and repeated < most < math.inf:
+                repeated += 1
+            else:
+                done += 1
+                if (
+                    drop_losers
+                    and len(self._running) > _LEAST
+                    and done >= min_rounds
+                    and (done - min_rounds) % _LOOK_EVERY == 0
+                ):
+                    self._drop()
             spent = clock.now() - begin
             last = spent - elapsed
             if progress is not None:
@@ -190,42 +242,107 @@ class Race:
         return self.results()
 
     def results(self) -> dict[str, Measurement]:
-        """Results so far, including dropped candidates, without candidates that never finished a run."""
-        return {
-            name: summed_up(name, [seconds for _, seconds in samples], [number for number, _ in samples])
-            for name, samples in self._samples.items()
-            if samples
-        }
+        """Results so far, including dropped candidates, without candidates that never finished a block."""
+        found = {}
+        for name, samples in self._counted().items():
+            runs = [self._seconds[name][number] for sample in samples for number in sample.counted]
+            found[name] = summed_up(name, [one.seconds for one in samples], [one.round for one in samples], runs)
+        return found
+
+    def counted(self, name: str) -> list[range]:
+        """Return the runs that each sample of a candidate in :meth:`results` is of, by their numbers among all its runs."""
+        return [sample.counted for sample in self._counted().get(name, ())]
 
     def warm_up(self) -> None:
-        """Do the uncounted warm-up runs unless they are done; :meth:`run` does this as part of its budget."""
-        while self._warmup > 0:
+        """Do the uncounted runs before the first round unless they are done; :meth:`run` does this as part of its budget."""
+        if self._warmup:
             for name in self.running:
-                self._tried(name)
-            self._warmup -= 1
+                if name not in self._blocks:
+                    self._tried(name, self._try)
 
     def withdraw(self, name: str) -> None:
         """Take a candidate out of the race; nobody is told."""
         self._running.remove(name)
 
-    def _tried(self, name: str) -> float | None:
+    @property
+    def _is_alone(self) -> bool:
+        return len(self._candidates) == 1
+
+    def _counted(self) -> dict[str, list[_Sample]]:
+        """The samples that count, by name: those of undisturbed rounds, if enough are left of each candidate."""
+        every = {name: samples for name, samples in self._samples.items() if samples}
+        if not self._disturbed:
+            return every
+        calm = {name: [one for one in samples if one.round not in self._disturbed] for name, samples in every.items()}
+        return calm if all(len(samples) >= FEWEST for samples in calm.values()) else every
+
+    def _run_round(self) -> bool:
+        """Run a block of each candidate, and return whether something else disturbed the machine meanwhile."""
+        is_disturbed = None if self._watch is None else self._watch()
+        for name in [self._running[number] for number in self._random.permutation(len(self._running))]:
+            self._tried(name, self._run_block)
+        found = is_disturbed is not None and is_disturbed()
+        if found:
+            self._disturbed.add(self._round)
+        self._round += 1
+        return found
+
+    def _tried(self, name: str, what: Callable[[str], object]) -> None:
+        """Do something with a candidate, which leaves if it fails."""
         try:
-            return self._once(name)
+            if self._pace is not None and not self._is_alone:
+                self._pace.begin()
+            what(name)
+            if self._rest is not None:
+                self._rest(name)
         except ExecutionError as error:
             if self._leave is None:
                 raise
             self._running.remove(name)
             self._leave(name, error)
-            return None
+
+    def _try(self, name: str, *taken: float) -> None:
+        """Find the length of a candidate's blocks, by runs that do not count; ``taken`` has the seconds of those so far."""
+        if self._is_alone:
+            for _ in range(self._warmup):
+                self._once(name)
+            self._blocks[name] = SINGLE
+            return
+        seconds = list(taken)
+        while len(seconds) < self._warmup or not is_enough(seconds):
+            seconds.append(self._once(name))
+        self._blocks[name] = block_of(seconds, period=0.0 if self._pace is None else self._pace.period)
+
+    def _run_block(self, name: str) -> None:
+        """Take a sample of a candidate."""
+        seconds = self._seconds[name]
+        if name in self._blocks:
+            block = self._blocks[name]
+            block.steady(lambda: self._once(name))
+        else:  # it is warm, so that a first run that is slow counts
+            first = self._once(name)
+            if self._is_alone or first >= SLOW_S:
+                block = self._blocks[name] = SINGLE
+            else:
+                self._try(name, first)
+                block = self._blocks[name]
+                block.steady(lambda: self._once(name))
+        runs = range(len(seconds) - block.counted, len(seconds))
+        self._samples[name].append(_Sample(self._round, float(np.median(seconds[runs.start :])), runs))
 
     def _once(self, name: str) -> float:
+        """Run a candidate once and keep its time; return the seconds that went by, which are more if it ran many requests."""
+        if self._pace is not None:
+            self._pace.wait()
+        begin = clock.now()
         try:
             seconds = self._candidates[name]()
         except FAILURES as error:
             raise ExecutionError(f"A run of '{name}' failed: {error}") from error
         if not (0 < seconds < math.inf):
             raise ExecutionError(f"A run of '{name}' reports that it took {seconds} s, which is not a possible running time.")
-        return seconds
+        self._seconds[name].append(seconds)
+        return max(seconds, clock.now() - begin)
 
     def _drop(self) -> None:
         results = self.results()
@@ -353,13 +470,20 @@ def check_length(runs: int, duration: float | None, warmup: int) -> None:
         raise UsageError(f"{warmup} runs for warming up are not possible; 0 is the least.")
 
 
-def summed_up(name: str, samples: ArrayLike, rounds: ArrayLike) -> Measurement:
-    """Summarise the samples of one candidate, ``float[N]``, from rounds ``int[N]``, N >= 1."""
+def summed_up(name: str, samples: ArrayLike, rounds: ArrayLike, runs: ArrayLike | None = None) -> Measurement:
+    """Summarise the samples of one candidate, ``float[N]``, from rounds ``int[N]``, N >= 1.
+
+    Args:
+        name: the candidate's.
+        samples: one for each round.
+        rounds: their numbers.
+        runs: ``float[R]``, seconds of all runs that count; None if they are the samples.
+    """
     seconds = np.array(samples, np.float64)
-    ascending = np.sort(seconds)
+    ascending, each = np.sort(seconds), np.sort(seconds if runs is None else np.asarray(runs, np.float64))
     low, high = median_interval(seconds)
     return Measurement(
-        name, seconds, np.array(rounds, np.int64), _quantile(ascending, 0.5), low, high, _quantile(ascending, 0.95)
+        name, seconds, np.array(rounds, np.int64), _quantile(ascending, 0.5), low, high, _quantile(each, 0.95), len(each)
     )
 
 

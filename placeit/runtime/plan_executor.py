@@ -120,6 +120,7 @@ class PlanExecutor(ABC):
 
     Attributes:
         uncounted: seconds of the last :meth:`times` over those that it counted for; 1 of one request.
+        inner: seconds of the last :meth:`times` or :meth:`run` from the time when lanes began to the end of the last segment.
 
     Raises:
         UsageError: no request at all.
@@ -134,7 +135,8 @@ class PlanExecutor(ABC):
         self._run: ActiveRun | None = None  # the last one
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
-        self.uncounted = 1.0
+        self.uncounted, self.inner = 1.0, 0.0
+        self._given: dict[int, Mapping[str, NDArray[np.generic]]] = {}  # the inputs in place, by request, as they were given
         self._timed_on: Sequence[Sample] = ()  # what times() runs on, if that is more than one request
         self._has_state = False  # whether the model keeps some
 
@@ -157,7 +159,7 @@ class PlanExecutor(ABC):
 
     @property
     def window(self) -> tuple[float, float]:
-        """When the last call of :meth:`times` began and ended, in seconds of ``time.perf_counter``."""
+        """When lanes began the last call of :meth:`times`, and when they ended, in seconds of ``time.perf_counter``."""
         run = self._run
         return (0.0, 0.0) if run is None else (run.begin, run.end)
 
@@ -312,6 +314,7 @@ class PlanExecutor(ABC):
         if not self._closed or self._lost or not (self._run is None or self._run.quiet):
             return False
         self._release()
+        self._given.clear()
         self._run = None  # it knows what has been released, and that knows this executor
         return True
 
@@ -325,6 +328,8 @@ class PlanExecutor(ABC):
     def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
         """Copy the model's inputs into place, from which each run reads them.
 
+        :meth:`times` copies the same arrays once more, so they are to stay as they are.
+
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants.
             ExecutionError: the executor is closed.
@@ -333,6 +338,7 @@ class PlanExecutor(ABC):
         with self._turn:
             self._settle()
             self._write(checked_inputs(inputs, self.inputs), request)
+            self._given[request] = inputs
 
     def set_requests(self, requests: Sequence[Sample]) -> None:
         """Have :meth:`times` run each of some requests; of one, put the inputs in place.
@@ -361,16 +367,19 @@ class PlanExecutor(ABC):
         deadline = self._deadline(timeout)
         with self._turn:
             self._settle(deadline)
-            self._write(checked_inputs(inputs, self.inputs), 0)
-            self._times(1, deadline)
-            return self._read(0)
+            outputs = self._called({0: inputs}, 1, deadline)
+            self._given[0] = inputs
+            return outputs
 
     def time(self, *, timeout: float | None = None) -> float:
-        """Run once on the inputs in place and return the seconds it took: :meth:`times` of one request."""
+        """Run once on the inputs in place and return the seconds from the call to its answer: :meth:`times` of one request."""
         return self.times(1, timeout=timeout)
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
-        """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.
+        """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds as a caller sees them.
+
+        They count from the call to the answer, as those of :meth:`run` do: for each request in flight, inputs are checked and
+        copied into place, and the outputs are copied. ``inner`` has the seconds of the lanes alone.
 
         On several requests (:meth:`set_requests`) it runs so many of each, and returns the mean of their seconds by the shares.
         If the model keeps state, they are one sequence, and ``count`` such sequences run at the same time; those beyond the
@@ -389,7 +398,12 @@ class PlanExecutor(ABC):
             raise UsageError(f"There must be at least one request to run; got {count}.")
         deadline = self._deadline(timeout)
         with self._turn:
-            return self._mean_times(count, deadline) if self._timed_on else self._times(count, deadline)
+            if self._timed_on:
+                return self._mean_times(count, deadline)
+            self._settle(deadline)
+            begin = perf_counter()
+            self._called({number: one for number, one in self._given.items() if number < count}, count, deadline)
+            return perf_counter() - begin
 
     def serve(self, feed: Feed) -> None:
         """Run the requests that a feed gives, each as soon as one of those in flight has ended, until it gives none.
@@ -497,28 +511,42 @@ class PlanExecutor(ABC):
     def _mean_times(self, count: int, deadline: float) -> float:
         """Run so many of each of several requests; for the thread whose turn it is."""
         self._settle(deadline)
-        found, runs, slots = list[Timed](), 0, min(count, self.in_flight)
+        found, runs, slots, all_inner = list[Timed](), 0, min(count, self.in_flight), 0.0
         at_once = slots if self._has_state else count
         with self._sequences(slots) as restart:
             for request in self._timed_on:
                 if not (request.share or self._has_state):
                     continue  # it only leads to others
-                for slot in range(slots):
-                    self._write(request.inputs, slot)
-                left, seconds = count if request.share else at_once, 0.0
+                given = dict.fromkeys(range(slots), request.inputs)
+                left, seconds, inner = count if request.share else at_once, 0.0, 0.0
                 again = restart() if left > at_once else None
                 while left:
-                    now = min(left, at_once)
-                    seconds, left, runs = seconds + self._times(now, deadline), left - now, runs + now
+                    now, begin = min(left, at_once), perf_counter()
+                    self._called(given, now, deadline)
+                    seconds, inner = seconds + perf_counter() - begin, inner + self.inner
+                    left, runs = left - now, runs + now
                     if left and again is not None:
                         again()
                 found.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
+                all_inner += request.share * inner
             self._blend(found, runs)
-        counted = sum(one.share * one.seconds for one in found)
+        counted, self.inner = sum(one.share * one.seconds for one in found), all_inner
         self.uncounted = sum(one.seconds for one in found) / counted
         return counted
 
-    def _times(self, count: int, deadline: float) -> float:
+    def _called(
+        self, inputs: Mapping[int, Mapping[str, NDArray[np.generic]]], count: int, deadline: float
+    ) -> dict[str, NDArray[np.generic]]:
+        """Run requests as a caller does, on inputs by their numbers, and return copies of the outputs of the first."""
+        for request, given in inputs.items():
+            self._write(checked_inputs(given, self.inputs), request)
+        self._times(count, deadline)
+        outputs = self._read(0)
+        for request in range(1, min(count, self.in_flight)):
+            self._read(request)
+        return outputs
+
+    def _times(self, count: int, deadline: float) -> None:
         """Run requests; for the thread whose turn it is."""
         self._check_known()
         self._settle(deadline)
@@ -537,7 +565,7 @@ class PlanExecutor(ABC):
             raise run.error
         if run.stopped:
             raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
-        return run.end - run.begin
+        self.inner = run.end - run.begin
 
     def _deadline(self, timeout: float | None) -> float:
         """Return when to stop waiting. Until then, wait for the run of another thread, which may never end."""
