@@ -27,11 +27,13 @@ from placeit.planning.in_flight import in_flight
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
+from placeit.runtime.blocks import block_s
 from placeit.runtime.budget import TRIFLE_S
 from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
+from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, Watch, faster, summed_up
+from placeit.runtime.pace import Pace
 from placeit.runtime.plan_executor import with_room
-from placeit.simulator.objectives import Energy, MeteredEnergy, Objective
+from placeit.simulator.objectives import Energy, Latency, MeteredEnergy, Objective
 from placeit.workbench import Workbench
 
 __all__ = ["Races", "reason_of", "too_late"]
@@ -63,6 +65,8 @@ class Races:
         warmup: runs of each candidate before a race that do not count.
         duration: seconds of a race, at most.
         twice: whether outputs are checked after a race as well as before it.
+        pace: at which runs start; None to start each when the one before has ended.
+        watch: says of rounds whether something else disturbed the machine; None if nothing does.
         running_s: seconds of the rest of all races: runs, and what is done between them.
     """
 
@@ -81,6 +85,9 @@ class Races:
         self._uncounted = 1.0  # what runs take over what is counted of them, where the requests of several sizes have shares
         if self.meters is not None and self.meters.complete and isinstance(objective, Energy):
             self.objective = MeteredEnergy(objective.busy_w, objective.idle_w)
+        rate = objective.rate if isinstance(objective, Latency) else None
+        self.pace = None if rate is None else Pace(rate)
+        self.watch: Watch | None = None
         self.known: dict[str, Candidate] = {}
         self.homes: dict[str, Alone] = {}
         self.races: list[Raced] = []
@@ -116,6 +123,11 @@ class Races:
         """
         known = [one for one in singles if one.cost is not None]
         return next(one for one in (*known, incumbent, *singles, otherwise) if one is not None)
+
+    @property
+    def period(self) -> float:
+        """Seconds from the start of a run to the start of the next, if runs start at a pace; else 0."""
+        return 0.0 if self.pace is None else self.pace.period
 
     @property
     def opening_s(self) -> float:
@@ -375,7 +387,18 @@ class Races:
                 self.fail(name, error)
             deployed.close()
 
-        race = Race(runners, seed=self.seed + len(self.races) + 1, warmup=self.warmup, leave=leave)
+        def rest(name: str) -> None:
+            runners[name].deployed.rest()
+
+        race = Race(
+            runners,
+            seed=self.seed + len(self.races) + 1,
+            warmup=self.warmup,
+            leave=leave,
+            rest=rest,
+            pace=self.pace,
+            watch=self.watch,
+        )
         found: dict[str, Measurement] = {}
         learned: list[str] = []
         try:
@@ -395,12 +418,14 @@ class Races:
             if self.meters is not None and self.meters.fault is not None:
                 self.go_by_model()
             for name, measurement in results.items():
-                value, before = runners[name].valued(measurement), self.known[name].measured
-                joules = runners[name].metered(measurement) if isinstance(self.objective, MeteredEnergy) else None
+                runner, counted, before = runners[name], race.counted(name), self.known[name].measured
+                value = runner.valued(measurement, counted)
+                joules = runner.metered(measurement, counted) if isinstance(self.objective, MeteredEnergy) else None
                 found[name] = value if joules is None else joules
                 if before is not None and len(measurement.samples) < min(FEWEST, len(before.samples)):
                     continue  # a race that was cut short says less than the one before
                 self.learn_of(name, measured=measurement, value=found[name], race=len(self.races), earlier=False)
+                self.learn_of(name, inner_s=runner.within(counted))
                 if isinstance(self.objective, Energy):
                     self.learn_of(name, joules=joules, modelled=value)
                 if isinstance(deployed := runners[name].deployed, ReferenceRun):
@@ -408,7 +433,8 @@ class Races:
                 learned.append(name)
                 if name in race.running:
                     self.learn_of(name, segment_s=runners[name].deployed.segment_seconds())
-            self.races.append(Raced(what, max((len(result.samples) for result in results.values()), default=0), results))
+            rounds_run = max((len(result.samples) for result in results.values()), default=0)
+            self.races.append(Raced(what, rounds_run, results, race.disturbed))
         for name in race.running if self.twice else ():
             self.checked(name, runners[name].deployed, after=True)
         found = {name: value for name, value in found.items() if self.known[name].failed is None}
@@ -431,7 +457,9 @@ class Races:
         """Take references out of a race, the slowest first, until there is time for all its rounds by the runs so far."""
         guests = [name for name in race.running if self.known[name].reference is not None]
         for name in sorted(guests, key=lambda name: -runners[name].took):
-            if rounds * sum(runners[one].took for one in race.running) <= max(0.0, self.left() * share):
+            if rounds * sum(block_s(runners[one].took, period=self.period) for one in race.running) <= max(
+                0.0, self.left() * share
+            ):
                 break
             race.withdraw(name)
             runners[name].deployed.close()
@@ -501,7 +529,7 @@ class Races:
     def fail(self, name: str, why: BaseException | str) -> None:
         """Put a candidate out: what was measured of it counts no more."""
         failed, no_room = why if isinstance(why, str) else reason_of(why), isinstance(why, NoRoomError | MemoryError)
-        self.learn_of(name, measured=None, value=None, cost=None, segment_s=None, race=None, final=False)
+        self.learn_of(name, measured=None, inner_s=None, value=None, cost=None, segment_s=None, race=None, final=False)
         self.learn_of(name, joules=None, modelled=None)
         self.learn_of(name, failed=failed, no_room=no_room)
 

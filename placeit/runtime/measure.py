@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -52,9 +52,6 @@ Progress: TypeAlias = Callable[[int, float], None]
 Leave: TypeAlias = Callable[[str, ExecutionError | None], object]
 """Told of a candidate that leaves a race before its end: with the error if a run of it failed, None if it lost."""
 
-Watch: TypeAlias = Callable[[], Callable[[], bool]]
-"""Begins to watch the machine, and returns a function that says whether something else has disturbed it since then."""
-
 FAILURES = (PlaceitError, RuntimeError, OSError, MemoryError, ArithmeticError, ValueError)
 """Errors of a candidate, its own or of the libraries that run it; anything else is a bug, and is not kept quiet."""
 
@@ -71,6 +68,18 @@ _BLOCKS = 1000  # most values of which all pairs are averaged
 _OPENING = 0.007  # deviation of the logarithm of a ratio from one opening of both to the next, by `benchmarks.openings`
 _LEAST = 2  # candidates that stay in a race
 _LOOK_EVERY = 4  # rounds between two looks at who can be dropped: each look is a chance to be wrong
+
+
+class Watch(Protocol):
+    """Tells whether something else disturbed the machine."""
+
+    def begin(self) -> None:
+        """Begin a period."""
+        ...
+
+    def disturbed(self) -> bool:
+        """Return whether the machine was disturbed in the period until now."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,10 +139,10 @@ class Ratio:
 class Race:
     """Measures candidates against each other, round by round.
 
-    In a round, each candidate runs for a while by itself, a block: the first runs find the caches full of what others have used,
-    and are left out, and the median of those that follow is the candidate's sample. How many are left out, and how many
-    follow, comes from a trial before the first round. A run of 50 ms or more is a block by itself, and so is each run of a
-    candidate that nothing else takes turns with.
+    In a round, each candidate runs for a while by itself, a block. Its first runs find the caches full of what others have
+    used, and are left out. The median of the runs that follow is the candidate's sample. How many runs are left out, and how
+    many follow, comes from a trial before the first round. A run of 50 ms or more is a block by itself, and so is each run of
+    a candidate that nothing else takes turns with.
 
     The race keeps every completed sample: after an error or Ctrl-C, :meth:`results` has what was measured until then, and
     :meth:`run` can be called again for more rounds.
@@ -278,10 +287,11 @@ class Race:
 
     def _run_round(self) -> bool:
         """Run a block of each candidate, and return whether something else disturbed the machine meanwhile."""
-        is_disturbed = None if self._watch is None else self._watch()
+        if self._watch is not None:
+            self._watch.begin()
         for name in [self._running[number] for number in self._random.permutation(len(self._running))]:
             self._tried(name, self._run_block)
-        found = is_disturbed is not None and is_disturbed()
+        found = self._watch is not None and self._watch.disturbed()
         if found:
             self._disturbed.add(self._round)
         self._round += 1

@@ -376,7 +376,7 @@ class PlanExecutor(ABC):
         return self.times(1, timeout=timeout)
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
-        """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds as a caller sees them.
+        """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds of all of them.
 
         They count from the call to the answer, as those of :meth:`run` do: for each request in flight, inputs are checked and
         copied into place, and the outputs are copied. ``inner`` has the seconds of the lanes alone.
