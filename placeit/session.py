@@ -125,8 +125,9 @@ def optimize(
         budget: seconds, or :class:`placeit.Budget`.
         candidates: what is compared.
         seed: of everything random.
-        rate: requests per second that arrive; for ``throughput``, to know which share of them the answer serves, and how long
-            they wait in simulation (``Optimized.service``).
+        rate: requests per second that arrive. For ``latency``, runs are measured at that pace, as pauses cool caches and lower
+            clocks. For ``throughput``, to know which share of them the answer serves, and how long they wait in simulation
+            (``Optimized.service``).
         progress: told what is being done and how far it is.
         precision: inference precision of every device.
         inputs: arrays by name, or :class:`placeit.Inputs`; None for random ones.

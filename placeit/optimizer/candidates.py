@@ -233,13 +233,15 @@ class Raced:
         what: what it was for, as it was said while it ran.
         rounds: how many there were, of those that count.
         measured: latency in it, by name, of all that took part and did not fail.
-        disturbed: in how many rounds something else disturbed the machine; they count only where too few others are left.
+        disturbed: in how many of these something else disturbed the machine.
+        left_out: how many other rounds were disturbed, and do not count.
     """
 
     what: str
     rounds: int
     measured: Mapping[str, Measurement]
     disturbed: int = 0
+    left_out: int = 0
 
 
 @dataclass(frozen=True, eq=False)

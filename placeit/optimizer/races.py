@@ -434,7 +434,7 @@ class Races:
                 if name in race.running:
                     self.learn_of(name, segment_s=runners[name].deployed.segment_seconds())
             rounds_run = max((len(result.samples) for result in results.values()), default=0)
-            self.races.append(Raced(what, rounds_run, results, race.disturbed))
+            self.races.append(Raced(what, rounds_run, results, race.disturbed, race.left_out))
         for name in race.running if self.twice else ():
             self.checked(name, runners[name].deployed, after=True)
         found = {name: value for name, value in found.items() if self.known[name].failed is None}

@@ -323,18 +323,21 @@ class Executor(PlanExecutor):
         return seconds_of(self._samples, last=last)
 
     @contextlib.contextmanager
-    def _sequences(self, slots: int) -> Iterator[Callable[[], Callable[[], None]]]:
+    def _sequences(self, slots: int) -> Iterator[Callable[[bool], Callable[[], None]]]:
         used = self._ordinary[:slots]
         for slot in used:
             slot.reset_state()
             slot.keep_state(keep=True)
 
-        def restart() -> Callable[[], None]:
-            states = [slot.states() for slot in used]
+        def restart(initial: bool) -> Callable[[], None]:
+            states = [None if initial else slot.states() for slot in used]
 
             def again() -> None:
                 for slot, state in zip(used, states, strict=True):
-                    slot.set_states(state)
+                    if state is None:
+                        slot.reset_state()
+                    else:
+                        slot.set_states(state)
 
             return again
 

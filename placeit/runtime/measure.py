@@ -190,8 +190,13 @@ class Race:
 
     @property
     def disturbed(self) -> int:
-        """How many rounds were disturbed."""
-        return len(self._disturbed)
+        """How many rounds were disturbed, and count nevertheless, as too few others are left."""
+        return 0 if self._are_enough else len(self._disturbed)
+
+    @property
+    def left_out(self) -> int:
+        """How many rounds were disturbed, and do not count."""
+        return len(self._disturbed) if self._are_enough else 0
 
     def run(
         self,
@@ -279,11 +284,18 @@ class Race:
 
     def _counted(self) -> dict[str, list[_Sample]]:
         """The samples that count, by name: those of undisturbed rounds, if enough are left of each candidate."""
+        return self._calm if self._are_enough else {name: samples for name, samples in self._samples.items() if samples}
+
+    @property
+    def _calm(self) -> dict[str, list[_Sample]]:
+        """Samples of undisturbed rounds, by name."""
         every = {name: samples for name, samples in self._samples.items() if samples}
-        if not self._disturbed:
-            return every
-        calm = {name: [one for one in samples if one.round not in self._disturbed] for name, samples in every.items()}
-        return calm if all(len(samples) >= FEWEST for samples in calm.values()) else every
+        return {name: [one for one in samples if one.round not in self._disturbed] for name, samples in every.items()}
+
+    @property
+    def _are_enough(self) -> bool:
+        """True if undisturbed rounds are enough for the interval of each candidate."""
+        return bool(self._disturbed) and all(len(samples) >= FEWEST for samples in self._calm.values())
 
     def _run_round(self) -> bool:
         """Run a block of each candidate, and return whether something else disturbed the machine meanwhile."""

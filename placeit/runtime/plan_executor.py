@@ -138,6 +138,8 @@ class PlanExecutor(ABC):
         self.uncounted, self.inner = 1.0, 0.0
         self._given: dict[int, Mapping[str, NDArray[np.generic]]] = {}  # the inputs in place, by request, as they were given
         self._timed_on: Sequence[Sample] = ()  # what times() runs on, if that is more than one request
+        # by the number of slots and that of one of these requests: brings the state to what it is before the request
+        self._before: dict[int, dict[int, Callable[[], None]]] = {}
         self._has_state = False  # whether the model keeps some
 
     # -- what lanes differ in; called in turn, and but for _start while nothing runs ------------------------------------
@@ -270,13 +272,14 @@ class PlanExecutor(ABC):
         """Release buffers and programs; once more, if that was interrupted."""
 
     @contextlib.contextmanager
-    def _sequences(self, slots: int) -> Iterator[Callable[[], Callable[[], None]]]:  # noqa: ARG002
+    def _sequences(self, slots: int) -> Iterator[Callable[[bool], Callable[[], None]]]:  # noqa: ARG002
         """Have each request of a block go on from the state in which the one before has left the same slot.
 
         Yields:
-            A function that returns one that brings the states back to what they are now.
+            A function that returns one that brings the states back to what they are now; it is told whether that is the
+            initial state, which no request has left.
         """
-        yield lambda: lambda: None
+        yield lambda _: lambda: None
 
     def _blend(self, found: Sequence[Timed], runs: int) -> None:  # noqa: ARG002
         """Have the mean of what was found count as one run, instead of the last runs."""
@@ -315,6 +318,7 @@ class PlanExecutor(ABC):
             return False
         self._release()
         self._given.clear()
+        self._before.clear()
         self._run = None  # it knows what has been released, and that knows this executor
         return True
 
@@ -349,6 +353,7 @@ class PlanExecutor(ABC):
         checked = [Sample(checked_inputs(request.inputs, self.inputs), request.share) for request in requests]
         self.set_inputs(checked[0].inputs)
         self._timed_on = checked if len(checked) > 1 else ()
+        self._before.clear()
 
     @property
     def most_overlapping(self) -> float:
@@ -383,7 +388,9 @@ class PlanExecutor(ABC):
 
         On several requests (:meth:`set_requests`) it runs so many of each, and returns the mean of their seconds by the shares.
         If the model keeps state, they are one sequence, and ``count`` such sequences run at the same time; those beyond the
-        number in flight run after the others have ended. Spans and times of segments are means by the shares, too.
+        number in flight run after the others have ended. Requests that only lead to others (share 0) run in the first call:
+        later calls begin in the middle of the sequence, from the state that it had there. Spans and times of segments are means
+        by the shares, too.
 
         Args:
             count: how many requests.
@@ -512,23 +519,28 @@ class PlanExecutor(ABC):
         """Run so many of each of several requests; for the thread whose turn it is."""
         self._settle(deadline)
         found, runs, slots, all_inner = list[Timed](), 0, min(count, self.in_flight), 0.0
-        at_once = slots if self._has_state else count
+        at_once, known = slots if self._has_state else count, self._before.get(slots, {})
+        before = dict(known)
         with self._sequences(slots) as restart:
-            for request in self._timed_on:
-                if not (request.share or self._has_state):
+            for number, request in enumerate(self._timed_on):
+                if not request.share and (known or not self._has_state):
                     continue  # it only leads to others
+                if number in before:
+                    before[number]()
+                elif self._has_state and request.share:
+                    before[number] = restart(number == 0)
                 given = dict.fromkeys(range(slots), request.inputs)
                 left, seconds, inner = count if request.share else at_once, 0.0, 0.0
-                again = restart() if left > at_once else None
                 while left:
                     now, begin = min(left, at_once), perf_counter()
                     self._called(given, now, deadline)
                     seconds, inner = seconds + perf_counter() - begin, inner + self.inner
                     left, runs = left - now, runs + now
-                    if left and again is not None:
-                        again()
+                    if left and self._has_state:
+                        before[number]()
                 found.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
                 all_inner += request.share * inner
+            self._before[slots] = before
             self._blend(found, runs)
         counted, self.inner = sum(one.share * one.seconds for one in found), all_inner
         self.uncounted = sum(one.seconds for one in found) / counted
