@@ -31,12 +31,11 @@ from typing import TypeVar
 
 __all__ = ["BLOCK_S", "SINGLE", "SLOW_S", "Block", "block_of", "block_s", "first_steady", "is_enough", "trial_s"]
 
-BLOCK_S = 0.02  # seconds of a block's runs that count, unless there would be too few of them
+BLOCK_S = 0.02  # seconds of a block's runs that count
 SLOW_S = 0.05  # seconds of a run from which on it is a block by itself: filling caches is a small part of it
 _FALL = 0.03  # share of a run's time by which it may lie above those after it and still be steady
 _MOST_SKIPPED = 8  # runs that are left out, at most
-_FEWEST = 2  # runs of a block that count, at least
-_FEWEST_TRIED, _MOST_TRIED = 4, 32  # runs of a trial
+_FEWEST_SLOW, _FEWEST_TRIED, _MOST_TRIED = 2, 4, 32  # runs of a trial
 _LEAST_S = 1e-5  # seconds that a run is supposed to take at least, so that no block has too many
 
 _T = TypeVar("_T")
@@ -73,11 +72,15 @@ SINGLE = Block(0, 1)
 def is_enough(seconds: Sequence[float]) -> bool:
     """Return whether a trial has had enough runs, given the seconds of each.
 
-    A trial of slow runs ends after two, and one of others after four at least, when they have taken as long as a block.
+    A trial of slow runs ends after two. One of others ends after four at least, when they have taken as long as a block and
+    have become steady.
     """
-    if len(seconds) >= _FEWEST and min(seconds) >= SLOW_S:
+    runs = len(seconds)
+    if runs >= _FEWEST_SLOW and min(seconds) >= SLOW_S:
         return True
-    return len(seconds) >= _FEWEST_TRIED and (sum(seconds) >= BLOCK_S or len(seconds) >= _MOST_TRIED)
+    if runs < _FEWEST_TRIED or (runs < _MOST_TRIED and sum(seconds) < BLOCK_S):
+        return False
+    return runs >= 2 * _MOST_SKIPPED or first_steady(seconds) < runs // 2
 
 
 def first_steady(seconds: Sequence[float]) -> int:
@@ -107,7 +110,8 @@ def block_of(seconds: Sequence[float], *, period: float = 0.0) -> Block:
     run_s = median(seconds[skipped:])
     if run_s >= SLOW_S:
         return SINGLE
-    return Block(max(1, skipped), max(_FEWEST, math.ceil(BLOCK_S / max(run_s, period, _LEAST_S))))
+    # an odd number, whose median is that of one run: of two it is their mean, in which a disturbed one counts
+    return Block(max(1, skipped), math.ceil(BLOCK_S / max(run_s, period, _LEAST_S)) | 1)
 
 
 def block_s(seconds: float, *, period: float = 0.0) -> float:
@@ -117,5 +121,5 @@ def block_s(seconds: float, *, period: float = 0.0) -> float:
 
 def trial_s(seconds: float, *, period: float = 0.0) -> float:
     """Return the seconds that a trial of runs of some seconds takes."""
-    runs = _FEWEST if seconds >= SLOW_S else min(_MOST_TRIED, max(_FEWEST_TRIED, BLOCK_S / max(seconds, _LEAST_S)))
+    runs = _FEWEST_SLOW if seconds >= SLOW_S else min(_MOST_TRIED, max(_FEWEST_TRIED, BLOCK_S / max(seconds, _LEAST_S)))
     return runs * max(seconds, period)

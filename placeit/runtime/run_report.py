@@ -49,7 +49,10 @@ class RunReport(Shown):
         cluster: the devices.
         warmup: runs before the timed ones.
         duration_s: seconds that the timed runs were to take; None if their number was given.
-        latency: seconds of single requests.
+        latency: seconds of single requests, from the call to the answer.
+        inner_s: median of the same requests from when lanes began to the end of the last segment.
+        disturbed: how many of these requests ran while something else disturbed the machine.
+        left_out: how many others did, and do not count.
         utilization: share of the time that each device computed, during the traced run.
         output_error: against the whole model on one device.
         precision: of the devices.
@@ -87,11 +90,14 @@ class RunReport(Shown):
     segment_s: NDArray[np.float64]
     native: bool
     host_paced: tuple[str, ...]
+    inner_s: float
     gpus: Mapping[str, GpuUse]
     done: Sequence[Done] = ()
     traced: Done | None = None
     readings: Sequence[Series] = ()
     interrupted: bool = False
+    disturbed: int = 0
+    left_out: int = 0
     sizes: Sequence[AtSize] = ()
     precision: str = "f32"
 
@@ -110,6 +116,9 @@ class RunReport(Shown):
                 "warmup": self.warmup,
                 "duration_s": self.duration_s,
                 "latency_s": {"median": latency.median, "p95": latency.p95, "ci": (latency.ci_low, latency.ci_high)},
+                "inner_s": self.inner_s,
+                "disturbed": self.disturbed,
+                "left_out": self.left_out,
                 "simulated_s": self.simulated_s,
                 "utilization": self.utilization,
                 "gpus": {name: vars(use) for name, use in self.gpus.items()},

@@ -63,6 +63,7 @@ def run(
                 interrupted = True
                 session.hurry()
         latency, segment_s = race.results()["placement"], executor.segment_seconds()
+        inner = [log.inner[number] for runs in race.counted("placement") for number in runs]
         outputs: dict[str, NDArray[np.generic]] = {}
         sizes: list[AtSize] = []
         spans: list[Span] = []
@@ -90,6 +91,9 @@ def run(
         segment_s=segment_s,
         native=executor.native,
         host_paced=executor.host_paced,
+        inner_s=float(np.median(inner)),
+        disturbed=race.disturbed,
+        left_out=race.left_out,
         gpus=gpu_use(sampler.gpu_samples),
         done=list(log.done)[-len(latency.samples) :],
         traced=traced,

@@ -34,9 +34,19 @@ def test_a_trial_of_fast_runs_takes_as_long_as_a_block_or_32_runs():
     assert is_enough([1e-6] * 32)
 
 
+def test_a_trial_goes_on_until_runs_are_steady():
+    falling = [0.02, 0.01, 0.008, 0.006]
+    assert not is_enough(falling)
+    assert not is_enough([*falling, 0.006, 0.006, 0.006])
+    assert is_enough([*falling, 0.006, 0.006, 0.006, 0.006])
+    assert first_steady([*falling, 0.006, 0.006, 0.006, 0.006]) == 3
+    assert is_enough([0.02 - 0.0005 * i for i in range(16)])  # at most sixteen
+
+
 def test_a_block_has_its_length_in_runs_that_count():
-    assert block_of([0.005, 0.003, 0.001, 0.001, 0.001, 0.001]) == Block(2, 20)
-    assert block_of([0.02] * 4) == Block(1, 2)
+    assert block_of([0.005, 0.003, 0.001, 0.001, 0.001, 0.001]) == Block(2, 21)
+    assert block_of([0.007] * 4) == Block(1, 3)
+    assert block_of([0.02] * 4) == Block(1, 1)
 
 
 def test_slow_runs_are_blocks_by_themselves():
@@ -45,12 +55,12 @@ def test_slow_runs_are_blocks_by_themselves():
 
 
 def test_a_run_that_was_tried_once_still_has_a_first_run_to_leave_out():
-    assert block_of([0.02]) == Block(1, 2)
+    assert block_of([0.01]) == Block(1, 3)
 
 
 def test_runs_at_a_pace_make_shorter_blocks_and_leave_out_as_many():
-    assert block_of([0.005, 0.001, 0.001, 0.001], period=0.01) == Block(1, 2)
-    assert block_of([0.005, 0.001, 0.001, 0.001], period=1.0) == Block(1, 2)
+    assert block_of([0.005, 0.001, 0.001, 0.001], period=0.01) == Block(1, 3)
+    assert block_of([0.005, 0.001, 0.001, 0.001], period=1.0) == Block(1, 1)
 
 
 def test_a_block_runs_what_is_left_out_first():
@@ -60,5 +70,5 @@ def test_a_block_runs_what_is_left_out_first():
 
 def test_the_length_of_a_block_can_be_told_without_a_trial():
     assert block_s(1.0) == 1.0
-    assert block_s(0.001) == pytest.approx(0.021)
-    assert block_s(0.001, period=0.1) == pytest.approx(0.3)
+    assert block_s(0.001) == pytest.approx(0.022)
+    assert block_s(0.001, period=0.1) == pytest.approx(0.2)
