@@ -18,9 +18,10 @@ from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core import clock
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
-from placeit.optimizer import certainty, optimize
+from placeit.optimizer import certainty, optimize, races
 from placeit.profiler import costs, kept
 from placeit.profiler.cache import Cache
+from placeit.workbench import running
 from placeit.workloads.models import export_model
 
 # how long an example takes says how busy the machine is, and a test says the same each time
@@ -58,6 +59,24 @@ def _costs_that_hold() -> Iterator[None]:
     """Let kept costs hold: that a machine is busier than when they were measured must not decide what is measured."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "contradicted", lambda *_: False)
+        yield
+
+
+class _Calm:
+    """A machine on which nothing else runs."""
+
+    def begin(self) -> None: ...
+
+    def disturbed(self) -> bool:
+        return False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _calm_races() -> Iterator[None]:
+    """Let nothing disturb a race: what other processes do must not decide which rounds are repeated."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(races, "Watch", _Calm)
+        patch.setattr(running, "Watch", _Calm)
         yield
 
 

@@ -161,6 +161,7 @@ def compare(
     wanted = get_objective(objective, session.cluster, rate=rate)
     races = Races(session, wanted, math.inf, seed, progress)
     races.warmup = warmup
+    races.watch_machine()
     if duration is not None:
         races.duration = duration
     problem = _enter(races, placements)

@@ -127,6 +127,7 @@ class MeasuredCost:
         if rounds < 1 or (hopeless is not None and not hopeless > 1):
             raise UsageError(f"'rounds' is at least 1 and 'hopeless' more than 1; got {rounds} and {hopeless}.")
         self._races = Races(session, wanted, deadline, seed, progress)
+        self._races.watch_machine()
         self._segmenter = self._races.segmenter_of(session.costs)
         self._problem = self._segmenter.problem()
         self._races.warmup = 0  # the runs that check outputs are enough

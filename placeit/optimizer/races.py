@@ -18,6 +18,8 @@ from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, Placei
 from placeit.core.narrowing import narrowed
 from placeit.devices.energy import energy_meters
 from placeit.devices.host import free_bytes
+from placeit.devices.openvino import target_name
+from placeit.devices.own_modes import OwnMode
 from placeit.optimizer.candidates import Alone, Candidate, Facts, Raced, value_of
 from placeit.optimizer.deployed import Deployed, ReferenceRun, fewest_requests, is_pipeline, run_lengths
 from placeit.optimizer.journal import Journal, Known
@@ -27,10 +29,11 @@ from placeit.planning.in_flight import in_flight
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
+from placeit.profiler.load import Watch
 from placeit.runtime.blocks import block_s
 from placeit.runtime.budget import TRIFLE_S
 from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, Watch, faster, summed_up
+from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, Watching, faster, summed_up
 from placeit.runtime.pace import Pace
 from placeit.runtime.plan_executor import with_room
 from placeit.simulator.objectives import Energy, Latency, MeteredEnergy, Objective
@@ -87,7 +90,7 @@ class Races:
             self.objective = MeteredEnergy(objective.busy_w, objective.idle_w)
         rate = objective.rate if isinstance(objective, Latency) else None
         self.pace = None if rate is None else Pace(rate)
-        self.watch: Watch | None = None
+        self.watch: Watching | None = None
         self.known: dict[str, Candidate] = {}
         self.homes: dict[str, Alone] = {}
         self.races: list[Raced] = []
@@ -123,6 +126,10 @@ class Races:
         """
         known = [one for one in singles if one.cost is not None]
         return next(one for one in (*known, incumbent, *singles, otherwise) if one is not None)
+
+    def watch_machine(self) -> None:
+        """Have rounds be repeated that other work on the machine disturbs."""
+        self.watch = Watch()
 
     @property
     def period(self) -> float:
@@ -167,18 +174,34 @@ class Races:
     def deploy(self, candidate: Candidate) -> Deployed:
         """Open what serves a candidate's requests, of which many are in flight if the objective says so."""
         home, steady = self.home(candidate.name), self.objective.steady
-        if candidate.reference is not None:
+        if (mode := candidate.reference or self._by_itself(candidate)) is not None:
             from placeit.backends.openvino.model import OpenVinoModel
             from placeit.backends.openvino.own_mode import OwnModeRunner
 
             model = narrowed(OpenVinoModel, home.model)
-            open_it = functools.partial(OwnModeRunner, model, candidate.reference, home.precision)
+            open_it = functools.partial(OwnModeRunner, model, mode, home.precision)
             return ReferenceRun(open_it, lambda: max(_PATIENCE_S, self.left()))
         opened = [
             functools.partial(with_room, functools.partial(home.executor, plan), self._in_flight(home, plan) if steady else 1)
             for plan in candidate.plans
         ]
         return Deployed(opened, candidate.plans if steady else None, spins=self.is_onnxruntime(candidate.name))
+
+    def _by_itself(self, candidate: Candidate) -> OwnMode | None:
+        """Return how OpenVINO runs a plain device, or one in another precision, when a program calls it without placeit.
+
+        None for other candidates, and where more counts than the time of single requests.
+        """
+        like = candidate if candidate.of is None else self.known[candidate.of]
+        if not like.plain or type(self.objective) is not Latency or self.is_onnxruntime(candidate.name):
+            return None
+        from placeit.backends.openvino.model import OpenVinoModel
+
+        home = self.home(candidate.name)
+        device = home.cluster.devices[0]
+        if device.kind != "openvino" or not device.where.whole_cpu or not isinstance(home.model, OpenVinoModel):
+            return None
+        return OwnMode(candidate.name, target_name(device), (device,), steady=False)
 
     def _in_flight(self, home: Workbench, plan: Plan) -> int:
         """Return how many requests are in flight: those that serve most; of sequences, as many as run at once."""

@@ -1,15 +1,24 @@
-"""CPU load of other processes on this machine."""
+"""What other processes do on this machine: how busy it is, and whether they disturb a measurement."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["MachineLoad"]
+__all__ = ["MachineLoad", "Reading", "Watch"]
 
 _STAT = Path("/proc/stat")
+_TASKS = Path("/proc/self/task")
 _IDLE = (3, 4)  # idle, and idle while a disk works
+_STEAL = 7  # time that a hypervisor took away
+_LEAST_S = 0.5e-3  # seconds on run queues that mean nothing: threads wake up on cores that are about to be free
+_SHARE = 0.05  # share of a period, on run queues or taken by a hypervisor, from which on it is disturbed
+_SLOWER = 1.5  # times as long as at best that the control takes in a disturbed period
+_SPINS, _STEPS = 5, 1000  # of the control, which takes about 0.1 ms
 
 
 class MachineLoad:
@@ -30,16 +39,100 @@ class MachineLoad:
         return max(0.0, (machine - own) / wall)
 
 
-def _clocks() -> tuple[float, float, float] | None:
-    """Return seconds on the wall, seconds that all cores were busy, and those of this process and its children."""
+class Reading(NamedTuple):
+    """What the system counts up to now, in seconds; what it does not report is 0.
+
+    Attributes:
+        wall: on the wall.
+        waiting: for which threads of this process could have run and no core was free for them.
+        stolen: that a hypervisor took away from cores.
+        control: for which the control ran just now, a fixed piece of Python.
+    """
+
+    wall: float
+    waiting: float
+    stolen: float
+    control: float
+
+
+class Watch:
+    """Tells for each of several periods whether something else on the machine disturbed it.
+
+    A period is disturbed if threads of this process waited on run queues, or a hypervisor took cores away, for more than 5 % of
+    it, or if the control after it takes 1.5 times as long as at best.
+
+    Args:
+        read: gives what is counted up to now.
+    """
+
+    def __init__(self, read: Callable[[], Reading] | None = None) -> None:
+        self._read = _reading if read is None else read
+        self._begun = self._read()
+        self._best = self._begun.control
+
+    def begin(self) -> None:
+        """Begin a period."""
+        self._begun = self._read()
+        self._best = min(self._best, self._begun.control)
+
+    def disturbed(self) -> bool:
+        """Return whether the period that began last was disturbed until now."""
+        now, begun = self._read(), self._begun
+        self._best = min(self._best, now.control)
+        wall = now.wall - begun.wall
+        return (
+            now.waiting - begun.waiting > _SHARE * wall + _LEAST_S
+            or now.stolen - begun.stolen > _SHARE * wall
+            or now.control > _SLOWER * self._best
+        )
+
+
+def _reading() -> Reading:
+    ticks = _ticks()
+    stolen = 0.0 if ticks is None else ticks[_STEAL] / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
+    return Reading(time.perf_counter(), _waiting(), stolen, _control())
+
+
+def _waiting() -> float:
+    """Seconds that the threads of this process have been on run queues."""
+    total = 0
+    try:
+        for thread in _TASKS.iterdir():
+            try:
+                total += int((thread / "schedstat").read_bytes().split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return total * 1e-9
+
+
+def _control() -> float:
+    best = math.inf
+    for _ in range(_SPINS):
+        begin = time.perf_counter()
+        for _ in range(_STEPS):
+            pass
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def _ticks() -> list[int] | None:
+    """Return the ticks of all cores by what they were spent on; None if the system does not report them."""
     try:
         name, *ticks = _STAT.read_text(encoding="ascii").split("\n", 1)[0].split()
-        # time of guests is part of the first two already
-        busy = sum(int(count) for place, count in enumerate(ticks[:8]) if place not in _IDLE)
+        counts = [int(count) for count in ticks[:8]]  # time of guests is part of the first two already
     except (OSError, ValueError):
         return None
-    if name != "cpu":
+    return counts if name == "cpu" and len(counts) > _STEAL else None
+
+
+def _clocks() -> tuple[float, float, float] | None:
+    """Return seconds on the wall, seconds that all cores were busy, and those of this process and its children."""
+    ticks = _ticks()
+    if ticks is None:
         return None
+    busy = sum(count for place, count in enumerate(ticks) if place not in _IDLE)
     own = os.times()
     return (
         time.perf_counter(),

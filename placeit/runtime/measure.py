@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.core import clock
 from placeit.core.errors import ExecutionError, PlaceitError, UsageError
-from placeit.runtime.blocks import SINGLE, SLOW_S, Block, block_of, is_enough
+from placeit.runtime.blocks import BLOCK_S, SINGLE, SLOW_S, Block, block_of, is_enough
 from placeit.runtime.pace import Pace
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "Race",
     "Ratio",
     "TimedRun",
-    "Watch",
+    "Watching",
     "check_length",
     "faster",
     "faster_in_any_opening",
@@ -70,7 +70,7 @@ _LEAST = 2  # candidates that stay in a race
 _LOOK_EVERY = 4  # rounds between two looks at who can be dropped: each look is a chance to be wrong
 
 
-class Watch(Protocol):
+class Watching(Protocol):
     """Tells whether something else disturbed the machine."""
 
     def begin(self) -> None:
@@ -155,8 +155,8 @@ class Race:
             ends the race.
         rest: called with the name of a candidate when a block or a trial of it is over.
         pace: starts runs at a rate; None to start each when the one before has ended.
-        watch: says of rounds whether something else disturbed the machine. A disturbed round is repeated, as often as there
-            are rounds. If six others are left, it does not count.
+        watch: says of rounds whether something else disturbed the machine. Of races that take at least six rounds, a
+            disturbed one is repeated, at most as many as there are rounds. It counts only where fewer than six others are left.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Race:
         leave: Leave | None = None,
         rest: Callable[[str], object] | None = None,
         pace: Pace | None = None,
-        watch: Watch | None = None,
+        watch: Watching | None = None,
     ) -> None:
         if not candidates:
             raise UsageError("There is nothing to measure: the race has no candidates.")
@@ -181,7 +181,9 @@ class Race:
         self._warmup = warmup
         self._leave, self._rest, self._pace, self._watch = leave, rest, pace, watch
         self._round = 0
-        self._disturbed: set[int] = set()  # rounds
+        self._disturbed: set[int] = set()  # rounds, and those of them that were repeated
+        self._repeated: set[int] = set()
+        self._watched, self._watched_since = list[int](), 0.0  # rounds of which it is not known yet
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -190,13 +192,13 @@ class Race:
 
     @property
     def disturbed(self) -> int:
-        """How many rounds were disturbed, and count nevertheless, as too few others are left."""
-        return 0 if self._are_enough else len(self._disturbed)
+        """How many of the rounds that count were disturbed."""
+        return len(self._disturbed) - self.left_out
 
     @property
     def left_out(self) -> int:
-        """How many rounds were disturbed, and do not count."""
-        return len(self._disturbed) if self._are_enough else 0
+        """How many rounds were disturbed, and do not count, as they were repeated."""
+        return len(self._repeated) if self._are_enough else 0
 
     def run(
         self,
@@ -233,26 +235,24 @@ class Race:
         budget = math.inf if budget_s is None else budget_s
         begin = clock.now()
         self.warm_up()
-        done, repeated, last = 0, 0, 0.0
+        done, last = 0, 0.0
+        again = most if most >= FEWEST else 0  # rounds that may be repeated
+        least = self._round + min_rounds
         while done < most and self._running:
             elapsed = clock.now() - begin
-            if done + repeated >= min_rounds and elapsed + last > budget:
+            if self._round >= least and elapsed + last > budget:
                 break
-            if self._run_round() and repeated < most < math.inf:
-                repeated += 1
-            else:
-                done += 1
-                if (
-                    drop_losers
-                    and len(self._running) > _LEAST
-                    and done >= min_rounds
-                    and (done - min_rounds) % _LOOK_EVERY == 0
-                ):
-                    self._drop()
+            self._run_round()
+            done += 1
+            repeated = self._judge(again, last=done == most)
+            done, again = done - repeated, again - repeated
+            if drop_losers and not repeated and done >= min_rounds and (done - min_rounds) % _LOOK_EVERY == 0:
+                self._drop()
             spent = clock.now() - begin
             last = spent - elapsed
             if progress is not None:
                 progress(done, min(1.0, max(done / most, spent / budget if budget > 0 else 1.0)))
+        self._judge(0, last=True)
         return self.results()
 
     def results(self) -> dict[str, Measurement]:
@@ -283,31 +283,49 @@ class Race:
         return len(self._candidates) == 1
 
     def _counted(self) -> dict[str, list[_Sample]]:
-        """The samples that count, by name: those of undisturbed rounds, if enough are left of each candidate."""
-        return self._calm if self._are_enough else {name: samples for name, samples in self._samples.items() if samples}
+        """The samples that count, by name."""
+        return self._others if self._are_enough else {name: samples for name, samples in self._samples.items() if samples}
 
     @property
-    def _calm(self) -> dict[str, list[_Sample]]:
-        """Samples of undisturbed rounds, by name."""
+    def _others(self) -> dict[str, list[_Sample]]:
+        """Samples of rounds that were not repeated, by name."""
         every = {name: samples for name, samples in self._samples.items() if samples}
-        return {name: [one for one in samples if one.round not in self._disturbed] for name, samples in every.items()}
+        return {name: [one for one in samples if one.round not in self._repeated] for name, samples in every.items()}
 
     @property
     def _are_enough(self) -> bool:
-        """True if undisturbed rounds are enough for the interval of each candidate."""
-        return bool(self._disturbed) and all(len(samples) >= FEWEST for samples in self._calm.values())
+        """True if rounds were repeated, and the others are enough for the interval of each candidate."""
+        return bool(self._repeated) and all(len(samples) >= FEWEST for samples in self._others.values())
 
-    def _run_round(self) -> bool:
-        """Run a block of each candidate, and return whether something else disturbed the machine meanwhile."""
-        if self._watch is not None:
+    def _run_round(self) -> None:
+        """Run a block of each candidate."""
+        if self._watch is not None and not self._watched:
+            self._watched_since = clock.now()
             self._watch.begin()
         for name in [self._running[number] for number in self._random.permutation(len(self._running))]:
             self._tried(name, self._run_block)
-        found = self._watch is not None and self._watch.disturbed()
-        if found:
-            self._disturbed.add(self._round)
+        self._watched.append(self._round)
         self._round += 1
-        return found
+
+    def _judge(self, again: float, *, last: bool) -> int:
+        """Ask whether the rounds since this was last asked were disturbed, unless they were short and are not the ``last``.
+
+        Args:
+            again: how many of them may be repeated.
+            last: whether no round follows.
+
+        Returns:
+            How many are to be repeated.
+        """
+        if self._watch is None or not self._watched or not (last or clock.now() - self._watched_since >= BLOCK_S):
+            return 0
+        watched, self._watched = self._watched, []
+        if not self._watch.disturbed():
+            return 0
+        repeated = watched[: int(min(again, len(watched)))]
+        self._disturbed.update(watched)
+        self._repeated.update(repeated)
+        return len(repeated)
 
     def _tried(self, name: str, what: Callable[[str], object]) -> None:
         """Do something with a candidate, which leaves if it fails."""
@@ -367,6 +385,8 @@ class Race:
         return max(seconds, clock.now() - begin)
 
     def _drop(self) -> None:
+        if len(self._running) <= _LEAST:
+            return
         results = self.results()
         standing = sorted(self._running, key=lambda name: results[name].median)
         limit = results[standing[0]].ci_high * DROP_MARGIN

@@ -9,6 +9,7 @@ from placeit.backends.base import Arrays, Sample, checked_inputs
 from placeit.core.placement import Placement
 from placeit.devices.meters import Sampler
 from placeit.devices.nvml import gpu_use
+from placeit.profiler.load import Watch
 from placeit.profiler.recording import MOST_SPANS
 from placeit.profiler.trace import utilization
 from placeit.runtime.check import OutputDifference
@@ -52,7 +53,7 @@ def run(
             executor.set_requests([Sample(given)])
         log = RunLog(executor, MOST_SPANS)
         with Sampler() as sampler:
-            race = Race({"placement": log.time}, warmup=warmup)
+            race = Race({"placement": log.time}, warmup=warmup, watch=Watch())
             try:
                 race.warm_up()
                 length = runs if duration is None else None

@@ -230,8 +230,8 @@ def test_disturbed_rounds_are_repeated_and_do_not_count(machine: Machine) -> Non
 def test_rounds_that_are_always_disturbed_are_repeated_once_each_and_count(machine: Machine) -> None:
     machine.cold = ()
     race, samples = raced(machine, itertools.repeat(True), rounds=8)
-    assert samples["a"] == pytest.approx([0.3] * 16)
-    assert (race.disturbed, race.left_out) == (16, 0)
+    assert samples["a"] == pytest.approx([0.3] * 8)
+    assert (race.disturbed, race.left_out) == (8, 8)
 
 
 def test_without_time_to_repeat_them_disturbed_rounds_count_and_intervals_are_wider(machine: Machine) -> None:
@@ -239,8 +239,33 @@ def test_without_time_to_repeat_them_disturbed_rounds_count_and_intervals_are_wi
     race, samples = raced(machine, itertools.cycle([True, False]), rounds=8, budget_s=2.45, min_rounds=2)
     assert len(samples["a"]) == 10
     assert race.disturbed == 5 < FEWEST
+    assert race.left_out == 0
     low, high = race.results()["a"].ci_low, race.results()["a"].ci_high
     assert (low, high) == (pytest.approx(0.1), pytest.approx(0.3))
+
+
+def test_of_as_many_rounds_as_there_is_time_for_disturbed_ones_do_not_count(machine: Machine) -> None:
+    machine.cold = ()
+    race, samples = raced(machine, itertools.cycle([True, False]), budget_s=6.0)
+    assert samples["a"] == pytest.approx([0.1] * len(samples["a"]))
+    assert race.left_out in (len(samples["a"]), len(samples["a"]) + 1)
+
+
+def test_of_few_rounds_none_is_repeated(machine: Machine) -> None:
+    machine.cold = ()
+    race, samples = raced(machine, itertools.repeat(True), rounds=FEWEST - 1)
+    assert len(samples["a"]) == FEWEST - 1 == race.disturbed
+
+
+def test_short_rounds_are_watched_together(machine: Machine) -> None:
+    watch = Watch(itertools.chain([False, True], itertools.repeat(False)))
+    race = Race({"a": machine.candidate("a")}, watch=watch)
+    found = race.run(rounds=50)
+    assert len(found["a"].samples) == 50
+    assert watch.begun == 4
+    assert 15 < race.left_out < 25
+    left_out = sorted(set(range(50 + race.left_out)) - set(found["a"].rounds.tolist()))
+    assert left_out == list(range(left_out[0], left_out[-1] + 1))
 
 
 def test_runs_start_at_the_pace_of_requests(machine: Machine) -> None:
