@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 import placeit
 from benchmarks._architectures import Sample
 from benchmarks._child import peak_memory
-from benchmarks._models import random_splits, settled_race
+from benchmarks._models import random_splits, settled
 from placeit.backends.base import Model
 from placeit.core.errors import PlaceitError
 from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.openvino import openvino_core
 from placeit.profiler.cache import Cache
 from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import WARMUP, Measurement, Ratio, faster, summed_up, timed
+from placeit.runtime.measure import Measurement, Ratio, faster, summed_up, timed
 
 __all__ = ["CALLED", "MOST", "ONNX_RUNTIME", "OPENVINO", "OWN", "PLACEIT", "PYTORCH", "Trial", "Wrong", "serve", "tried"]
 
@@ -236,11 +236,18 @@ class _Trying:
             with home.executor(home.plan_of(answer.placement)) as executor:
                 executor.set_inputs(inputs)
                 own: list[float] = []
-                runs: dict[str, Callable[[], object]] = {PLACEIT: lambda: own.append(executor.time()), **plain}
+
+                def run() -> None:
+                    executor.time()
+                    own.append(executor.inner)
+
+                runs: dict[str, Callable[[], object]] = {PLACEIT: run, **plain}
                 runs[CALLED] = lambda: answer.run(inputs)
                 timers = {name: timed(run) for name, run in runs.items()}
-                self.found.times = times = settled_race(timers, rounds=self.rounds, seed=self.seed)
-        times[OWN] = summed_up(OWN, own[WARMUP:], times[PLACEIT].rounds)
+                race = settled(timers, seed=self.seed)
+                self.found.times = times = race.run(rounds=self.rounds, drop_losers=False)
+        inside = [float(np.median(own[one.start : one.stop])) for one in race.counted(PLACEIT)]
+        times[OWN] = summed_up(OWN, inside, times[PLACEIT].rounds)
         if plain:
             fastest = min(plain, key=lambda name: times[name].median)
             self.found.ratio, self.found.waiting = (faster(times[who], times[fastest]) for who in (OWN, PLACEIT))

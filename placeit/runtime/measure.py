@@ -153,6 +153,7 @@ class Race:
         warmup: least runs of each candidate before the first round, not counted; 0 if they are warm.
         leave: told of each candidate that leaves before the end. With it the others go on when a run fails; without it that
             ends the race.
+        blocks: whether candidates run for a while in each round; False for one run each, where runs depend on each other.
         rest: called with the name of a candidate when a block or a trial of it is over.
         pace: starts runs at a rate; None to start each when the one before has ended.
         watch: says of rounds whether something else disturbed the machine. Of races that take at least six rounds, a
@@ -166,6 +167,7 @@ class Race:
         seed: int = 0,
         warmup: int = WARMUP,
         leave: Leave | None = None,
+        blocks: bool = True,
         rest: Callable[[str], object] | None = None,
         pace: Pace | None = None,
         watch: Watching | None = None,
@@ -175,6 +177,7 @@ class Race:
         self._candidates = dict(candidates)
         self._samples: dict[str, list[_Sample]] = {name: [] for name in candidates}
         self._seconds: dict[str, list[float]] = {name: [] for name in candidates}  # of all runs
+        self._single = len(candidates) == 1 or not blocks
         self._blocks: dict[str, Block] = {}
         self._running = list(candidates)
         self._random = np.random.default_rng(seed)
@@ -278,10 +281,6 @@ class Race:
         """Take a candidate out of the race; nobody is told."""
         self._running.remove(name)
 
-    @property
-    def _is_alone(self) -> bool:
-        return len(self._candidates) == 1
-
     def _counted(self) -> dict[str, list[_Sample]]:
         """The samples that count, by name."""
         return self._others if self._are_enough else {name: samples for name, samples in self._samples.items() if samples}
@@ -330,7 +329,7 @@ class Race:
     def _tried(self, name: str, what: Callable[[str], object]) -> None:
         """Do something with a candidate, which leaves if it fails."""
         try:
-            if self._pace is not None and not self._is_alone:
+            if self._pace is not None and len(self._candidates) > 1:
                 self._pace.begin()
             what(name)
             if self._rest is not None:
@@ -343,7 +342,7 @@ class Race:
 
     def _try(self, name: str, *taken: float) -> None:
         """Find the length of a candidate's blocks, by runs that do not count; ``taken`` has the seconds of those so far."""
-        if self._is_alone:
+        if self._single:
             for _ in range(self._warmup):
                 self._once(name)
             self._blocks[name] = SINGLE
@@ -361,7 +360,7 @@ class Race:
             block.steady(lambda: self._once(name))
         else:  # it is warm, so that a first run that is slow counts
             first = self._once(name)
-            if self._is_alone or first >= SLOW_S:
+            if self._single or first >= SLOW_S:
                 block = self._blocks[name] = SINGLE
             else:
                 self._try(name, first)
