@@ -116,10 +116,10 @@ def block_of(seconds: Sequence[float], *, period: float = 0.0) -> Block:
 
 def block_s(seconds: float, *, period: float = 0.0) -> float:
     """Return the seconds that a block of runs of some seconds takes, as far as that can be told without a trial."""
-    return block_of([seconds], period=period).runs * max(seconds, period)
+    return block_of([seconds], period=period).runs * max(seconds, period, _LEAST_S)
 
 
 def trial_s(seconds: float, *, period: float = 0.0) -> float:
     """Return the seconds that a trial of runs of some seconds takes."""
-    runs = _FEWEST_SLOW if seconds >= SLOW_S else min(_MOST_TRIED, max(_FEWEST_TRIED, BLOCK_S / max(seconds, _LEAST_S)))
-    return runs * max(seconds, period)
+    each = max(seconds, period, _LEAST_S)
+    return each * (_FEWEST_SLOW if seconds >= SLOW_S else min(_MOST_TRIED, max(_FEWEST_TRIED, BLOCK_S / each)))

@@ -115,6 +115,7 @@ def test_latency_is_compared_at_the_pace_of_requests(cli: Any, tiny: Path, place
     said = " ".join(cli("compare", tiny, "-p", placement, "-d", devices, "--runs", 1, "--rate", 500).stdout.split())
     assert "runs start at 500 per second" in said
     data = json.loads(cli("compare", tiny, "-p", placement, "-d", devices, "--runs", 1, "--rate", 1e6, "--json").stdout)
-    assert data["candidates"][0]["inner_s"] > 0
+    given = next(one for one in data["candidates"] if one["placement_file"] is not None)
+    assert 0 < given["inner_s"] < given["measured_s"]
     said = " ".join(cli("compare", tiny, "-p", placement, "-d", devices, "--runs", 1, "--rate", 1e6).stdout.split())
     assert "takes longer than the 0.001 ms between two starts" in said or "takes longer than the 1" in said

@@ -2,7 +2,7 @@
 
 import pytest
 
-from placeit.runtime.blocks import BLOCK_S, SINGLE, SLOW_S, Block, block_of, block_s, first_steady, is_enough
+from placeit.runtime.blocks import BLOCK_S, SINGLE, SLOW_S, Block, block_of, block_s, first_steady, is_enough, trial_s
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,13 @@ def test_runs_at_a_pace_make_shorter_blocks_and_leave_out_as_many():
 def test_a_block_runs_what_is_left_out_first():
     results = iter(range(5))
     assert Block(2, 3).steady(lambda: next(results)) == [2, 3, 4]
+
+
+def test_runs_of_which_nothing_is_known_take_as_long_as_a_block():
+    assert block_s(0.0) == pytest.approx(BLOCK_S, rel=0.01)
+    assert 0 < trial_s(0.0) < BLOCK_S
+    assert trial_s(1.0) == 2.0
+    assert trial_s(0.002, period=0.01) == pytest.approx(0.04)
 
 
 def test_the_length_of_a_block_can_be_told_without_a_trial():
