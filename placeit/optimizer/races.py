@@ -451,7 +451,8 @@ class Races:
                 self.learn_of(name, inner_s=runner.within(counted))
                 if isinstance(self.objective, Energy):
                     self.learn_of(name, joules=joules, modelled=value)
-                if isinstance(deployed := runners[name].deployed, ReferenceRun):
+                deployed = runner.deployed
+                if self.known[name].reference is not None and isinstance(deployed, ReferenceRun):
                     self.learn_of(name, used=deployed.used)
                 learned.append(name)
                 if name in race.running:

@@ -11,7 +11,7 @@ How to use it, for each program::
     while not is_enough(seconds):  # a trial, which does not count; right after another program has run
         seconds.append(run())
     block = block_of(seconds)
-    ...
+    ...  # of programs that are compared: blocks = alike(blocks)
     for _ in range(block.skipped):  # again and again, in turn with other programs
         run()
     sample = median(run() for _ in range(block.counted))
@@ -24,16 +24,17 @@ is short by chance. Where no trial can be had, :func:`first_steady` of the runs 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TypeVar
 
-__all__ = ["BLOCK_S", "SINGLE", "SLOW_S", "Block", "block_of", "block_s", "first_steady", "is_enough", "trial_s"]
+__all__ = ["BLOCK_S", "SINGLE", "SLOW_S", "Block", "alike", "block_of", "block_s", "first_steady", "is_enough", "trial_s"]
 
 BLOCK_S = 0.02  # seconds of a block's runs that count
 SLOW_S = 0.05  # seconds of a run from which on it is a block by itself: filling caches is a small part of it
 _FALL = 0.03  # share of a run's time by which it may lie above those after it and still be steady
+_ALIKE = 1.5  # times as long that runs take at most that take about as long
 _MOST_SKIPPED = 8  # runs that are left out, at most
 _FEWEST_SLOW, _FEWEST_TRIED, _MOST_TRIED = 2, 4, 32  # runs of a trial
 _LEAST_S = 1e-5  # seconds that a run is supposed to take at least, so that no block has too many
@@ -48,10 +49,12 @@ class Block:
     Attributes:
         skipped: first runs, which are left out.
         counted: runs after them, which count.
+        seconds: of a steady run of the trial; 0 if that is not known.
     """
 
     skipped: int
     counted: int
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def runs(self) -> int:
@@ -109,9 +112,24 @@ def block_of(seconds: Sequence[float], *, period: float = 0.0) -> Block:
     skipped = first_steady(seconds)
     run_s = median(seconds[skipped:])
     if run_s >= SLOW_S:
-        return SINGLE
+        return Block(0, 1, run_s)
     # an odd number, whose median is that of one run: of two it is their mean, in which a disturbed one counts
-    return Block(max(1, skipped), math.ceil(BLOCK_S / max(run_s, period, _LEAST_S)) | 1)
+    return Block(max(1, skipped), math.ceil(BLOCK_S / max(run_s, period, _LEAST_S)) | 1, run_s)
+
+
+def alike(blocks: Mapping[str, Block]) -> dict[str, Block]:
+    """Return the blocks of programs that are compared, with as many runs left out of those whose runs take about as long.
+
+    What a trial finds varies by chance. Of equal programs, the one that leaves out fewer runs would look slower for good.
+    """
+    return {
+        name: replace(one, skipped=max(other.skipped for other in blocks.values() if _alike(one, other)))
+        for name, one in blocks.items()
+    }
+
+
+def _alike(one: Block, other: Block) -> bool:
+    return one.seconds <= _ALIKE * other.seconds and other.seconds <= _ALIKE * one.seconds
 
 
 def block_s(seconds: float, *, period: float = 0.0) -> float:

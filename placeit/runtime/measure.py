@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.core import clock
 from placeit.core.errors import ExecutionError, PlaceitError, UsageError
-from placeit.runtime.blocks import BLOCK_S, SINGLE, SLOW_S, Block, block_of, is_enough
+from placeit.runtime.blocks import BLOCK_S, SINGLE, SLOW_S, Block, alike, block_of, is_enough
 from placeit.runtime.pace import Pace
 
 __all__ = [
@@ -276,6 +276,7 @@ class Race:
             for name in self.running:
                 if name not in self._blocks:
                     self._tried(name, self._try)
+            self._blocks = alike(self._blocks)
 
     def withdraw(self, name: str) -> None:
         """Take a candidate out of the race; nobody is told."""
@@ -304,6 +305,8 @@ class Race:
         for name in [self._running[number] for number in self._random.permutation(len(self._running))]:
             self._tried(name, self._run_block)
         self._watched.append(self._round)
+        if self._round == 0:  # in which candidates that are warm have had their trials
+            self._blocks = alike(self._blocks)
         self._round += 1
 
     def _judge(self, again: float, *, last: bool) -> int:
@@ -361,7 +364,7 @@ class Race:
         else:  # it is warm, so that a first run that is slow counts
             first = self._once(name)
             if self._single or first >= SLOW_S:
-                block = self._blocks[name] = SINGLE
+                block = self._blocks[name] = Block(0, 1, first)
             else:
                 self._try(name, first)
                 block = self._blocks[name]

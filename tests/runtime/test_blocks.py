@@ -2,7 +2,7 @@
 
 import pytest
 
-from placeit.runtime.blocks import BLOCK_S, SINGLE, SLOW_S, Block, block_of, block_s, first_steady, is_enough, trial_s
+from placeit.runtime.blocks import BLOCK_S, SINGLE, SLOW_S, Block, alike, block_of, block_s, first_steady, is_enough, trial_s
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,12 @@ def test_the_length_of_a_block_can_be_told_without_a_trial():
     assert block_s(1.0) == 1.0
     assert block_s(0.001) == pytest.approx(0.022)
     assert block_s(0.001, period=0.1) == pytest.approx(0.2)
+
+
+def test_programs_whose_runs_take_about_as_long_leave_out_as_many():
+    blocks = {"a": Block(1, 5, 0.005), "b": Block(3, 5, 0.006), "much faster": Block(8, 21, 0.001), "slow": Block(0, 1, 1.0)}
+    assert {name: one.skipped for name, one in alike(blocks).items()} == {"a": 3, "b": 3, "much faster": 8, "slow": 0}
+
+
+def test_of_two_programs_of_which_one_is_just_slow_both_leave_out_the_first_run():
+    assert alike({"a": Block(1, 1, 0.049), "b": Block(0, 1, 0.051)})["b"] == Block(1, 1)

@@ -117,6 +117,16 @@ def test_of_two_equal_candidates_the_first_is_called_faster_as_rarely_as_is_said
     assert called <= 0.0175 * trials + 3.1 * math.sqrt(0.0175 * 0.9825 * trials)
 
 
+def test_equal_candidates_leave_out_as_many_runs_whatever_their_trials_showed(machine: Machine) -> None:
+    machine.cold, machine.noise = (1.8, 1.24, 1.07, 1.02), 0.1
+    race = Race({name: machine.candidate(name, 0.005) for name in "abcde"})
+    race.warm_up()
+    machine.ran.clear()
+    race.run(rounds=1)
+    skipped = {runs - len(race.counted(name)[0]) for name, runs in machine.blocks()}
+    assert len(skipped) == 1
+
+
 def test_a_candidate_whose_times_vary_more_is_not_favoured_by_the_runs_that_are_left_out(machine: Machine) -> None:
     noisy = Machine(cold=(), noise=0.2, seed=1)
     steady = Machine(cold=())
