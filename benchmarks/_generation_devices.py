@@ -225,7 +225,7 @@ def _at_once(
             return taken / (texts * _TURN)
 
         timers = {f"{texts} at once": lambda texts=texts: seconds_per_token(texts) for texts in (1, _TEXTS)}
-        results = settled_race(timers, rounds=_TURNS[args.quick], seed=args.seed)
+        results = settled_race(timers, rounds=_TURNS[args.quick], seed=args.seed, blocks=False)
         (executor,) = server.executors
         for name, timer in timers.items():
             timer()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import sys
@@ -33,6 +32,7 @@ __all__ = [
     "model_file",
     "progress",
     "random_splits",
+    "settled",
     "settled_race",
     "side_by_side",
     "two_cores",
@@ -119,17 +119,23 @@ def fastest_split(found: Optimized) -> Candidate | None:
     return next((c for c in found.candidates if c.measured and sum(map(bool, c.placement.counts().values())) > 1), None)
 
 
-def settled_race(timers: Mapping[str, Callable[[], float]], *, rounds: int, seed: int) -> dict[str, Measurement]:
-    """Race all candidates to the end, interleaved, each after a pause. A timer runs once and returns its seconds."""
+def settled(timers: Mapping[str, Callable[[], float]], *, seed: int, blocks: bool = True) -> Race:
+    """Make a race with a pause after each block. A timer runs once and returns its seconds.
+
+    Args:
+        timers: by name.
+        seed: of the order of blocks.
+        blocks: False for one run in each round, where runs depend on each other.
+    """
     progress(f"racing {len(timers)} candidates")
-    return Race({who: functools.partial(_settled, timer) for who, timer in timers.items()}, seed=seed).run(
-        rounds=rounds, drop_losers=False
-    )
+    return Race(timers, seed=seed, blocks=blocks, rest=lambda _: time.sleep(_SETTLE_S))
 
 
-def _settled(timer: Callable[[], float]) -> float:
-    time.sleep(_SETTLE_S)
-    return timer()
+def settled_race(
+    timers: Mapping[str, Callable[[], float]], *, rounds: int, seed: int, blocks: bool = True
+) -> dict[str, Measurement]:
+    """Race all candidates to the end, as :func:`settled` does."""
+    return settled(timers, seed=seed, blocks=blocks).run(rounds=rounds, drop_losers=False)
 
 
 def progress(what: str, share: float = 0.0) -> None:  # noqa: ARG001

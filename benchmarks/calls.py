@@ -8,9 +8,8 @@ process.
 
 - alone: one call after the other. "run, one segment" has the whole model on one core. "run, two segments" has half of it on
   each of two cores, in a chain. Their *work* is the sum of the times that OpenVINO reports for both halves on the calling
-  thread (``InferRequest.latency``); no Python is in it. Lanes that spin wait for work without sleeping, and Python lanes are
-  driven by Python. Versions without such lanes have no rows of them. Plain OpenVINO has a stream of one thread, its fastest
-  mode. placeit compiles without a stream, because a stream of one thread loses the errors of kernels.
+  thread (``InferRequest.latency``); no Python is in it. Threads that spin wait awake for
+  50 us before they sleep. Plain OpenVINO has a stream of one thread, its fastest mode.
 - beside a Python thread: a thread of the process computes in Python all the time, at the interpreter's own switch interval.
 - full: a server whose client keeps 16 requests in flight, against ``openvino.AsyncInferQueue`` with two streams. Both give the
   client a copy of each output, and neither copies inputs before a request begins. "Two replicas" have the whole model on each
@@ -24,7 +23,6 @@ process.
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 import time
@@ -53,10 +51,10 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.measure import faster
-from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Server
 
+_SPIN_S = 5e-5
 INFER, AS_OURS = "OpenVINO, infer, nothing copied", "OpenVINO, the same, compiled as by placeit"
 COMPILED, WORK = "OpenVINO, compiled(inputs)", "OpenVINO, both halves, its own clock"
 RUN_1, RUN_2, SPINNING = "run, one segment", "run, two segments", "run, two segments, spinning"
@@ -166,15 +164,6 @@ class _Opened:
         self.inputs: Values = model.random_inputs()
 
 
-def _call(executor: PlanExecutor) -> Callable[..., Any]:
-    """Return what programs call for one request."""
-    return getattr(executor, "call", executor.run)
-
-
-def _takes(function: Callable[..., Any], option: str) -> bool:
-    return option in inspect.signature(function).parameters
-
-
 def _alone(cores: Sequence[int], sizes: Sizes, seed: int, report: Report) -> None:
     references = {
         RUN_1: COMPILED,
@@ -197,8 +186,10 @@ def _alone(cores: Sequence[int], sizes: Sizes, seed: int, report: Report) -> Non
         ours = _run_and_server(stack, opened, opened.whole[0], RUN_1, SERVER_1, request)
         if len(cores) > 1:
             ours |= _run_and_server(stack, opened, opened.split, RUN_2, SERVER_2, request)
-        others = _other_lanes(stack, opened, cores, report)
+        others: dict[str, Block] = {}
         if len(cores) > 1:
+            spinning = _Opened(stack, SMALL.model(), cores, spin_s=_SPIN_S)
+            others[SPINNING] = each(functools.partial(spinning.runtime.executor(spinning.split).run, inputs))
             others[WORK] = reported(_halves(inputs))
         alone = interleaved(plain | ours | others, calls=sizes.calls, rounds=sizes.rounds, seed=seed)
         _rows(report, "alone", alone, references)
@@ -243,23 +234,13 @@ def _run_and_server(
 ) -> dict[str, Block]:
     """Return blocks that run a plan and that ask a server for it, after a look whether outputs are those of OpenVINO."""
     inputs = opened.inputs
-    call = _call(opened.runtime.executor(plan))
+    call = opened.runtime.executor(plan).run
     server = stack.enter_context(Server([opened.runtime.executor(plan)]))
     request.infer()
     for outputs in (call(inputs), server.submit(inputs).result()):
         (value,) = outputs.values()
         np.testing.assert_allclose(value, request.get_output_tensor().data, rtol=1e-4, atol=1e-5)
     return {run_name: each(lambda: call(inputs)), server_name: each(lambda: server.submit(inputs).result())}
-
-
-def _other_lanes(stack: ExitStack, opened: _Opened, cores: Sequence[int], report: Report) -> dict[str, Block]:
-    """Return blocks that run the plans on other kinds of lanes, where this version has them."""
-    found: dict[str, Block] = {}
-    inputs, runtime = opened.inputs, opened.runtime
-    if len(cores) > 1:
-        spinning = _Opened(stack, SMALL.model(), cores, spin_s=_SPIN_S)
-        found[SPINNING] = each(functools.partial(spinning.runtime.executor(spinning.split).run, inputs))
-    return found
 
 
 def _halves(inputs: Values) -> Callable[[], float]:
@@ -358,11 +339,8 @@ def _large(mib: int, core: int, sizes: Sizes, seed: int, report: Report) -> None
             **_run_and_server(stack, opened, opened.whole[0], RUN_1, SERVER_1, request),
         }
         call: Any = opened.runtime.executor(opened.whole[0]).run
-        if _takes(call, "out"):
-            out = {name: np.empty_like(value) for name, value in call(inputs).items()}
-            cases[RUN_OUT] = each(lambda: call(inputs, out=out))
-        elif mib == MIB[0]:
-            report.note("  run takes no arrays to write outputs to in this version: rows of out= are left out.")
+        out = {name: np.empty_like(value) for name, value in call(inputs).items()}
+        cases[RUN_OUT] = each(lambda: call(inputs, out=out))
         found = interleaved(cases, calls=sizes.slow, rounds=sizes.rounds, seed=seed)
     what = f"large, {mib} MiB in and out"
     _rows(report, what, found, dict.fromkeys(found.keys() - {INFER}, INFER))
@@ -397,7 +375,7 @@ def _raced_branches(seconds: float, cores: Sequence[int], sizes: Sizes, seed: in
             executor = runtime.executor(segmenter.plan(place, merge=False))
             executor.set_inputs(inputs)
             cases[time_name] = reported(executor.time)
-            cases[run_name] = each(functools.partial(_call(executor), inputs))
+            cases[run_name] = each(functools.partial(executor.run, inputs))
         return interleaved(cases, calls=sizes.calls, rounds=sizes.rounds, seed=seed)
 
 

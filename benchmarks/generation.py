@@ -94,9 +94,9 @@ def _rivals(files: Files, args: Args, report: Report) -> None:
                 continue
             texts[kind] = Texts(rival, prompts, _TOKENS)
         timers = {kind: text.first for kind, text in texts.items()}
-        first = settled_race(timers, rounds=2 * len(prompts) + 4, seed=args.seed)
+        first = settled_race(timers, rounds=2 * len(prompts) + 4, seed=args.seed, blocks=False)
         timers = {kind: text.further for kind, text in texts.items()}
-        further = settled_race(timers, rounds=(_TOKENS - 1) * len(prompts), seed=args.seed)
+        further = settled_race(timers, rounds=(_TOKENS - 1) * len(prompts), seed=args.seed, blocks=False)
     for kind, text in texts.items():
         progress(f"memory of {kind}")
         with ProcessPoolExecutor(1, get_context("spawn")) as process:

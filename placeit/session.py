@@ -42,6 +42,8 @@ class Session(Workbench):
             anew (:meth:`serve`).
         graph: hash of the task graph of the placements that are to be run; empty for none in particular. It matters where
             ONNX Runtime can have the file's own graph or OpenVINO's.
+        spin_s: seconds, 0.001 at most, that threads of devices wait awake for the next segment before they sleep, while cores
+            are idle. Waking a thread takes 5 to 50 us; spinning takes a core meanwhile, which reports print.
 
     Raises:
         ModelError, FileError, DeviceError, ClusterError: the model or the devices are not what they should be.
@@ -125,8 +127,9 @@ def optimize(
         budget: seconds, or :class:`placeit.Budget`.
         candidates: what is compared.
         seed: of everything random.
-        rate: requests per second that arrive; for ``throughput``, to know which share of them the answer serves, and how long
-            they wait in simulation (``Optimized.service``).
+        rate: requests per second that arrive. For ``latency``, runs are measured at that pace, as pauses cool caches and lower
+            clocks. For ``throughput``, to know which share of them the answer serves, and how long they wait in simulation
+            (``Optimized.service``).
         progress: told what is being done and how far it is.
         precision: inference precision of every device.
         inputs: arrays by name, or :class:`placeit.Inputs`; None for random ones.

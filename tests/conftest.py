@@ -18,10 +18,11 @@ from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core import clock
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
-from placeit.optimizer import certainty, optimize
+from placeit.optimizer import certainty, optimize, races
 from placeit.profiler import costs, kept
 from placeit.profiler.cache import Cache
 from placeit.profiler.passes import Calm
+from placeit.workbench import running
 from placeit.workloads.models import export_model
 
 # how long an example takes says how busy the machine is, and a test says the same each time
@@ -59,6 +60,15 @@ def _costs_that_hold() -> Iterator[None]:
     """Let kept costs hold: that a machine is busier than when they were measured must not decide what is measured."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "contradicted", lambda *_: False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _calm_races() -> Iterator[None]:
+    """Let nothing disturb a race: what other processes do must not decide which rounds are repeated."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(races, "Watch", Calm)
+        patch.setattr(running, "Watch", Calm)
         yield
 
 

@@ -30,6 +30,7 @@ Examples:
   placeit compare model.onnx -p a.json -p b.json --devices CPU@0,CPU@1
   placeit compare model.onnx -p placement.json --runs 100
   placeit compare model.onnx -p placement.json --duration 20 --warmup 5
+  placeit compare model.onnx -p placement.json --rate 20
   placeit compare model.onnx -p replicas.json --objective throughput
 """
 
@@ -49,6 +50,14 @@ def compare(
             autocompletion=complete_objectives,
         ),
     ] = "latency",
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            metavar="R",
+            help="For latency: start R runs a second, with pauses between them; without it, each when another has ended.",
+        ),
+    ] = None,
     length: LengthOptions,
     seed: SeedOption = 0,
     options: CheckedOptions,
@@ -56,21 +65,22 @@ def compare(
 ) -> Output:
     """Race placements against each single-device placement.
 
-    Each round runs every placement, and the whole model on each device, once, in a new random order, so that a machine that
-    slows down slows all of them down. For throughput a run is of many requests in flight, by all replicas at once if the
-    placement has some, and times are per request. A speed-up is a ratio of times, paired by round, with its 95 % interval. A
-    placement that fails, or has wrong outputs, is excluded, with the reason; the others are compared, and the exit code is 1.
-    Ctrl-C ends the race and keeps the results so far.
+    Each round runs every placement, and the whole model on each device, for a while, in a new random order, so that a machine
+    that slows down slows all of them down. The first runs of the while, which find the caches full of what others have used, do
+    not count. Times are from the call to the answer. For throughput a run is of many requests in flight, by all replicas at
+    once if the placement has some, and times are per request. A speed-up is a ratio of times, paired by round, with its 95 %
+    interval. A placement that fails, or has wrong outputs, is excluded, with the reason; the others are compared, and the exit
+    code is 1. Ctrl-C ends the race and keeps the results so far.
     """
     from placeit.optimizer.compare import check_compared
 
     length.rounds()
-    check_compared(objective)
+    check_compared(objective, rate)
     files = placement or []
     if len({path.resolve() for path in files}) < len(files):
         raise UsageError("--placement names the same file twice.")
     with terminal.progress() as progress, open_session(options, files) as (session, placements):
-        return race(session, dict(zip(map(str, files), placements, strict=True)), length, objective, seed, progress)
+        return race(session, dict(zip(map(str, files), placements, strict=True)), length, objective, seed, progress, rate)
 
 
 def race(
@@ -80,6 +90,7 @@ def race(
     objective: str,
     seed: int,
     progress: Progress | None,
+    rate: float | None = None,
 ) -> Output:
     """Race placements, by their names, against each single device."""
     from placeit.optimizer.compare import compare as compared
@@ -92,6 +103,7 @@ def race(
         runs=length.rounds(),
         duration=length.duration,
         warmup=length.warmup,
+        rate=rate,
         seed=seed,
         progress=progress,
     )

@@ -37,6 +37,7 @@ Examples:
   placeit optimize model.onnx --devices cluster.yaml --placer heft --placer annealing:evaluations=200000
   placeit optimize model.onnx --devices cluster.yaml --objective energy
   placeit optimize model.onnx --devices cluster.yaml --pareto --output best.json
+  placeit optimize model.onnx -d CPU@0,CPU@1 --rate 20
   placeit optimize model.onnx -d CPU@0,CPU@1 --objective throughput --rate 40
   placeit optimize model.onnx --devices CPU@0,GPU.0 --pin 'conv1*=CPU@0'
   placeit optimize model.onnx --devices CPU@0,CPU@1 --memory CPU@0=2GB
@@ -63,7 +64,8 @@ def optimize(
         typer.Option(
             "--rate",
             metavar="PER_SECOND",
-            help="Arrival rate, for throughput: which share of the requests is served, and how long they take.",
+            help="Arrival rate. For latency: the pace at which runs are measured. For throughput: which share of the requests "
+            "is served, and how long they take.",
         ),
     ] = None,
     budget: Annotated[

@@ -161,7 +161,7 @@ def run(
     runs and keeps them.
 
     Without --placement, the whole model runs on the device that --devices names. If that names several, they are raced
-    against each other, and the output is that of 'placeit compare'.
+    against each other, at the pace of --rate if that is given, and the output is that of 'placeit compare'.
 
     With --rate, requests arrive at that rate, and several are in flight at once: shows the rate that was achieved, how long
     requests took from their arrival on, and how many waited. With --requests or --seconds alone, and for a placement with
@@ -179,12 +179,17 @@ def run(
                 name = option.replace("_", "-")
                 raise UsageError(f"--{name} is about requests that arrive at a rate: give --rate as well.")
     asked = [f"--{name}" for name in ("rate", "requests", "seconds") if getattr(load, name) is not None]
+    beside = [f"--{name.replace('_', '-')}" for name in ("arrivals", "queue", "live", "metrics_port") if getattr(load, name)]
     what = to_run(options, placement, rematch)
     why = f"with {asked[0]}" if asked else "of a placement with replicas" if what.replicated else None
     if len(what.devices) > 1:
-        _check_single(what, {"--trace": trace, "--record": record, "--outputs": outputs, "--csv": csv}, asked)
+        _check_single(
+            what,
+            {"--trace": trace, "--record": record, "--outputs": outputs, "--csv": csv},
+            [*asked[load.rate is not None :], *beside],
+        )
         with terminal.progress() as progress, what.open() as (session, _):
-            return race(session, {}, length, "latency", load.seed, progress)
+            return race(session, {}, length, "latency", load.seed, progress, load.rate)
     if why is not None:
         _check_load(why, load, length, {"--outputs": outputs, "--csv": csv})
         return _under_load(what, load, length, {"trace": trace, "recording": record}, terminal)

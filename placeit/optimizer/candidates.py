@@ -69,6 +69,8 @@ class Candidate:
         replicas: plans on other devices, which serve whole requests as ``plan`` does; for throughput only.
         measured: latency, or for throughput seconds per request with many in flight, in the last race that it took part in;
             None if it was not measured.
+        inner_s: median seconds of single requests in the same runs, from when their lanes began to the end of the last segment;
+            None where that is not known.
         value: the objective by the times of the runs that ``measured`` is of; for these two the same. Joules are those of
             meters if all devices have one (``joules``), and else of a power model and measured busy times (``modelled``). None
             if the candidate was not measured.
@@ -102,6 +104,7 @@ class Candidate:
     start: str | None = None
     replicas: tuple[Plan, ...] = ()
     measured: Measurement | None = None
+    inner_s: float | None = None
     value: Measurement | None = None
     joules: Measurement | None = None
     modelled: Measurement | None = None
@@ -162,6 +165,7 @@ class Candidate:
             "simulated_s": self.simulated_s,
             "measured_s": None if self.measured is None else self.measured.median,
             "ci_s": interval(self.measured),
+            "inner_s": self.inner_s,
             "race": self.race,
             "simulated_value": self.simulated_value,
             "value_from_runs": None if self.value is None else self.value.median,
@@ -186,6 +190,7 @@ class Facts(TypedDict, total=False):
     used: tuple[str, ...]
     given: bool
     measured: Measurement | None
+    inner_s: float | None
     value: Measurement | None
     joules: Measurement | None
     modelled: Measurement | None
@@ -226,13 +231,17 @@ class Raced:
 
     Attributes:
         what: what it was for, as it was said while it ran.
-        rounds: how many there were.
+        rounds: how many there were, of those that count.
         measured: latency in it, by name, of all that took part and did not fail.
+        disturbed: in how many of these something else disturbed the machine.
+        left_out: how many other rounds were disturbed, and do not count.
     """
 
     what: str
     rounds: int
     measured: Mapping[str, Measurement]
+    disturbed: int = 0
+    left_out: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,6 +27,7 @@ from placeit.runtime.compiling import Compiled
 from placeit.runtime.incumbent import compared
 from placeit.runtime.measure import WARMUP, Ratio, check_length
 from placeit.runtime.programs import searching
+from placeit.simulator.load import check_rate
 from placeit.simulator.objectives import Latency, Objective, Throughput, check_objective, get_objective
 from placeit.workbench import Workbench
 
@@ -43,7 +44,9 @@ class Comparison(Shown):
         candidates: the fastest first; then those that failed.
         singles: names of those of them that are whole models on one device, and were not given.
         references: what OpenVINO does by itself on these devices (:mod:`placeit.optimizer.references`), the fastest first.
-        warmup: runs of each before the rounds.
+        warmup: least runs of each before the rounds.
+        disturbed: in how many of the rounds something else disturbed the machine.
+        left_out: how many other rounds were disturbed, and do not count.
         duration_s: seconds that the rounds were to take; None if their number was given.
         interrupted: whether Ctrl-C ended it early.
         cluster: the devices.
@@ -56,6 +59,8 @@ class Comparison(Shown):
     singles: tuple[str, ...]
     references: tuple[Candidate, ...]
     warmup: int
+    disturbed: int
+    left_out: int
     duration_s: float | None
     interrupted: bool
     cluster: Cluster
@@ -65,6 +70,11 @@ class Comparison(Shown):
     def rounds(self) -> int:
         """Number of rounds."""
         return max((len(one.measured.samples) for one in self.candidates if one.measured is not None), default=0)
+
+    @property
+    def rate(self) -> float | None:
+        """Requests per second at which runs were started; None if each was started when the one before had ended."""
+        return self.objective.rate if isinstance(self.objective, Latency) else None
 
     def speedups(self, candidate: Candidate) -> dict[str, Ratio | None]:
         """Time of each single device over that of a candidate, by name; None where one of the two was not measured."""
@@ -86,6 +96,7 @@ class Comparison(Shown):
                 "measured_s": None if measured is None else measured.median,
                 "p95_s": None if measured is None else measured.p95,
                 "ci_s": interval(measured),
+                "inner_s": candidate.inner_s,
                 "speedup_over": {
                     single: None if ratio is None else {"ratio": ratio.ratio, "ci": interval(ratio)}
                     for single, ratio in self.speedups(candidate).items()
@@ -98,7 +109,10 @@ class Comparison(Shown):
             {
                 "model": self.model,
                 "objective": self.objective.name,
+                "rate": self.rate,
                 "rounds": self.rounds,
+                "disturbed": self.disturbed,
+                "left_out": self.left_out,
                 "warmup": self.warmup,
                 "duration_s": self.duration_s,
                 "candidates": [row(candidate) for candidate in self.candidates],
@@ -119,6 +133,7 @@ def compare(
     runs: int = 30,
     duration: float | None = None,
     warmup: int = WARMUP,
+    rate: float | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -129,23 +144,26 @@ def compare(
         placements: by name. Groups that they divide have to be split (:meth:`placeit.Session.divide`).
         objective: what is compared: ``latency``, or ``throughput``, for which a run has many requests in flight. For latency,
             of a placement with replicas only the first runs.
-        runs: timed runs of each, one in each round.
+        runs: rounds; in each, each of them runs once, or for a while if a run takes less than 50 ms.
         duration: seconds, in place of their number: as many rounds as fit, and one in any case.
-        warmup: runs of each before the rounds, which do not count.
+        warmup: least runs of each before the rounds, which do not count.
+        rate: requests per second at which runs are started, for latency; None to start each when the one before has ended.
         seed: decides the order within each round.
         progress: told what is being done.
 
     Raises:
-        UsageError: no runs, no time for them, or nothing to compare; another objective; or the session was not profiled.
+        UsageError: no runs, no time for them, or nothing to compare; another objective; a rate that is not positive, or for
+            throughput; or the session was not profiled.
         PlacementError: a placement does not fit the model, the devices or their memory; names it.
         KeyboardInterrupt: Ctrl-C before anything was measured; afterwards it ends the race.
         ExecutionError: all of them failed; says why each did.
     """
     check_length(runs, duration, warmup)
-    check_compared(objective)
-    wanted = get_objective(objective, session.cluster)
+    check_compared(objective, rate)
+    wanted = get_objective(objective, session.cluster, rate=rate)
     races = Races(session, wanted, math.inf, seed, progress)
     races.warmup = warmup
+    races.watch_machine()
     if duration is not None:
         races.duration = duration
     problem = _enter(races, placements)
@@ -177,6 +195,8 @@ def compare(
         references=tuple(sorted((one for one in races.known.values() if one.reference is not None), key=measured_median)),
         singles=tuple(candidate.name for candidate in candidates if candidate.name not in placements),
         warmup=warmup,
+        disturbed=sum(race.disturbed for race in races.races),
+        left_out=sum(race.left_out for race in races.races),
         duration_s=duration,
         interrupted=interrupted,
         cluster=session.cluster,
@@ -216,13 +236,17 @@ def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
     return problem
 
 
-def check_compared(objective: str) -> None:
-    """Raise UsageError unless placements can be compared by an objective: what is measured itself."""
+def check_compared(objective: str, rate: float | None = None) -> None:
+    """Raise UsageError unless placements can be compared by an objective, which is measured itself, at a rate."""
     check_objective(objective)
     if objective not in (Latency.name, Throughput.name):
         raise UsageError(
             f"Placements are compared by {Latency.name} or {Throughput.name}, which are measured; not '{objective}'."
         )
+    if rate is not None:
+        check_rate(rate)
+        if objective != Latency.name:
+            raise UsageError(f"A rate is the pace at which {Latency.name} is measured: leave it out for '{objective}'.")
 
 
 def _planned(session: Workbench, segmenter: Segmenter, name: str, placement: Placement) -> list[Plan]:

@@ -81,14 +81,14 @@ class Deployed:
         open_each: opens the executor of each replica; closed with this.
         plans: of the replicas, for runs with many requests in flight; None for one request in all, by the only executor.
         spins: whether threads of the runtime keep cores busy for a while after a run, in wait for the next one. It is then
-            timed as in a program that runs the model again and again, with threads that are awake, and nothing else runs
-            before they rest.
+            timed as in a program that runs the model again and again, with threads that are awake: a first run after
+            :meth:`rest` does not count.
     """
 
     def __init__(
         self, open_each: Sequence[Callable[[], PlanExecutor]], plans: Sequence[Plan] | None = None, *, spins: bool = False
     ) -> None:
-        self._spins = spins
+        self._spins, self._rested = spins, True
         self._fewest = [] if plans is None else [fewest_requests(plan) for plan in plans]
         self._lengths = [] if plans is None else run_lengths(plans)
         self._pipelines = [] if plans is None else [i for i, plan in enumerate(plans) if is_pipeline(plan)]
@@ -126,12 +126,19 @@ class Deployed:
         Of replicas it is one over the sum of what each serves per second while it is busy. How many requests each of them
         serves follows what they took before, so that none is busy for much longer than the others. Raises ExecutionError.
         """
-        if not self._spins:
-            return self._time()
-        self.executors[0].time()
-        seconds = self._time()
-        _rest()
-        return seconds
+        self._wake()
+        return self._time()
+
+    def rest(self) -> None:
+        """Wait until threads that spin are at rest, before something else runs."""
+        if self._spins and not self._rested:
+            _rest()
+            self._rested = True
+
+    def _wake(self) -> None:
+        if self._spins and self._rested:
+            self.executors[0].time()
+            self._rested = False
 
     def metered(self, meters: EnergyMeters) -> tuple[list[float], float | None]:
         """Run as often as it takes to read meters, one request after the other.
@@ -139,12 +146,8 @@ class Deployed:
         Returns:
             The seconds of each request, and the mean joules of a request; None if a meter was given up.
         """
-        if not self._spins:
-            return meters.over(self._time)
-        self.executors[0].time()
-        found = meters.over(self._time)
-        _rest()
-        return found
+        self._wake()
+        return meters.over(self._time)
 
     def _time(self) -> float:
         if not self._lengths:
@@ -163,6 +166,11 @@ class Deployed:
     def uncounted(self) -> float:
         """What a run takes over what it counts for, where it is of requests of several sizes."""
         return max((executor.uncounted for executor in self.executors), default=1.0)
+
+    @property
+    def inner(self) -> float | None:
+        """Seconds of the last request from when its lanes began to the end of its last segment; None of many in flight."""
+        return None if self._lengths or not self.executors else self.executors[0].inner
 
     @property
     def checkable(self) -> Sequence[Checkable]:

@@ -22,13 +22,13 @@ from placeit.profiler.cache import are_times
 from placeit.profiler.kept import cost_key
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Measurement
-from placeit.simulator.objectives import MeteredEnergy, Objective
+from placeit.simulator.objectives import Latency, MeteredEnergy, Objective
 from placeit.workbench import Workbench
 
 __all__ = ["Journal", "Known", "kept_journal", "open_journal"]
 
 _LOG = logging.getLogger("placeit")
-_FORMAT, _VERSION = "placeit-search", 1
+_FORMAT, _VERSION = "placeit-search", 2
 _MOST_BYTES = 1 << 23  # of runs that were kept without being asked for; beyond it they are begun anew
 _BEGINNING = f'{{"format": "{_FORMAT}"'.encode()
 
@@ -336,10 +336,19 @@ def _key(session: Workbench, objective: Objective) -> dict[str, Any]:
         "groups": str(len(grouping.groups)),
         "devices": ", ".join(cluster.names),
         "precision": session.precision,
-        "objective": f"{objective.name}, by meters" if isinstance(objective, MeteredEnergy) else objective.name,
+        "objective": _named(objective),
         "power": [None if device.power is None else [device.power.idle_w, device.power.busy_w] for device in cluster.devices],
         "links": sorted(
             [src, dst, link.bandwidth, link.latency] for (src, dst), link in cluster.links.items() if link.origin == "emulated"
         ),
         "costs": cost_key(grouping, cluster, session.runtime),
     }
+
+
+def _named(objective: Objective) -> str:
+    """Return the name of an objective, and how it is measured."""
+    if isinstance(objective, MeteredEnergy):
+        return f"{objective.name}, by meters"
+    if isinstance(objective, Latency) and objective.rate is not None:
+        return f"{objective.name}, {objective.rate:g} requests per second"
+    return objective.name

@@ -21,7 +21,7 @@ from placeit.optimizer.journal import Known, open_journal
 from placeit.optimizer.races import Races
 from placeit.planning.segments import Costs, Plan
 from placeit.profiler.costs import Progress
-from placeit.runtime.budget import CHECKS
+from placeit.runtime.budget import CHECKS, needed
 from placeit.runtime.incumbent import HOPELESS, is_hopeless, is_worth_trying
 from placeit.runtime.measure import Measurement, Ratio, faster
 from placeit.runtime.programs import searching
@@ -133,6 +133,7 @@ class MeasuredCost:
             stack.enter_context(searching())
             self._races = Races(session, wanted, deadline, seed, progress)
             weakref.finalize(self, stack.pop_all().close).atexit = False
+        self._races.watch_machine()
         self._segmenter = self._races.segmenter_of(session.costs)
         self._problem = self._segmenter.problem()
         self._races.warmup = 0  # the runs that check outputs are enough
@@ -348,9 +349,11 @@ class MeasuredCost:
         left, average = self._races.left(), (self.compile_s + self.run_s) / max(1, self._measured)
         if left <= average / 2:
             return 0
-        runs = CHECKS // 2 + self._races.warmup + self._rounds  # a first race checks outputs before its runs only
-        needed = np.cumsum([max(average, runs * self._races.simulated_run_s(self._races.known[name])) for name in names])
-        return min(_AT_ONCE - 1, max(1, int(np.searchsorted(needed, left, side="right"))))
+        seconds = [self._races.simulated_run_s(self._races.known[name]) for name in names]
+        # a first race checks outputs before its runs only
+        taken = [needed([one], self._rounds, period=self._races.period, checks=CHECKS // 2) for one in seconds]
+        total = np.cumsum(np.maximum(taken, average))
+        return min(_AT_ONCE - 1, max(1, int(np.searchsorted(total, left, side="right"))))
 
     def _value(self, name: str) -> float:
         return self._outcomes[name].value

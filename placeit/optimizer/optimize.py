@@ -107,6 +107,7 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
     given = fitted(session, starts, wanted)
     until = deadline if goal.energy is None else deadline - budget * _FRONT_SHARE
     search = Search(session, wanted, until, goal.seed, progress, ledger)
+    search.watch_machine()
     search.excluded, search.memory = stopped[0] if stopped else None, memory
     resume, by = goal.budget.resume, search.objective
     journal = kept_journal(session, by) if resume is None else open_journal(Path(resume), session, by)
@@ -195,6 +196,7 @@ def decide(
     """
     begin, before = clock.now(), deepcopy(session.compiling.kinds)
     search = Search(session, get_objective(objective, session.cluster), begin + budget, seed, progress)
+    search.watch_machine()
     if journal is not None and session.executable:
         search.journal = open_journal(journal, session, search.objective)
     search.singles()

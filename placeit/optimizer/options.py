@@ -15,7 +15,7 @@ from placeit.optimizer.starts import Start, read_starts
 from placeit.placers.asking import check_able
 from placeit.placers.registry import parse_placer
 from placeit.simulator.load import check_rate
-from placeit.simulator.objectives import Energy, Throughput, check_objective, get_objective
+from placeit.simulator.objectives import Energy, Latency, Throughput, check_objective, get_objective
 
 __all__ = ["Budget", "Candidates", "Goal"]
 
@@ -94,7 +94,7 @@ class Goal:
         check_objective(objective)
         if rate is not None:
             check_rate(rate)
-            if objective != Throughput.name:
+            if objective not in (Latency.name, Throughput.name):
                 raise UsageError(
                     f"A rate says which requests arrive, which the objective '{objective}' has no use for: leave it out."
                 )
@@ -108,7 +108,7 @@ class Goal:
         self.names = [placers] if isinstance(placers, str) else list(placers or ())
         self.placers = {name: parse_placer(name) for name in self.names}
         self.starts = read_starts(candidates.start)
-        self.objective = get_objective(objective, cluster)
+        self.objective = get_objective(objective, cluster, rate=rate)
         if candidates.pareto and self.objective.steady:
             raise UsageError(
                 f"A front is of the latency and the energy of single requests, which the objective '{objective}' does not "

@@ -18,6 +18,8 @@ from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, Placei
 from placeit.core.narrowing import narrowed
 from placeit.devices.energy import energy_meters
 from placeit.devices.host import free_bytes
+from placeit.devices.openvino import target_name
+from placeit.devices.own_modes import OwnMode
 from placeit.optimizer.candidates import Alone, Candidate, Facts, Raced, value_of
 from placeit.optimizer.deployed import Deployed, ReferenceRun, fewest_requests, is_pipeline, run_lengths
 from placeit.optimizer.journal import Journal, Known
@@ -27,11 +29,14 @@ from placeit.planning.in_flight import in_flight
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
+from placeit.profiler.load import Watch
+from placeit.runtime.blocks import block_s
 from placeit.runtime.budget import TRIFLE_S
 from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
+from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, Watching, faster, summed_up
+from placeit.runtime.pace import Pace
 from placeit.runtime.plan_executor import with_room
-from placeit.simulator.objectives import Energy, MeteredEnergy, Objective
+from placeit.simulator.objectives import Energy, Latency, MeteredEnergy, Objective
 from placeit.workbench import Workbench
 
 __all__ = ["Races", "reason_of", "too_late"]
@@ -63,6 +68,8 @@ class Races:
         warmup: runs of each candidate before a race that do not count.
         duration: seconds of a race, at most.
         twice: whether outputs are checked after a race as well as before it.
+        pace: at which runs start; None to start each when the one before has ended.
+        watch: says of rounds whether something else disturbed the machine; None if nothing does.
         running_s: seconds of the rest of all races: runs, and what is done between them.
     """
 
@@ -81,6 +88,9 @@ class Races:
         self._uncounted = 1.0  # what runs take over what is counted of them, where the requests of several sizes have shares
         if self.meters is not None and self.meters.complete and isinstance(objective, Energy):
             self.objective = MeteredEnergy(objective.busy_w, objective.idle_w)
+        rate = objective.rate if isinstance(objective, Latency) else None
+        self.pace = None if rate is None else Pace(rate)
+        self.watch: Watching | None = None
         self.known: dict[str, Candidate] = {}
         self.homes: dict[str, Alone] = {}
         self.races: list[Raced] = []
@@ -116,6 +126,15 @@ class Races:
         """
         known = [one for one in singles if one.cost is not None]
         return next(one for one in (*known, incumbent, *singles, otherwise) if one is not None)
+
+    def watch_machine(self) -> None:
+        """Have rounds be repeated that other work on the machine disturbs."""
+        self.watch = Watch()
+
+    @property
+    def period(self) -> float:
+        """Seconds from the start of a run to the start of the next, if runs start at a pace; else 0."""
+        return 0.0 if self.pace is None else self.pace.period
 
     @property
     def opening_s(self) -> float:
@@ -155,18 +174,34 @@ class Races:
     def deploy(self, candidate: Candidate) -> Deployed:
         """Open what serves a candidate's requests, of which many are in flight if the objective says so."""
         home, steady = self.home(candidate.name), self.objective.steady
-        if candidate.reference is not None:
+        if (mode := candidate.reference or self._by_itself(candidate)) is not None:
             from placeit.backends.openvino.model import OpenVinoModel
             from placeit.backends.openvino.own_mode import OwnModeRunner
 
             model = narrowed(OpenVinoModel, home.model)
-            open_it = functools.partial(OwnModeRunner, model, candidate.reference, home.precision)
+            open_it = functools.partial(OwnModeRunner, model, mode, home.precision)
             return ReferenceRun(open_it, lambda: max(_PATIENCE_S, self.left()))
         opened = [
             functools.partial(with_room, functools.partial(home.executor, plan), self._in_flight(home, plan) if steady else 1)
             for plan in candidate.plans
         ]
         return Deployed(opened, candidate.plans if steady else None, spins=self.is_onnxruntime(candidate.name))
+
+    def _by_itself(self, candidate: Candidate) -> OwnMode | None:
+        """Return how OpenVINO runs a plain device, or one in another precision, when a program calls it without placeit.
+
+        None for other candidates, and where more counts than the time of single requests.
+        """
+        like = candidate if candidate.of is None else self.known[candidate.of]
+        if not like.plain or type(self.objective) is not Latency or self.is_onnxruntime(candidate.name):
+            return None
+        from placeit.backends.openvino.model import OpenVinoModel
+
+        home = self.home(candidate.name)
+        device = home.cluster.devices[0]
+        if device.kind != "openvino" or not device.where.whole_cpu or not isinstance(home.model, OpenVinoModel):
+            return None
+        return OwnMode(candidate.name, target_name(device), (device,), steady=False)
 
     def _in_flight(self, home: Workbench, plan: Plan) -> int:
         """Return how many requests are in flight: those that serve most; of sequences, as many as run at once."""
@@ -375,7 +410,18 @@ class Races:
                 self.fail(name, error)
             deployed.close()
 
-        race = Race(runners, seed=self.seed + len(self.races) + 1, warmup=self.warmup, leave=leave)
+        def rest(name: str) -> None:
+            runners[name].deployed.rest()
+
+        race = Race(
+            runners,
+            seed=self.seed + len(self.races) + 1,
+            warmup=self.warmup,
+            leave=leave,
+            rest=rest,
+            pace=self.pace,
+            watch=self.watch,
+        )
         found: dict[str, Measurement] = {}
         learned: list[str] = []
         try:
@@ -395,20 +441,24 @@ class Races:
             if self.meters is not None and self.meters.fault is not None:
                 self.go_by_model()
             for name, measurement in results.items():
-                value, before = runners[name].valued(measurement), self.known[name].measured
-                joules = runners[name].metered(measurement) if isinstance(self.objective, MeteredEnergy) else None
+                runner, counted, before = runners[name], race.counted(name), self.known[name].measured
+                value = runner.valued(measurement, counted)
+                joules = runner.metered(measurement, counted) if isinstance(self.objective, MeteredEnergy) else None
                 found[name] = value if joules is None else joules
                 if before is not None and len(measurement.samples) < min(FEWEST, len(before.samples)):
                     continue  # a race that was cut short says less than the one before
                 self.learn_of(name, measured=measurement, value=found[name], race=len(self.races), earlier=False)
+                self.learn_of(name, inner_s=runner.within(counted))
                 if isinstance(self.objective, Energy):
                     self.learn_of(name, joules=joules, modelled=value)
-                if isinstance(deployed := runners[name].deployed, ReferenceRun):
+                deployed = runner.deployed
+                if self.known[name].reference is not None and isinstance(deployed, ReferenceRun):
                     self.learn_of(name, used=deployed.used)
                 learned.append(name)
                 if name in race.running:
                     self.learn_of(name, segment_s=runners[name].deployed.segment_seconds())
-            self.races.append(Raced(what, max((len(result.samples) for result in results.values()), default=0), results))
+            rounds_run = max((len(result.samples) for result in results.values()), default=0)
+            self.races.append(Raced(what, rounds_run, results, race.disturbed, race.left_out))
         for name in race.running if self.twice else ():
             self.checked(name, runners[name].deployed, after=True)
         found = {name: value for name, value in found.items() if self.known[name].failed is None}
@@ -431,7 +481,9 @@ class Races:
         """Take references out of a race, the slowest first, until there is time for all its rounds by the runs so far."""
         guests = [name for name in race.running if self.known[name].reference is not None]
         for name in sorted(guests, key=lambda name: -runners[name].took):
-            if rounds * sum(runners[one].took for one in race.running) <= max(0.0, self.left() * share):
+            if rounds * sum(block_s(runners[one].took, period=self.period) for one in race.running) <= max(
+                0.0, self.left() * share
+            ):
                 break
             race.withdraw(name)
             runners[name].deployed.close()
@@ -501,7 +553,7 @@ class Races:
     def fail(self, name: str, why: BaseException | str) -> None:
         """Put a candidate out: what was measured of it counts no more."""
         failed, no_room = why if isinstance(why, str) else reason_of(why), isinstance(why, NoRoomError | MemoryError)
-        self.learn_of(name, measured=None, value=None, cost=None, segment_s=None, race=None, final=False)
+        self.learn_of(name, measured=None, inner_s=None, value=None, cost=None, segment_s=None, race=None, final=False)
         self.learn_of(name, joules=None, modelled=None)
         self.learn_of(name, failed=failed, no_room=no_room)
 

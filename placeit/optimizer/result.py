@@ -27,7 +27,7 @@ from placeit.runtime.incumbent import compared
 from placeit.runtime.measure import Ratio
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
-from placeit.simulator.objectives import Objective
+from placeit.simulator.objectives import Latency, Objective
 from placeit.workbench import Workbench
 from placeit.workbench.options import Traffic
 
@@ -176,6 +176,11 @@ class Optimized(Drawn):
         return sum(one.seconds for one in self.compiling.values())
 
     @property
+    def rate(self) -> float | None:
+        """Requests per second at which latency was measured; None if each run was started when the one before had ended."""
+        return self.objective.rate if isinstance(self.objective, Latency) else None
+
+    @property
     def placement(self) -> Placement:
         """Device of every op; for throughput there may be replicas."""
         return replace(self.chosen.placement, conditions=self.conditions)
@@ -199,7 +204,17 @@ class Optimized(Drawn):
                 "objective_unit": self.objective.unit,
                 "chosen": self.chosen.to_dict(),
                 "candidates": [candidate.to_dict() for candidate in self.candidates],
-                "races": [{"what": race.what, "rounds": race.rounds, "candidates": list(race.measured)} for race in self.races],
+                "rate": self.rate,
+                "races": [
+                    {
+                        "what": race.what,
+                        "rounds": race.rounds,
+                        "disturbed": race.disturbed,
+                        "left_out": race.left_out,
+                        "candidates": list(race.measured),
+                    }
+                    for race in self.races
+                ],
                 "unplanned": [vars(one) for one in self.unplanned],
                 "precisions": [one.to_dict(of=one.row.of) for one in self.precisions],
                 "without_precisions": list(self.without_precisions),

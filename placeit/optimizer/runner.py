@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,6 +29,8 @@ class Runner:
     Attributes:
         values: the objective of each run by its times.
         joules: those of each run by the meters; None where a meter was given up.
+        inner: seconds of each run from when its lanes began to the end of its last segment; None where many requests are in
+            flight, and where a runtime is called without lanes.
         took: seconds of the last run, with all its requests, as a clock outside saw it.
     """
 
@@ -36,6 +40,7 @@ class Runner:
         self.deployed, self.objective, self.alone, self._meters = deployed, objective, alone, meters
         self.values: list[float] = []
         self.joules: list[float | None] = []
+        self.inner: list[float | None] = []
         self.took = 0.0
 
     def __call__(self) -> float:
@@ -51,6 +56,7 @@ class Runner:
         self.took = clock.now() - begin
         self.values.append(self.objective.of_run(taken[-1], self.work))
         self.joules.append(joules)
+        self.inner.append(self.deployed.inner)
         return float(np.median(taken))
 
     def work(self) -> tuple[NDArray[np.float64], float]:
@@ -66,11 +72,22 @@ class Runner:
         seconds = np.array(list(busy.values()))
         return seconds if self.alone is None else seconds.sum() * self.alone.busy, moving
 
-    def valued(self, measured: Measurement) -> Measurement:
-        """Return the objective of the runs that were measured; the runs before them, for warming up, are left out."""
-        return summed_up(measured.name, self.values[-len(measured.samples) :], measured.rounds)
+    def valued(self, measured: Measurement, counted: Sequence[range]) -> Measurement:
+        """Return the objective of the runs that were measured, given those that each sample is of (:meth:`Race.counted`)."""
+        return self._summed_up(self.values, measured, counted)
 
-    def metered(self, measured: Measurement) -> Measurement | None:
+    def metered(self, measured: Measurement, counted: Sequence[range]) -> Measurement | None:
         """Return the joules of the runs that were measured; None if meters were not read in all of them."""
-        joules = [one for one in self.joules[-len(measured.samples) :] if one is not None]
-        return summed_up(measured.name, joules, measured.rounds) if len(joules) == len(measured.samples) else None
+        joules = [one for one in self.joules if one is not None]
+        return self._summed_up(joules, measured, counted) if len(joules) == len(self.joules) else None
+
+    def within(self, counted: Sequence[range]) -> float | None:
+        """Return the median of the seconds of lanes in the runs that were measured; None if they are not known."""
+        inner = [one for runs in counted for number in runs if (one := self.inner[number]) is not None]
+        return float(np.median(inner)) if inner else None
+
+    @staticmethod
+    def _summed_up(values: Sequence[float], measured: Measurement, counted: Sequence[range]) -> Measurement:
+        runs = [values[one.start : one.stop] for one in counted]
+        medians = [float(np.median(some)) for some in runs]
+        return summed_up(measured.name, medians, measured.rounds, [value for some in runs for value in some])

@@ -37,9 +37,9 @@ from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
-from placeit.runtime.budget import CHECKS, TRIFLE_S, needed
+from placeit.runtime.budget import TRIFLE_S, needed, rounds_within
 from placeit.runtime.incumbent import is_worth_trying, why_hopeless
-from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, faster_in_any_opening, summed_up
+from placeit.runtime.measure import FAILURES, FEWEST, faster_in_any_opening, summed_up
 from placeit.simulator.objectives import Energy, Objective
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workbench import Workbench
@@ -294,7 +294,7 @@ class Search(Races):
         left = self.left()
         if not singles or not others:
             return left
-        kept, least = (needed(map(self.run_s, [*singles, *others]), rounds) for rounds in (_KEPT_ROUNDS, FEWEST))
+        kept, least = (self.race_s([*singles, *others], rounds) for rounds in (_KEPT_ROUNDS, FEWEST))
         return left if left < least else left - min(kept, max(left / 2, least))
 
     def compare_wholes(self) -> None:
@@ -306,7 +306,7 @@ class Search(Races):
         singles = sorted(self.fresh_singles, key=known_value)
         racing = [*singles[:1], *wholes, *(one for one in singles[1:] if one.simulated_value is None)]
         room = self.left() * _FIRST_SHARE
-        while len(racing) > 2 and needed(map(self.run_s, racing), 1) > room:
+        while len(racing) > 2 and self.race_s(racing, 1) > room:
             racing.pop()
         with self.ledger.on(MEASURING):
             what, rounds = "measuring what serves whole requests", self.rounds_within(room, racing)
@@ -345,7 +345,7 @@ class Search(Races):
         """Seconds that selection and decision will take."""
         singles, splits = self.finalists()
         select, decide = (
-            needed(map(self.run_s, self.with_others(some)), rounds)
+            self.race_s(self.with_others(some), rounds)
             for rounds, some in (
                 (_SELECTION_ROUNDS, [*singles, *splits]),
                 (DECISION_ROUNDS, [*singles[:1], *splits[:1]]),
@@ -383,10 +383,10 @@ class Search(Races):
         singles = [one for one in ranked if one.placer == "single"][:1]
         singles += [one for one in self.fresh_singles if not self.is_excluded(one)]  # all of them, at first
         beside = sorted(dict.fromkeys([*singles, *ranked[:1]]), key=self.run_s)
-        decision = needed([2 * self.run_s(beside[0])], FEWEST) if beside else 0.0
+        decision = 2 * self.race_s(beside[:1], FEWEST)
         room = max(min(max(self.left() * _TURN_SHARE, self.left() - decision), self.spare()), TRIFLE_S)
         chosen = self.within(room, fresh, beside)
-        while beside and needed(map(self.run_s, (*beside, *chosen)), 1) > room:  # the slowest first
+        while beside and self.race_s([*beside, *chosen], 1) > room:  # the slowest first
             beside.pop()
         return [*beside, *chosen]
 
@@ -408,7 +408,7 @@ class Search(Races):
         ready = min((known_value(one, scale) for one in self.standing if self.compiling_s([one]) <= much), default=math.inf)
         for one in fresh:
             race = [*beside, *chosen, one]
-            running = needed(map(self.run_s, race), _ROUNDS if len(race) > 1 else 1)
+            running = self.race_s(race, _ROUNDS if len(race) > 1 else 1)
             if len(chosen) == _FINALISTS or running > room:
                 break
             takes, better = self.compiling_s([one]), is_worth_trying(known_value(one, scale), ready)
@@ -423,8 +423,12 @@ class Search(Races):
 
     def rounds_within(self, room: float, candidates: Sequence[Candidate]) -> int:
         """Return how many rounds of a race in a turn there is time for in some seconds; at least one."""
-        each = sum(map(self.run_s, self.with_others(candidates)))
-        return int(np.clip(room / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
+        runs = map(self.run_s, self.with_others(candidates))
+        return int(np.clip(rounds_within(room, runs, period=self.period), 1, _ROUNDS))
+
+    def race_s(self, candidates: Sequence[Candidate], rounds: int) -> float:
+        """Seconds that a race of candidates takes, with checks of their outputs."""
+        return needed(map(self.run_s, candidates), rounds, period=self.period)
 
     def run_s(self, candidate: Candidate) -> float:
         """Seconds that a run takes, with all its requests, as it was measured, or else simulated."""
@@ -444,7 +448,7 @@ class Search(Races):
     def time_plain(self) -> None:
         """Run plain devices once where there is no time to race all single devices: nothing else says how long they take."""
         fresh = self.fresh_singles
-        if needed(map(self.run_s, fresh), _ROUNDS) > max(self.left() * _TURN_SHARE, TRIFLE_S):
+        if self.race_s(fresh, _ROUNDS) > max(self.left() * _TURN_SHARE, TRIFLE_S):
             for candidate in fresh:
                 if candidate.simulated_s is None and (seconds := self.time_once(candidate)) is not None:
                     self.once[candidate.name] = seconds
@@ -557,10 +561,10 @@ class Search(Races):
         """References to race beside candidates, as far as there is time left to compile and run them."""
         if not self.with_references:
             return []
-        room, guests = self.left() - needed(map(self.run_s, self.with_others(candidates)), rounds), []
+        room, guests = self.left() - self.race_s(self.with_others(candidates), rounds), []
         for one in enter_references(self, self.problem):
             devices = one.reference.devices if one.reference is not None else ()
-            room -= sum(map(self.session.runtime.compiler.takes_anew, devices)) + needed([self.run_s(one)], rounds)
+            room -= sum(map(self.session.runtime.compiler.takes_anew, devices)) + self.race_s([one], rounds)
             if room > 0:
                 guests.append(self.learn_of(one.name, not_run=None))
             else:
@@ -569,8 +573,8 @@ class Search(Races):
 
     def affordable(self, rounds: int, candidates: Sequence[Candidate], share: float) -> int:
         """Return how many of some rounds there is time for, in a share of what is left."""
-        each = sum(map(self.run_s, self.with_others(candidates)))
-        return min(rounds, int((self.left() - self.compiling_s(candidates)) * share / each) - WARMUP - CHECKS)
+        room = (self.left() - self.compiling_s(candidates)) * share
+        return min(rounds, rounds_within(room, map(self.run_s, self.with_others(candidates)), period=self.period))
 
 
 @runtime_checkable

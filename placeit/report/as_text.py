@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from placeit.report import text
@@ -79,14 +79,18 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
     """Print what running a placement showed, and which files are written, by what they are; None for those that are not."""
     latency, error = report.latency, report.output_error
     ended = ", ended by Ctrl-C: no traced run and no outputs" if report.interrupted else ""
+    disturbed = disturbed_rounds(report.disturbed, report.left_out, len(latency.samples), "runs")
     figures = {
         "latency": f"{text.seconds(latency.median)} (median of {len(latency.samples)} runs{ended})",
+        **({} if disturbed is None else {"machine": disturbed}),
         "interval": f"{text.interval(latency)} (95 % confidence)",
         "p95": text.seconds(latency.p95),
+        "inside": f"{text.seconds(report.inner_s)} (from the start of the lanes to the end of the last segment)",
         "simulated": text.seconds(report.simulated_s),
         "segments": str(len(report.plan.programs)),
         **({} if report.precision == "f32" else {"precision": _precision(report)}),
         "lanes": "native" if report.native else "Python",
+        **({"spinning": f"{report.spinning:.0%} of a core"} if report.spinning else {}),
         **({"host-paced": ", ".join(report.host_paced)} if report.host_paced else {}),
         "output error": f"{text.error(error)} (relative to the largest output of the uncut model)",
         **({} if report.failed is None else {"failed": report.failed}),
@@ -115,6 +119,35 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
         ]
         text.table(console, heads, uses)
     text.show_notes(console, report.cluster)
+
+
+def disturbed_rounds(disturbed: int, left_out: int, rounds: int, what: str = "rounds") -> str | None:
+    """Say in how many rounds of a race other work disturbed the machine; None if it did in none.
+
+    Args:
+        disturbed: how many of those that count.
+        left_out: how many others, which do not count.
+        rounds: how many count.
+        what: what rounds are called.
+    """
+    if disturbed:
+        return (
+            f"busy: other work disturbed {disturbed} of {rounds} {what}, and there was no time to repeat them. Times may be "
+            "off, and intervals are wider"
+        )
+    return f"busy at times: {left_out} {what} that other work disturbed do not count" if left_out else None
+
+
+def at_rate(rate: float, candidates: Iterable[Candidate]) -> str:
+    """Say at which rate runs were started, and whose runs take longer than a period."""
+    late = [one.name for one in candidates if one.measured is not None and one.measured.median > 1 / rate]
+    said = f"runs start at {rate:g} per second"
+    if not late:
+        return said
+    return (
+        f"{said}; a run of {', '.join(late)} takes longer than the {text.seconds(1 / rate)} between two starts, and is "
+        "followed by the next one without a pause"
+    )
 
 
 def _at_size(one: AtSize) -> tuple[str, ...]:
@@ -242,11 +275,16 @@ def rate(console: Console, report: RateReport, files: Mapping[str, Path | None])
 
 def comparison(console: Console, found: Comparison) -> None:
     """Print what is fastest, a table of what was compared, and why something is out."""
-    text.facts(console, {"fastest": fastest(found)})
+    figures = {"fastest": fastest(found)}
+    if (disturbed := disturbed_rounds(found.disturbed, found.left_out, found.rounds)) is not None:
+        figures["machine"] = disturbed
+    if found.rate is not None:
+        figures["rate"] = at_rate(found.rate, found.candidates)
+    text.facts(console, figures)
     console.print()
     candidates, singles = (*found.candidates, *found.references), found.singles
     rates = ["requests/s"] if found.objective.steady else []
-    heads = ["placement", "devices (ops)", "segments", "simulated", "measured", *rates, "95 % interval", "p95"]
+    heads = ["placement", "devices (ops)", "segments", "simulated", "measured", *rates, "95 % interval", "p95", "inside"]
     heads += [f"speed-up over {single}" for single in singles]
     rows = [
         (
@@ -258,13 +296,14 @@ def comparison(console: Console, found: Comparison) -> None:
             *([_rate(one)] if rates else []),
             text.interval(one.measured),
             text.seconds(None if one.measured is None else one.measured.p95),
+            text.seconds(one.inner_s),
             *map(text.ratio, found.speedups(one).values()),
             text.error(one.output_error),
         )
         for one in candidates
     ]
     best = next((one.name for one in candidates if one.name in singles), None)
-    spare = ["segments", "p95", "output error", "simulated"]
+    spare = ["inside", "segments", "p95", "output error", "simulated"]
     spare += [f"speed-up over {single}" for single in singles if single != best]
     text.table(console, [*heads, "output error"], rows, left=2, spare=spare)
     text.show_failures(console, {one.name: one.failed for one in candidates})
@@ -395,7 +434,7 @@ def _show_candidates(console: Console, found: Optimized) -> None:
     singles = [*([] if best is None else [best]), *others]
     objective, modelled = found.objective, not found.objective.is_measured
     rates = ["requests/s"] if objective.steady else []
-    heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", *rates, "95 % interval"]
+    heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", *rates, "95 % interval", "inside"]
     by_times = ["joules modelled", "joules measured"] if objective.unit == "J" else [f"{objective.name} by measured times"]
     heads += [f"{objective.name} simulated", *by_times] if modelled else []
     heads += [f"speed-up over {single.name}" for single in singles]
@@ -410,6 +449,7 @@ def _show_candidates(console: Console, found: Optimized) -> None:
             text.seconds(None if candidate.measured is None else candidate.measured.median),
             *([_rate(candidate)] if rates else []),
             text.interval(candidate.measured),
+            text.seconds(candidate.inner_s),
             *(_values(candidate, objective) if modelled else ()),
             *(_speedup(found, single, candidate) for single in singles),
             text.error(candidate.output_error),
@@ -420,7 +460,7 @@ def _show_candidates(console: Console, found: Optimized) -> None:
     beside = [*(other.row for other in found.precisions), *(other.row for other in found.references)]
     for candidate in (*found.candidates, *beside):
         sections.setdefault(_section(found, candidate), []).append(row(candidate))
-    spare = ["simulator off by", "output error", "segments", *(f"speed-up over {single.name}" for single in others)]
+    spare = ["inside", "simulator off by", "output error", "segments", *(f"speed-up over {single.name}" for single in others)]
     spare += ["95 % interval", *(["simulated"] if modelled else [])]
     every = [cells for rows in sections.values() for cells in rows]
     shown = [i for i in range(len(heads)) if i < 3 or any(cells[i] != text.NOTHING for cells in every)]
@@ -512,6 +552,7 @@ def _facts(found: Optimized) -> tuple[dict[str, str | Sequence[str]], dict[str, 
     if len(described) == len(found.cluster):
         costs = "by the figures of the described devices"
     limits = ", ".join(f"{text.amount(held, 'B')} on {name}" for name, held in found.memory.items())
+    decided = None if found.chosen.race is None else found.races[found.chosen.race]
     answer = {
         "chosen": f"{_name(found.chosen)}, marked * below",
         "machine": _disturbance(found.profiled),
@@ -519,6 +560,8 @@ def _facts(found: Optimized) -> tuple[dict[str, str | Sequence[str]], dict[str, 
         "speed-up": None
         if found.speedup is None or best is None or found.chosen is best
         else f"{text.ratio(found.speedup)} over {best.name}",
+        "races": None if decided is None else disturbed_rounds(decided.disturbed, decided.left_out, decided.rounds),
+        "rate": None if found.rate is None else at_rate(found.rate, [found.chosen]),
         **_service_facts(found.service),
         "output error": None if error is None else f"{text.error(error)} (relative to the largest output of the uncut model)",
     }

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
-from placeit.runtime.measure import FEWEST, WARMUP
+from placeit.runtime.blocks import block_s, trial_s
+from placeit.runtime.measure import FEWEST
 
-__all__ = ["CHECKS", "STEP_S", "TRIFLE_S", "least", "needed"]
+__all__ = ["CHECKS", "STEP_S", "TRIFLE_S", "least", "needed", "rounds_within"]
 
 CHECKS = 4  # runs of what is measured whose outputs are compared, before and after
 REFERENCES = 3  # runs of the uncut model, for outputs to compare with
 TRIFLE_S, STEP_S = 0.5, 0.2  # what nobody minds, of a search, and of each of several steps of it
 
 
-def needed(seconds: Iterable[float], rounds: int) -> float:
-    """Return the seconds that a race takes, given the seconds of one run of each candidate."""
-    return (rounds + WARMUP + CHECKS) * sum(seconds)
+def needed(seconds: Iterable[float], rounds: int, *, period: float = 0.0, checks: int = CHECKS) -> float:
+    """Return the seconds that a race takes: checks of outputs, trials, and a block of each candidate in each round.
+
+    Args:
+        seconds: of one run of each candidate.
+        rounds: of the race.
+        period: seconds from the start of a run to the start of the next, if runs start at a pace.
+        checks: runs of each candidate whose outputs are compared.
+    """
+    return sum(checks * one + trial_s(one, period=period) + rounds * block_s(one, period=period) for one in seconds)
+
+
+def rounds_within(room: float, seconds: Iterable[float], *, period: float = 0.0) -> int:
+    """Return how many rounds of a race there is time for in ``room`` seconds; fewer than none if there is too little for any.
+
+    Args:
+        room: seconds for all of it.
+        seconds: of one run of each candidate.
+        period: as of :func:`needed`.
+    """
+    runs = list(seconds)
+    before, with_one = (needed(runs, rounds, period=period) for rounds in (0, 1))
+    return int((room - before) // (with_one - before)) if runs else sys.maxsize
 
 
 def least(seconds: Iterable[float]) -> float:

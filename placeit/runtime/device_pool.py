@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from placeit.core.cluster import Cluster
-from placeit.core.errors import DeviceError, ExecutionError
+from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.core.threads import Gate
 from placeit.runtime.devices.accelerator import Streams
 from placeit.runtime.devices.base import RuntimeDevice, Transport
@@ -22,6 +22,7 @@ from placeit.runtime.stats import DeviceStats
 __all__ = ["DevicePool"]
 
 _GIVES_UP_S = 5.0
+_MOST_SPIN_S = 1e-3  # of spinning: what takes longer to wait for is worth a change of threads
 
 
 class DevicePool:
@@ -36,6 +37,7 @@ class DevicePool:
         streams: what drives all devices through streams instead.
         wait: what else to do to have a run end, such as letting time pass on a virtual clock.
         expected: names of devices that need not be there yet: they count as lost until they are (:meth:`reopen`).
+        spin_s: seconds that threads of devices wait awake before they sleep.
 
     Attributes:
         devices: one for each device of the cluster, in its order; none if there are streams.
@@ -56,7 +58,11 @@ class DevicePool:
         streams: Streams | None = None,
         wait: Callable[[Gate], object] | None = None,
         expected: Collection[str] = (),
+        spin_s: float = 0.0,
     ) -> None:
+        if not 0 <= spin_s <= _MOST_SPIN_S:
+            raise UsageError(f"'spin_s' is between 0 and {_MOST_SPIN_S} seconds; got {spin_s}.")
+        self.spin_s = spin_s
         self.cluster, self.precision, self.wait, self.streams = cluster, precision, wait, streams
         self._returns = Counter[str]()
         self._lock, self._reopening, self._closed = threading.Lock(), threading.Lock(), False

@@ -8,7 +8,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 from weakref import WeakSet
@@ -23,7 +23,7 @@ from placeit.core.threads import Worker
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.device_pool import DevicePool
-from placeit.runtime.devices.base import Buffer, DoneCallback, KeepsState, Program, Transport
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, KeepsState, Program, Transport
 from placeit.runtime.feed import Bell
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
 from placeit.runtime.reopening import lost_of
@@ -124,7 +124,7 @@ class Executor(PlanExecutor):
         for slot in self._slots.values():
             self._connect(slot)
         self._run = _EngineRun(self._engine)
-        self._before: dict[int, int] = {}  # by slot: the number of the last request before the one that is in flight
+        self._previous: dict[int, int] = {}  # by slot: the number of the last request before the one that is in flight
         self._blended: tuple[list[Ran], list[Moved]] | None = None  # in place of what ran last in the first slot
         _OPEN.add(self)
 
@@ -155,6 +155,9 @@ class Executor(PlanExecutor):
         for d in self._several:
             machine.share(d)
         self._engine = _core.Executor(machine, [worker.lane for worker in self._workers], np.array(slowdown, np.float64))
+        self._engine.spin(self.pool.spin_s)
+        for worker in self._workers:
+            worker.lane.spins = self.pool.spin_s
 
     def _slot(self, number: int, *, keep_state: bool = False) -> Slot:
         return Slot(self.book, self.pool, self.plan, self.programs, number, keep_state=keep_state)
@@ -243,6 +246,11 @@ class Executor(PlanExecutor):
         return not self._needs_python
 
     @property
+    def spun_s(self) -> float:
+        """Seconds that the threads of its lanes have spun, for whatever executor."""
+        return sum(lane.spun for lane in {worker.lane for worker in self._workers})
+
+    @property
     def begins_anywhere(self) -> bool:
         """True if other threads may begin requests of :meth:`serve`."""
         return self.pool.wait is None
@@ -294,12 +302,20 @@ class Executor(PlanExecutor):
         for end in slot.outputs.values():
             end.make_room()
 
+    def _write_to(self, out: Mapping[str, NDArray[Any]]) -> Collection[str]:
+        return [name for name, array in out.items() if self._slots[0].outputs[name].write_to(array)]
+
+    @property
+    def outputs_wanted(self) -> Mapping[str, BufferSpec]:
+        """Shape and type of each output of the model, by name."""
+        return self.book.outputs
+
     def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
         return {name: end.get() for name, end in self._slots[request].outputs.items()}
 
     # -- runs ---------------------------------------------------------------------------------------------------------------
 
-    def _times(self, count: int, deadline: float) -> float:
+    def _times(self, count: int, deadline: float) -> None:
         self._check_known()
         self._check_open()
         self.pool.check_open()  # or closing it was too early to end this run
@@ -324,7 +340,7 @@ class Executor(PlanExecutor):
         for slot in checked:
             if slot is not None:
                 self._record(slot)
-        return run.end - run.begin
+        self.inner = run.end - run.begin
 
     def _renew(self, slot: Slot) -> Slot | None:
         """Make a slot ready for a request; return it if what the request writes is to be checked."""
@@ -372,7 +388,7 @@ class Executor(PlanExecutor):
         """Take note of what has happened in a run."""
         for incident in self._engine.incidents():
             match incident:
-                case _core.Ended() if incident.number > self._before.get(incident.slot, -1):
+                case _core.Ended() if incident.number > self._previous.get(incident.slot, -1):
                     run.ended.append(incident.slot)
                 case _core.Failed() if run.bell is not None:
                     run.failures.setdefault(incident.node // self._nodes, self._failure(incident.node))
@@ -435,7 +451,7 @@ class Executor(PlanExecutor):
         self._engine.open(_core.Bell() if counter is None else counter)
 
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:  # noqa: ARG002
-        self._before[request] = self._engine.number(request)
+        self._previous[request] = self._engine.number(request)
         self._admit_here(request, inputs)
 
     def _admit_here(self, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
@@ -457,7 +473,7 @@ class Executor(PlanExecutor):
             serving = self.serving
             number = None if serving is None or serving.run.stopped else serving.reserve()
             if serving is not None and number is not None:
-                self._before[number] = self._engine.number(number)
+                self._previous[number] = self._engine.number(number)
                 serving.flying[number] = item
         return number
 
@@ -469,12 +485,12 @@ class Executor(PlanExecutor):
                 self._admit_here(number, item.inputs)
 
     def _is_to_begin(self, number: int) -> bool:
-        return self._engine.number(number) == self._before[number]
+        return self._engine.number(number) == self._previous[number]
 
     def help(self, number: int, item: Any, until: float, ended: Callable[..., object]) -> None:
         """Wait for a request of :meth:`serve` on this thread, and call ``ended`` as the other thread would, if it ends well."""
         serving, last = self.serving, self._engine.number(number)
-        if serving is None or not serving.has(number, item) or last == self._before.get(number):
+        if serving is None or not serving.has(number, item) or last == self._previous.get(number):
             return
         if self._engine.await_request(number, last, until):
             with item.turn:
@@ -552,18 +568,21 @@ class Executor(PlanExecutor):
         return seconds
 
     @contextlib.contextmanager
-    def _sequences(self, slots: int) -> Iterator[Callable[[], Callable[[], None]]]:
+    def _sequences(self, slots: int) -> Iterator[Callable[[bool], Callable[[], None]]]:
         used = self._ordinary[:slots]
         for slot in used:
             slot.reset_state()
             slot.keep_state(keep=True)
 
-        def restart() -> Callable[[], None]:
-            states = [slot.states() for slot in used]
+        def restart(initial: bool) -> Callable[[], None]:
+            states = [None if initial else slot.states() for slot in used]
 
             def again() -> None:
                 for slot, state in zip(used, states, strict=True):
-                    slot.set_states(state)
+                    if state is None:
+                        slot.reset_state()
+                    else:
+                        slot.set_states(state)
 
             return again
 

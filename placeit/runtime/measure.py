@@ -1,8 +1,9 @@
 """The measuring protocol: the order of runs, when to stop, and the statistics of the results.
 
-Every command and every benchmark measures through this module. Candidates are interleaved, never timed one after the
-other, so that a machine that slows down slows all of them down; medians come with a confidence interval; one candidate is
-faster than another only if the interval of their ratio, paired by round, says so. ``docs/measuring.md`` has the reasons.
+Every command and every benchmark measures through this module. Candidates take turns by blocks of runs
+(:mod:`placeit.runtime.blocks`), never one after the other for good, so that a machine that slows down slows all of them down;
+medians come with a confidence interval; one candidate is faster than another only if the interval of their ratio, paired by
+round, says so. ``docs/measuring.md`` has the reasons.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placeit.core import clock
 from placeit.core.errors import ExecutionError, PlaceitError, UsageError
+from placeit.runtime.blocks import BLOCK_S, SINGLE, SLOW_S, Block, alike, block_of, is_enough
+from placeit.runtime.pace import Pace
 
 __all__ = [
     "FAILURES",
@@ -31,6 +34,7 @@ __all__ = [
     "Race",
     "Ratio",
     "TimedRun",
+    "Watching",
     "check_length",
     "faster",
     "faster_in_any_opening",
@@ -40,7 +44,7 @@ __all__ = [
 ]
 
 TimedRun: TypeAlias = Callable[[], float]
-"""Runs once and returns the seconds that the run took, by its own clock. :func:`timed` makes one of any callable."""
+"""Runs once and returns the seconds from the call to its answer. :func:`timed` makes one of any callable."""
 
 Progress: TypeAlias = Callable[[int, float], None]
 """Told after each round: rounds done, and the share of the work done, in [0, 1]."""
@@ -56,7 +60,7 @@ MEDIAN_TAIL, RATIO_TAIL = 0.025, 0.0175
 DROP_MARGIN = 1.05
 """A candidate leaves a race when the low end of its interval is above the high end of the leader's times this."""
 WARMUP = 2
-"""Runs of each candidate before those that count."""
+"""Least runs of each candidate before those that count."""
 FEWEST = 6
 """Fewest samples that have an interval: of five, all are on one side of the true median in 6 % of all cases."""
 _EXACT = 64  # most samples whose interval is looked up in the exact distribution; of more, in a normal one
@@ -66,18 +70,31 @@ _LEAST = 2  # candidates that stay in a race
 _LOOK_EVERY = 4  # rounds between two looks at who can be dropped: each look is a chance to be wrong
 
 
+class Watching(Protocol):
+    """Tells whether something else disturbed the machine."""
+
+    def begin(self) -> None:
+        """Begin a period."""
+        ...
+
+    def disturbed(self) -> bool:
+        """Return whether the machine was disturbed in the period until now."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Measurement:
     """Measurements of one candidate.
 
     Attributes:
         name: the candidate's.
-        samples: ``float64[N]``, seconds of each run, in the order they were taken.
+        samples: ``float64[N]``, seconds of each round, the median of the runs that count in it, in the order they were taken.
         rounds: ``int64[N]``, the round of each sample; candidates of one race share round numbers.
         median: seconds.
         ci_low: low end of the 95 % confidence interval of the median, seconds; 0 of fewer than six samples.
         ci_high: its high end; ``inf`` of fewer than six samples.
-        p95: 95th percentile, seconds.
+        p95: 95th percentile of the runs that count, seconds.
+        runs: how many runs count; 0 if that is not known.
     """
 
     name: str
@@ -87,6 +104,22 @@ class Measurement:
     ci_low: float
     ci_high: float
     p95: float
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """What a candidate showed in a round.
+
+    Attributes:
+        round: its number.
+        seconds: median of the runs that count.
+        counted: these runs, by their numbers among all runs of the candidate.
+    """
+
+    round: int
+    seconds: float
+    counted: range
 
 
 @dataclass(frozen=True)
@@ -106,34 +139,69 @@ class Ratio:
 class Race:
     """Measures candidates against each other, round by round.
 
+    In a round, each candidate runs for a while by itself, a block. Its first runs find the caches full of what others have
+    used, and are left out. The median of the runs that follow is the candidate's sample. How many runs are left out, and how
+    many follow, comes from a trial before the first round. A run of 50 ms or more is a block by itself, and so is each run of
+    a candidate that nothing else takes turns with.
+
     The race keeps every completed sample: after an error or Ctrl-C, :meth:`results` has what was measured until then, and
     :meth:`run` can be called again for more rounds.
 
     Args:
         candidates: what to measure, by name. Compiled, with inputs in place: nothing but the run belongs in it.
         seed: decides the order within each round.
-        warmup: runs of each candidate before the first round, not counted.
+        warmup: least runs of each candidate before the first round, not counted; 0 if they are warm.
         leave: told of each candidate that leaves before the end. With it the others go on when a run fails; without it that
             ends the race.
+        blocks: whether candidates run for a while in each round; False for one run each, where runs depend on each other.
+        rest: called with the name of a candidate when a block or a trial of it is over.
+        pace: starts runs at a rate; None to start each when the one before has ended.
+        watch: says of rounds whether something else disturbed the machine. Of races that take at least six rounds, a
+            disturbed one is repeated, at most as many as there are rounds. It counts only where fewer than six others are left.
     """
 
     def __init__(
-        self, candidates: Mapping[str, TimedRun], *, seed: int = 0, warmup: int = WARMUP, leave: Leave | None = None
+        self,
+        candidates: Mapping[str, TimedRun],
+        *,
+        seed: int = 0,
+        warmup: int = WARMUP,
+        leave: Leave | None = None,
+        blocks: bool = True,
+        rest: Callable[[str], object] | None = None,
+        pace: Pace | None = None,
+        watch: Watching | None = None,
     ) -> None:
         if not candidates:
             raise UsageError("There is nothing to measure: the race has no candidates.")
         self._candidates = dict(candidates)
-        self._samples: dict[str, list[tuple[int, float]]] = {name: [] for name in candidates}
+        self._samples: dict[str, list[_Sample]] = {name: [] for name in candidates}
+        self._seconds: dict[str, list[float]] = {name: [] for name in candidates}  # of all runs
+        self._single = len(candidates) == 1 or not blocks
+        self._blocks: dict[str, Block] = {}
         self._running = list(candidates)
         self._random = np.random.default_rng(seed)
         self._warmup = warmup
-        self._leave = leave
+        self._leave, self._rest, self._pace, self._watch = leave, rest, pace, watch
         self._round = 0
+        self._disturbed: set[int] = set()  # rounds, and those of them that were repeated
+        self._repeated: set[int] = set()
+        self._watched, self._watched_since = list[int](), 0.0  # rounds of which it is not known yet
 
     @property
     def running(self) -> tuple[str, ...]:
         """Candidates that are still in the race."""
         return tuple(self._running)
+
+    @property
+    def disturbed(self) -> int:
+        """How many of the rounds that count were disturbed."""
+        return len(self._disturbed) - self.left_out
+
+    @property
+    def left_out(self) -> int:
+        """How many rounds were disturbed, and do not count, as they were repeated."""
+        return len(self._repeated) if self._are_enough else 0
 
     def run(
         self,
@@ -146,7 +214,7 @@ class Race:
     ) -> dict[str, Measurement]:
         """Run rounds until their number or the budget is reached, and return :meth:`results`.
 
-        Each round runs every remaining candidate once, in a new random order. A candidate is dropped when its interval
+        Each round runs a block of every remaining candidate, in a new random order. A candidate is dropped when its interval
         lies above that of the leader (the lowest median) by more than :data:`DROP_MARGIN`; that is looked at after
         ``min_rounds`` rounds and every fourth round from there on, and at least two candidates stay in a race of two or
         more, so that the leader always has a rival in the same rounds.
@@ -171,63 +239,156 @@ class Race:
         begin = clock.now()
         self.warm_up()
         done, last = 0, 0.0
+        again = most if most >= FEWEST else 0  # rounds that may be repeated
+        least = self._round + min_rounds
         while done < most and self._running:
             elapsed = clock.now() - begin
-            if done >= min_rounds and elapsed + last > budget:
+            if self._round >= least and elapsed + last > budget:
                 break
-            for name in [self._running[number] for number in self._random.permutation(len(self._running))]:
-                seconds = self._tried(name)
-                if seconds is not None:
-                    self._samples[name].append((self._round, seconds))
-            self._round += 1
+            self._run_round()
             done += 1
-            if drop_losers and len(self._running) > _LEAST and done >= min_rounds and (done - min_rounds) % _LOOK_EVERY == 0:
+            repeated = self._judge(again, last=done == most)
+            done, again = done - repeated, again - repeated
+            if drop_losers and not repeated and done >= min_rounds and (done - min_rounds) % _LOOK_EVERY == 0:
                 self._drop()
             spent = clock.now() - begin
             last = spent - elapsed
             if progress is not None:
                 progress(done, min(1.0, max(done / most, spent / budget if budget > 0 else 1.0)))
+        self._judge(0, last=True)
         return self.results()
 
     def results(self) -> dict[str, Measurement]:
-        """Results so far, including dropped candidates, without candidates that never finished a run."""
-        return {
-            name: summed_up(name, [seconds for _, seconds in samples], [number for number, _ in samples])
-            for name, samples in self._samples.items()
-            if samples
-        }
+        """Results so far, including dropped candidates, without candidates that never finished a block."""
+        found = {}
+        for name, samples in self._counted().items():
+            runs = [self._seconds[name][number] for sample in samples for number in sample.counted]
+            found[name] = summed_up(name, [one.seconds for one in samples], [one.round for one in samples], runs)
+        return found
+
+    def counted(self, name: str) -> list[range]:
+        """Return the runs that each sample of a candidate in :meth:`results` is of, by their numbers among all its runs."""
+        return [sample.counted for sample in self._counted().get(name, ())]
 
     def warm_up(self) -> None:
-        """Do the uncounted warm-up runs unless they are done; :meth:`run` does this as part of its budget."""
-        while self._warmup > 0:
+        """Do the uncounted runs before the first round unless they are done; :meth:`run` does this as part of its budget."""
+        if self._warmup:
             for name in self.running:
-                self._tried(name)
-            self._warmup -= 1
+                if name not in self._blocks:
+                    self._tried(name, self._try)
+            self._blocks = alike(self._blocks)
 
     def withdraw(self, name: str) -> None:
         """Take a candidate out of the race; nobody is told."""
         self._running.remove(name)
 
-    def _tried(self, name: str) -> float | None:
+    def _counted(self) -> dict[str, list[_Sample]]:
+        """The samples that count, by name."""
+        return self._others if self._are_enough else {name: samples for name, samples in self._samples.items() if samples}
+
+    @property
+    def _others(self) -> dict[str, list[_Sample]]:
+        """Samples of rounds that were not repeated, by name."""
+        every = {name: samples for name, samples in self._samples.items() if samples}
+        return {name: [one for one in samples if one.round not in self._repeated] for name, samples in every.items()}
+
+    @property
+    def _are_enough(self) -> bool:
+        """True if rounds were repeated, and the others are enough for the interval of each candidate."""
+        return bool(self._repeated) and all(len(samples) >= FEWEST for samples in self._others.values())
+
+    def _run_round(self) -> None:
+        """Run a block of each candidate."""
+        if self._watch is not None and not self._watched:
+            self._watched_since = clock.now()
+            self._watch.begin()
+        for name in [self._running[number] for number in self._random.permutation(len(self._running))]:
+            self._tried(name, self._run_block)
+        self._watched.append(self._round)
+        if self._round == 0:  # in which candidates that are warm have had their trials
+            self._blocks = alike(self._blocks)
+        self._round += 1
+
+    def _judge(self, again: float, *, last: bool) -> int:
+        """Ask whether the rounds since this was last asked were disturbed, unless they were short and are not the ``last``.
+
+        Args:
+            again: how many of them may be repeated.
+            last: whether no round follows.
+
+        Returns:
+            How many are to be repeated.
+        """
+        if self._watch is None or not self._watched or not (last or clock.now() - self._watched_since >= BLOCK_S):
+            return 0
+        watched, self._watched = self._watched, []
+        if not self._watch.disturbed():
+            return 0
+        repeated = watched[: int(min(again, len(watched)))]
+        self._disturbed.update(watched)
+        self._repeated.update(repeated)
+        return len(repeated)
+
+    def _tried(self, name: str, what: Callable[[str], object]) -> None:
+        """Do something with a candidate, which leaves if it fails."""
         try:
-            return self._once(name)
+            if self._pace is not None and len(self._candidates) > 1:
+                self._pace.begin()
+            what(name)
+            if self._rest is not None:
+                self._rest(name)
         except ExecutionError as error:
             if self._leave is None:
                 raise
             self._running.remove(name)
             self._leave(name, error)
-            return None
+
+    def _try(self, name: str, *taken: float) -> None:
+        """Find the length of a candidate's blocks, by runs that do not count; ``taken`` has the seconds of those so far."""
+        if self._single:
+            for _ in range(self._warmup):
+                self._once(name)
+            self._blocks[name] = SINGLE
+            return
+        seconds = list(taken)
+        while len(seconds) < self._warmup or not is_enough(seconds):
+            seconds.append(self._once(name))
+        self._blocks[name] = block_of(seconds, period=0.0 if self._pace is None else self._pace.period)
+
+    def _run_block(self, name: str) -> None:
+        """Take a sample of a candidate."""
+        seconds = self._seconds[name]
+        if name in self._blocks:
+            block = self._blocks[name]
+            block.steady(lambda: self._once(name))
+        else:  # it is warm, so that a first run that is slow counts
+            first = self._once(name)
+            if self._single or first >= SLOW_S:
+                block = self._blocks[name] = Block(0, 1, first)
+            else:
+                self._try(name, first)
+                block = self._blocks[name]
+                block.steady(lambda: self._once(name))
+        runs = range(len(seconds) - block.counted, len(seconds))
+        self._samples[name].append(_Sample(self._round, float(np.median(seconds[runs.start :])), runs))
 
     def _once(self, name: str) -> float:
+        """Run a candidate once and keep its time; return the seconds that went by, which are more if it ran many requests."""
+        if self._pace is not None:
+            self._pace.wait()
+        begin = clock.now()
         try:
             seconds = self._candidates[name]()
         except FAILURES as error:
             raise ExecutionError(f"A run of '{name}' failed: {error}") from error
         if not (0 < seconds < math.inf):
             raise ExecutionError(f"A run of '{name}' reports that it took {seconds} s, which is not a possible running time.")
-        return seconds
+        self._seconds[name].append(seconds)
+        return max(seconds, clock.now() - begin)
 
     def _drop(self) -> None:
+        if len(self._running) <= _LEAST:
+            return
         results = self.results()
         standing = sorted(self._running, key=lambda name: results[name].median)
         limit = results[standing[0]].ci_high * DROP_MARGIN
@@ -353,13 +514,20 @@ def check_length(runs: int, duration: float | None, warmup: int) -> None:
         raise UsageError(f"{warmup} runs for warming up are not possible; 0 is the least.")
 
 
-def summed_up(name: str, samples: ArrayLike, rounds: ArrayLike) -> Measurement:
-    """Summarise the samples of one candidate, ``float[N]``, from rounds ``int[N]``, N >= 1."""
+def summed_up(name: str, samples: ArrayLike, rounds: ArrayLike, runs: ArrayLike | None = None) -> Measurement:
+    """Summarise the samples of one candidate, ``float[N]``, from rounds ``int[N]``, N >= 1.
+
+    Args:
+        name: the candidate's.
+        samples: one for each round.
+        rounds: their numbers.
+        runs: ``float[R]``, seconds of all runs that count; None if they are the samples.
+    """
     seconds = np.array(samples, np.float64)
-    ascending = np.sort(seconds)
+    ascending, each = np.sort(seconds), np.sort(seconds if runs is None else np.asarray(runs, np.float64))
     low, high = median_interval(seconds)
     return Measurement(
-        name, seconds, np.array(rounds, np.int64), _quantile(ascending, 0.5), low, high, _quantile(ascending, 0.95)
+        name, seconds, np.array(rounds, np.int64), _quantile(ascending, 0.5), low, high, _quantile(each, 0.95), len(each)
     )
 
 

@@ -10,7 +10,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType, TracebackType
@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import Sample, checked_inputs
+from placeit.backends.base import Arrays, Sample, checked_inputs
 from placeit.core.errors import ExecutionError, NoRoomError, PlaceitError, UsageError, forget_frames
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
@@ -75,6 +75,24 @@ def check_process(process: int) -> None:
             "This process was forked from the one that opened the session, and the threads that run it stayed there: open a "
             "session in this process."
         )
+
+
+def check_out(out: Mapping[str, NDArray[Any]], wanted: Mapping[str, BufferSpec], inputs: Arrays) -> None:
+    """Raise UsageError if outputs cannot be written to some arrays."""
+    others = [(f"the input '{name}'", value) for name, value in inputs.items()]
+    for name, array in out.items():
+        if name not in wanted:
+            raise UsageError(f"'out' has '{name}', and the model has no such output; its outputs are {', '.join(wanted)}.")
+        spec = wanted[name]
+        if not isinstance(array, np.ndarray) or not array.flags.writeable:
+            raise UsageError(f"'out' has for '{name}' what is no NumPy array that can be written to.")
+        shape = array.shape if spec.limits is not None else spec.shape
+        if array.dtype != np.dtype(spec.dtype) or array.shape != shape:
+            raise UsageError(f"'out' has {array.dtype} {list(array.shape)} for '{name}', which is {spec.dtype} {list(shape)}.")
+        for other, memory in others:
+            if isinstance(memory, np.ndarray) and np.may_share_memory(array, memory):
+                raise UsageError(f"'out' has an array for '{name}' that shares memory with {other}: give it one of its own.")
+        others.append((f"that for '{name}'", array))
 
 
 def check_requests(in_flight: int) -> None:
@@ -141,6 +159,7 @@ class PlanExecutor(ABC):
 
     Attributes:
         uncounted: seconds of the last :meth:`times` over those that it counted for; 1 of one request.
+        inner: seconds of the last :meth:`times` or :meth:`run` from the time when lanes began to the end of the last segment.
 
     Raises:
         UsageError: no request at all.
@@ -156,8 +175,11 @@ class PlanExecutor(ABC):
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
         self.serving: Serving | None = None  # a call of serve() that other threads may begin requests of
-        self.uncounted = 1.0
+        self.uncounted, self.inner = 1.0, 0.0
+        self._given: dict[int, Mapping[str, NDArray[np.generic]]] = {}  # the inputs in place, by request, as they were given
         self._timed_on: Sequence[Sample] = ()  # what times() runs on, if that is more than one request
+        # by the number of slots and that of one of these requests: brings the state to what it is before the request
+        self._before: dict[int, dict[int, Callable[[], None]]] = {}
         self._has_state = False  # whether the model keeps some
 
     # -- what lanes differ in; called in turn, and but for _start while nothing runs ------------------------------------
@@ -166,6 +188,11 @@ class PlanExecutor(ABC):
     @abstractmethod
     def native(self) -> bool:
         """True if runs need no Python from their begin to their end."""
+
+    @property
+    def spun_s(self) -> float:
+        """Seconds that threads of lanes have waited awake."""
+        return 0.0
 
     @property
     @abstractmethod
@@ -179,7 +206,7 @@ class PlanExecutor(ABC):
 
     @property
     def window(self) -> tuple[float, float]:
-        """When the last call of :meth:`times` began and ended, in seconds of ``time.perf_counter``."""
+        """When lanes began the last call of :meth:`times`, and when they ended, in seconds of ``time.perf_counter``."""
         run = self._run
         return (0.0, 0.0) if run is None else (run.begin, run.end)
 
@@ -273,6 +300,11 @@ class PlanExecutor(ABC):
     def _write(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
         """Copy inputs that were checked into place."""
 
+    @property
+    @abstractmethod
+    def outputs_wanted(self) -> Mapping[str, BufferSpec]:
+        """Shape and type of each output of the model, by name."""
+
     @abstractmethod
     def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
         """Copies of the outputs."""
@@ -286,13 +318,14 @@ class PlanExecutor(ABC):
         """Release buffers and programs; once more, if that was interrupted."""
 
     @contextlib.contextmanager
-    def _sequences(self, slots: int) -> Iterator[Callable[[], Callable[[], None]]]:  # noqa: ARG002
+    def _sequences(self, slots: int) -> Iterator[Callable[[bool], Callable[[], None]]]:  # noqa: ARG002
         """Have each request of a block go on from the state in which the one before has left the same slot.
 
         Yields:
-            A function that returns one that brings the states back to what they are now.
+            A function that returns one that brings the states back to what they are now; it is told whether that is the
+            initial state, which no request has left.
         """
-        yield lambda: lambda: None
+        yield lambda _: lambda: None
 
     def _blend(self, found: Sequence[Timed], runs: int) -> None:  # noqa: ARG002
         """Have the mean of what was found count as one run, instead of the last runs."""
@@ -330,6 +363,8 @@ class PlanExecutor(ABC):
         if not self._closed or self._lost or not (self._run is None or self._run.quiet):
             return False
         self._release()
+        self._given.clear()
+        self._before.clear()
         self._run = None  # it knows what has been released, and that knows this executor
         return True
 
@@ -343,6 +378,8 @@ class PlanExecutor(ABC):
     def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
         """Copy the model's inputs into place, from which each run reads them.
 
+        :meth:`times` copies the same arrays once more, so they are to stay as they are.
+
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants.
             ExecutionError: the executor is closed.
@@ -351,6 +388,7 @@ class PlanExecutor(ABC):
         with self._turn:
             self._settle()
             self._write(checked_inputs(inputs, self.inputs), request)
+            self._given[request] = inputs
 
     def set_requests(self, requests: Sequence[Sample]) -> None:
         """Have :meth:`times` run each of some requests; of one, put the inputs in place.
@@ -361,6 +399,7 @@ class PlanExecutor(ABC):
         checked = [Sample(checked_inputs(request.inputs, self.inputs), request.share) for request in requests]
         self.set_inputs(checked[0].inputs)
         self._timed_on = checked if len(checked) > 1 else ()
+        self._before.clear()
 
     @property
     def most_overlapping(self) -> float:
@@ -374,25 +413,48 @@ class PlanExecutor(ABC):
             self._settle()
             return self._read(request)
 
-    def run(self, inputs: Mapping[str, NDArray[np.generic]], *, timeout: float | None = None) -> dict[str, NDArray[np.generic]]:
-        """Run once and return the outputs by name; see :meth:`times`. Raises UsageError or ExecutionError."""
-        deadline = self._deadline(timeout)
+    def run(
+        self, inputs: Arrays, *, timeout: float | None = None, out: Mapping[str, NDArray[Any]] | None = None
+    ) -> dict[str, NDArray[np.generic]]:
+        """Run once and return the outputs by name.
+
+        An output is an array of its own: later runs do not change it.
+
+        Args:
+            inputs: by name.
+            timeout: seconds; see :meth:`times`.
+            out: arrays to write outputs to, by name, which are returned in their place. Where devices can, they write there
+                directly; else the output is copied there.
+
+        Raises:
+            UsageError: an input, or an array in ``out``, is missing, unknown, or has another shape or type than the model's, or
+                an array cannot be written to or shares memory with another one.
+            ExecutionError: see :meth:`times`.
+        """
+        deadline = math.inf if timeout is None else self._deadline(timeout)
         with self._turn:
             self._settle(deadline)
-            self._write(checked_inputs(inputs, self.inputs), 0)
-            self._times(1, deadline)
-            return self._read(0)
+            if out is not None:
+                check_out(out, self.outputs_wanted, inputs)
+            outputs = self._called({0: inputs}, 1, deadline, out or {})
+            self._given[0] = inputs
+            return outputs
 
     def time(self, *, timeout: float | None = None) -> float:
-        """Run once on the inputs in place and return the seconds it took: :meth:`times` of one request."""
+        """Run once on the inputs in place and return the seconds from the call to its answer: :meth:`times` of one request."""
         return self.times(1, timeout=timeout)
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
-        """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.
+        """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds of all of them.
+
+        They count from the call to the answer, as those of :meth:`run` do: for each request in flight, inputs are checked and
+        copied into place, and the outputs are copied. ``inner`` has the seconds of the lanes alone.
 
         On several requests (:meth:`set_requests`) it runs so many of each, and returns the mean of their seconds by the shares.
         If the model keeps state, they are one sequence, and ``count`` such sequences run at the same time; those beyond the
-        number in flight run after the others have ended. Spans and times of segments are means by the shares, too.
+        number in flight run after the others have ended. Requests that only lead to others (share 0) run in the first call:
+        later calls begin in the middle of the sequence, from the state that it had there. Spans and times of segments are means
+        by the shares, too.
 
         Args:
             count: how many requests.
@@ -407,7 +469,12 @@ class PlanExecutor(ABC):
             raise UsageError(f"There must be at least one request to run; got {count}.")
         deadline = self._deadline(timeout)
         with self._turn:
-            return self._mean_times(count, deadline) if self._timed_on else self._times(count, deadline)
+            if self._timed_on:
+                return self._mean_times(count, deadline)
+            self._settle(deadline)
+            begin = perf_counter()
+            self._called({number: one for number, one in self._given.items() if number < count}, count, deadline)
+            return perf_counter() - begin
 
     def serve(self, feed: Feed) -> None:
         """Run the requests that a feed gives, each as soon as one of those in flight has ended, until it gives none.
@@ -526,28 +593,66 @@ class PlanExecutor(ABC):
     def _mean_times(self, count: int, deadline: float) -> float:
         """Run so many of each of several requests; for the thread whose turn it is."""
         self._settle(deadline)
-        found, runs, slots = list[Timed](), 0, min(count, self.in_flight)
-        at_once = slots if self._has_state else count
+        found, runs, slots, all_inner = list[Timed](), 0, min(count, self.in_flight), 0.0
+        at_once, known = slots if self._has_state else count, self._before.get(slots, {})
+        before = dict(known)
         with self._sequences(slots) as restart:
-            for request in self._timed_on:
-                if not (request.share or self._has_state):
+            for number, request in enumerate(self._timed_on):
+                if not request.share and (known or not self._has_state):
                     continue  # it only leads to others
-                for slot in range(slots):
-                    self._write(request.inputs, slot)
-                left, seconds = count if request.share else at_once, 0.0
-                again = restart() if left > at_once else None
+                if number in before:
+                    before[number]()
+                elif self._has_state and request.share:
+                    before[number] = restart(number == 0)
+                given = dict.fromkeys(range(slots), request.inputs)
+                left, seconds, inner = count if request.share else at_once, 0.0, 0.0
                 while left:
-                    now = min(left, at_once)
-                    seconds, left, runs = seconds + self._times(now, deadline), left - now, runs + now
-                    if left and again is not None:
-                        again()
+                    now, begin = min(left, at_once), perf_counter()
+                    self._called(given, now, deadline)
+                    seconds, inner = seconds + perf_counter() - begin, inner + self.inner
+                    left, runs = left - now, runs + now
+                    if left and self._has_state:
+                        before[number]()
                 found.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
+                all_inner += request.share * inner
+            self._before[slots] = before
             self._blend(found, runs)
-        counted = sum(one.share * one.seconds for one in found)
+        counted, self.inner = sum(one.share * one.seconds for one in found), all_inner
         self.uncounted = sum(one.seconds for one in found) / counted
         return counted
 
-    def _times(self, count: int, deadline: float) -> float:
+    def _called(
+        self,
+        inputs: Mapping[int, Mapping[str, NDArray[np.generic]]],
+        count: int,
+        deadline: float,
+        out: Mapping[str, NDArray[Any]] = {},
+    ) -> dict[str, NDArray[np.generic]]:
+        """Run requests as a caller does, on inputs by their numbers, and return the outputs of the first."""
+        for request, given in inputs.items():
+            self._put(checked_inputs(given, self.inputs), request)
+        there = self._write_to(out) if out else ()
+        self._times(count, deadline)
+        outputs = self._read(0)
+        for request in range(1, min(count, self.in_flight)):
+            self._read(request)
+        for name, array in out.items():
+            if name not in there:
+                if array.shape != outputs[name].shape:
+                    raise UsageError(f"The output '{name}' is {list(outputs[name].shape)}, and 'out' has {list(array.shape)}.")
+                array[...] = outputs[name]
+            outputs[name] = array
+        return outputs
+
+    def _put(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
+        """Have a request read inputs that were checked, which stay as they are until it has ended."""
+        self._write(inputs, request)
+
+    def _write_to(self, out: Mapping[str, NDArray[Any]]) -> Collection[str]:  # noqa: ARG002
+        """Have the next run write outputs to some arrays; return the names of those that it does write there."""
+        return ()
+
+    def _times(self, count: int, deadline: float) -> None:
         """Run requests; for the thread whose turn it is."""
         self._check_known()
         self._settle(deadline)
@@ -566,7 +671,7 @@ class PlanExecutor(ABC):
             raise run.error
         if run.stopped:
             raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
-        return run.end - run.begin
+        self.inner = run.end - run.begin
 
     def _deadline(self, timeout: float | None) -> float:
         """Return when to stop waiting. Until then, wait for the run of another thread, which may never end."""

@@ -19,15 +19,18 @@ class RunLog:
 
     Attributes:
         done: the requests.
+        inner: seconds of each request from when its lanes began to the end of its last segment.
     """
 
     def __init__(self, executor: PlanExecutor, most: int) -> None:
         self._executor, plan = executor, executor.plan
+        self.inner: list[float] = []
         self.done: deque[Done] = deque(maxlen=max(1, most // (len(plan.segments) + len(plan.tensors))))
 
     def time(self) -> float:
-        """Run once and return the seconds it took, without what it takes to keep the rest. Raises ExecutionError."""
+        """Run once and return the seconds from the call to the answer, without keeping the rest. Raises ExecutionError."""
         seconds = self._executor.time()
+        self.inner.append(self._executor.inner)
         self.done.append(self.last())
         return seconds
 

@@ -49,7 +49,10 @@ class RunReport(Shown):
         cluster: the devices.
         warmup: runs before the timed ones.
         duration_s: seconds that the timed runs were to take; None if their number was given.
-        latency: seconds of single requests.
+        latency: seconds of single requests, from the call to the answer.
+        inner_s: median of the same requests from when lanes began to the end of the last segment.
+        disturbed: how many of these requests ran while something else disturbed the machine.
+        left_out: how many others did, and do not count.
         utilization: share of the time that each device computed, during the traced run.
         output_error: against the whole model on one device.
         precision: of the devices.
@@ -67,6 +70,7 @@ class RunReport(Shown):
             slowed down on purpose: the host waited for the end of each of their segments.
         gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; none without NVML.
         sizes: what it takes at other sizes, ascending, where sizes are open.
+        spinning: share of a core that threads of devices took to wait awake.
         interrupted: whether Ctrl-C ended the timed runs early. There is no traced run then, and no outputs, and
             ``output_error`` is of the check before the timed runs.
     """
@@ -87,13 +91,17 @@ class RunReport(Shown):
     segment_s: NDArray[np.float64]
     native: bool
     host_paced: tuple[str, ...]
+    inner_s: float
     gpus: Mapping[str, GpuUse]
     done: Sequence[Done] = ()
     traced: Done | None = None
     readings: Sequence[Series] = ()
     interrupted: bool = False
+    disturbed: int = 0
+    left_out: int = 0
     sizes: Sequence[AtSize] = ()
     precision: str = "f32"
+    spinning: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON has it, which is what ``placeit run --json`` prints beside the names of files."""
@@ -105,11 +113,15 @@ class RunReport(Shown):
                 "precision": self.precision,
                 "segments": len(self.plan.programs),
                 "native": self.native,
+                "spinning": self.spinning,
                 "host_paced": list(self.host_paced),
                 "runs": len(latency.samples),
                 "warmup": self.warmup,
                 "duration_s": self.duration_s,
                 "latency_s": {"median": latency.median, "p95": latency.p95, "ci": (latency.ci_low, latency.ci_high)},
+                "inner_s": self.inner_s,
+                "disturbed": self.disturbed,
+                "left_out": self.left_out,
                 "simulated_s": self.simulated_s,
                 "utilization": self.utilization,
                 "gpus": {name: vars(use) for name, use in self.gpus.items()},

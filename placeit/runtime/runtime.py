@@ -50,6 +50,8 @@ class Runtime:
         wait: what else to do to have a run end, such as letting time pass on a virtual clock.
         expected: names of devices that need not be there yet: they count as lost until they are (:meth:`DevicePool.reopen`).
         compiling: counts programs, and has what is told what is being compiled; None for one of its own.
+        spin_s: seconds that threads of devices, and callers, wait awake for the next segment before they sleep. They do so only
+            while fewer threads of the process are active than there are cores. At most 0.001; 0 to sleep at once.
 
     Attributes:
         book: names, shapes and buffers of the model's segments.
@@ -74,6 +76,7 @@ class Runtime:
         wait: Callable[[Gate], object] | None = None,
         expected: Collection[str] = (),
         compiling: Compiling | None = None,
+        spin_s: float = 0.0,
     ) -> None:
         self.book = SegmentBook(model, grouping)
         self.pool = DevicePool(
@@ -84,6 +87,7 @@ class Runtime:
             streams=streams,
             wait=wait,
             expected=expected,
+            spin_s=spin_s,
         )
         self.compiler = SegmentCompiler(self.book, self.pool, Compiling() if compiling is None else compiling)
         self._process = os.getpid()

@@ -132,7 +132,14 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class Latency(Objective):
-    """Seconds until the last op has finished: the makespan."""
+    """Seconds until the last op has finished: the makespan.
+
+    Attributes:
+        rate: requests per second that arrive, one after the other, where runs are measured at that pace; None to measure them
+            without pauses.
+    """
+
+    rate: float | None = None
 
     name = "latency"
     unit = "s"
@@ -280,11 +287,16 @@ def check_objective(name: str) -> None:
         raise UsageError(f"The objective '{name}' is not known; there are {known}{nearest(name, _OBJECTIVES)}.")
 
 
-def get_objective(name: str, cluster: Cluster) -> Objective:
+def get_objective(name: str, cluster: Cluster, *, rate: float | None = None) -> Objective:
     """Return an objective for the devices of a cluster.
+
+    Args:
+        name: of the objective.
+        cluster: the devices.
+        rate: requests per second at which latency is measured.
 
     Raises:
         UsageError: there is no such objective, or it needs the power of a device that is not known (names the devices).
     """
     check_objective(name)
-    return _OBJECTIVES[name].of_cluster(cluster)
+    return Latency(rate) if name == Latency.name else _OBJECTIVES[name].of_cluster(cluster)

@@ -83,7 +83,9 @@ class OpenSession:
         cache: Cache | Literal["default"] | None = "default",
         expected: Mapping[str, str] | None = None,
         graph: str = "",
+        spin_s: float = 0.0,
     ) -> None:
+        self.spin_s = spin_s
         given, pins, memory = Inputs.of(inputs), constraints.pins, constraints.memory
         self._expected = dict(expected or {})
         cluster = capped(with_expected(discover(devices, precision=precision), self._expected), memory)
@@ -224,6 +226,7 @@ class OpenSession:
                 precision=self.precision,
                 expected=self._expected,
                 compiling=self.compiling,
+                spin_s=self.spin_s,
             )
         return self._runtime
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import perf_counter
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,7 @@ from placeit.backends.base import Arrays, Sample, checked_inputs
 from placeit.core.placement import Placement
 from placeit.devices.meters import Sampler
 from placeit.devices.nvml import gpu_use
+from placeit.profiler.load import Watch
 from placeit.profiler.recording import MOST_SPANS
 from placeit.profiler.trace import utilization
 from placeit.runtime.check import OutputDifference
@@ -51,8 +54,9 @@ def run(
         if inputs is not None:
             executor.set_requests([Sample(given)])
         log = RunLog(executor, MOST_SPANS)
+        spun, begin = executor.spun_s, perf_counter()
         with Sampler() as sampler:
-            race = Race({"placement": log.time}, warmup=warmup)
+            race = Race({"placement": log.time}, warmup=warmup, watch=Watch())
             try:
                 race.warm_up()
                 length = runs if duration is None else None
@@ -62,7 +66,9 @@ def run(
                     raise
                 interrupted = True
                 session.hurry()
+        spinning = (executor.spun_s - spun) / (perf_counter() - begin)
         latency, segment_s = race.results()["placement"], executor.segment_seconds()
+        inner = [log.inner[number] for runs in race.counted("placement") for number in runs]
         outputs: dict[str, NDArray[np.generic]] = {}
         sizes: list[AtSize] = []
         spans: list[Span] = []
@@ -90,6 +96,9 @@ def run(
         segment_s=segment_s,
         native=executor.native,
         host_paced=executor.host_paced,
+        inner_s=float(np.median(inner)),
+        disturbed=race.disturbed,
+        left_out=race.left_out,
         gpus=gpu_use(sampler.gpu_samples),
         done=list(log.done)[-len(latency.samples) :],
         traced=traced,
@@ -97,4 +106,5 @@ def run(
         interrupted=interrupted,
         sizes=sizes,
         precision=session.precision,
+        spinning=spinning,
     )

@@ -64,15 +64,10 @@ def test_compare_takes_a_duration_and_a_warm_up(
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
     assert (data["rounds"], data["warmup"], data["duration_s"]) == (1, 0, 1e-9)
-    counts = []
-    for warmup in (0, 3):
-        timed.clear()
-        result = cli("compare", tiny, "-p", placement, *devices, "--runs", 2, "--warmup", warmup, "--json")
-        assert json.loads(result.stdout)["rounds"] == 2
-        counts.append(len(timed))
-    # ONNX Runtime runs twice each time: the first run wakes its threads
-    each = sum(2 if one["name"].startswith("ort:") else 1 for one in data["candidates"])
-    assert counts[1] == counts[0] + 3 * each
+    timed.clear()
+    result = cli("compare", tiny, "-p", placement, *devices, "--runs", 2, "--warmup", 300, "--json")
+    assert json.loads(result.stdout)["rounds"] == 2
+    assert len(timed) > 300 * (len(cores) + 1)  # of each device and the placement; what else counts depends on their times
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])

@@ -105,3 +105,17 @@ def test_options_that_make_no_sense_are_refused(
     result = cli("run", tiny, "-p", placement, *options)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_latency_is_compared_at_the_pace_of_requests(cli: Any, tiny: Path, placement: Path, cores: Sequence[str]) -> None:
+    devices = ",".join(cores)
+    for command in (("compare", tiny, "-p", placement, "-d", devices), ("run", tiny, "-d", f"CPU,{devices}")):
+        data = json.loads(cli(*command, "--runs", 2, "--rate", 500, "--json").stdout)
+        assert (data["rate"], data["rounds"]) == (500, 2)
+    said = " ".join(cli("compare", tiny, "-p", placement, "-d", devices, "--runs", 1, "--rate", 500).stdout.split())
+    assert "runs start at 500 per second" in said
+    data = json.loads(cli("compare", tiny, "-p", placement, "-d", devices, "--runs", 1, "--rate", 1e6, "--json").stdout)
+    given = next(one for one in data["candidates"] if one["placement_file"] is not None)
+    assert 0 < given["inner_s"] < given["measured_s"]
+    said = " ".join(cli("compare", tiny, "-p", placement, "-d", devices, "--runs", 1, "--rate", 1e6).stdout.split())
+    assert "takes longer than the 0.001 ms between two starts" in said or "takes longer than the 1" in said

@@ -257,7 +257,14 @@ def test_without_a_placement_several_devices_are_compared(cli: Any, tiny: Path, 
 
 
 @pytest.mark.parametrize(
-    "option", [("--trace", "t.json"), ("--outputs", "y.npz"), ("--csv", "t.csv"), ("--record", "r.json"), ("--rate", 5)]
+    "option",
+    [
+        ("--trace", "t.json"),
+        ("--outputs", "y.npz"),
+        ("--csv", "t.csv"),
+        ("--record", "r.json"),
+        ("--requests", 5),
+    ],
 )
 def test_what_is_about_one_placement_is_refused_where_devices_are_compared(
     cli: Any, tiny: Path, cores: Sequence[str], option: tuple[str, object]

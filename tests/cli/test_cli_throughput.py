@@ -88,7 +88,9 @@ def test_replicas_are_run_as_placements_and_compared(cli: Any, tiny: Path, place
     [
         ("optimize", ("--rate", 0, "--objective", "throughput"), "rate is 0 requests per second"),
         ("optimize", ("--rate", -3, "--objective", "throughput"), "must be positive"),
-        ("optimize", ("--rate", 3), "the objective 'latency' has no use for"),
+        ("optimize", ("--rate", 3, "--objective", "total-cost"), "the objective 'total-cost' has no use for"),
+        ("compare", ("--rate", 0), "rate is 0 requests per second"),
+        ("compare", ("--rate", 3, "--objective", "throughput"), "leave it out for 'throughput'"),
         ("compare", ("--objective", "energy"), "compared by latency or throughput"),
         ("compare", ("--objective", "speed"), "there are latency, throughput"),
     ],

@@ -27,6 +27,13 @@ def test_what_is_not_faster_is_chosen_as_rarely_as_is_said(case: Case) -> None:
     assert found.covered >= 0.965 - room(0.965, trials)
 
 
+@pytest.mark.parametrize("correlated", [False, True])
+def test_short_runs_that_are_slow_after_another_placement_are_decided_about_as_rarely_wrongly(correlated: bool) -> None:
+    found = summary(Case((1.0,) * 3, 0.1, (1.0,) * 2, correlated=correlated, short=True), trials := 60, 1)
+    assert found.false <= 0.0175 + room(0.0175, trials)
+    assert found.covered >= 0.965 - room(0.965, trials)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", NOT_FASTER, ids=name_of)
 def test_in_thousands_of_searches_what_is_not_faster_is_chosen_in_2_5_percent_at_most(case: Case) -> None:

@@ -235,3 +235,24 @@ def test_there_are_no_references(why: str, cache: Cache) -> None:
         search.singles(plain=why != "no plain devices")
         assert search.guests(search.candidates, 6) == []
         assert all(one.reference is None for one in search.known.values())
+
+
+def test_a_plain_device_is_called_as_a_program_calls_it_and_leaves_a_race_like_others(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = OwnModeRunner.time
+    monkeypatch.setattr(OwnModeRunner, "time", lambda self: 1000 * time(self))
+    with Session(inception_like(), PAIR, cache=cache) as session:
+        session.profile()
+        search = Search(session, get_objective("latency", session.cluster), math.inf, 0, None)
+        search.singles()
+        search.race(search.candidates, "measuring", rounds=12, share=1.0, min_rounds=6)
+        plain = next(one for one in search.candidates if one.plain and one.name == "CPU")
+        assert plain.failed is None
+        assert plain.measured is not None
+        assert len(plain.measured.samples) == 6
+        assert plain.inner_s is None
+        assert plain.used == ()
+        assert plain.output_error is not None
+        assert plain.output_error.max_rel < 1e-4
+        assert search.known[PAIR[0]].inner_s is not None

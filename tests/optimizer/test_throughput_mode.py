@@ -18,12 +18,14 @@ from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.names import parse_device
 from placeit.devices.plain import in_throughput_mode
+from placeit.optimizer.candidates import known_value
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.runtime.devices import throughput
 from placeit.runtime.executor import Executor
+from placeit.runtime.measure import FEWEST
 from placeit.session import Session
 from placeit.simulator.objectives import Throughput
 from placeit.workbench.options import Constraints, Traffic
@@ -126,17 +128,17 @@ def test_time_for_the_decision_is_kept_back(cache: Cache, monkeypatch: pytest.Mo
         begun = Search(session, Throughput(), float("inf"), 0, None)
         begun.singles()
         begun.begin_with({"mine": np.arange(len(session.grouping.groups), dtype=np.int32) % 2})  # known by simulation alone
-        single = min((one for one in begun.standing if one.placer == "single" and one.simulated_s), key=begun.run_s)
-        round_s = begun.run_s(begun.known["mine"]) + begun.run_s(single)
+        single = min((one for one in begun.standing if one.placer == "single"), key=known_value)
+        full, least = (begun.race_s([begun.known["mine"], single], rounds) for rounds in (12, FEWEST))
 
         def kept(left: float) -> float:
-            monkeypatch.setattr(begun, "left", lambda: left * round_s)
-            return (begun.left() - begun.spare()) / round_s
+            monkeypatch.setattr(begun, "left", lambda: left)
+            return begun.left() - begun.spare()
 
-        assert kept(100.0) == pytest.approx(18, rel=0.05)  # twelve rounds, two for warm-up, and four checks
-        assert kept(30.0) == pytest.approx(15, rel=0.05)  # half of it may be used
-        assert kept(15.0) == pytest.approx(12, rel=0.05)  # fewer than six rounds decide nothing
-        assert kept(11.0) == 0
+        assert kept(9 * full) == pytest.approx(full)  # twelve rounds, with warm-up and checks
+        assert kept(1.5 * full) == pytest.approx(0.75 * full)  # half of it may be used
+        assert kept(1.05 * least) == pytest.approx(least)  # fewer than six rounds decide nothing
+        assert kept(0.95 * least) == 0
 
 
 @pytest.mark.parametrize("why", ["pins", "memory", "latency"])

@@ -135,7 +135,7 @@ def test_the_bound_is_what_many_requests_in_flight_take(cache: Cache) -> None:
         ({"rate": 0.0}, "rate is 0 requests per second"),
         ({"rate": -1.0}, "must be positive"),
         ({"rate": float("nan")}, "must be positive"),
-        ({"rate": 1.0, "objective": "latency"}, "which the objective 'latency' has no use for"),
+        ({"rate": 1.0, "objective": "total-cost"}, "which the objective 'total-cost' has no use for"),
         ({"rate": 1.0, "objective": "speed"}, "is not known; there are latency, throughput"),
     ],
 )

@@ -22,6 +22,7 @@ from placeit.runtime.accelerators.times import Times
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.accelerator import HOST, Accelerator, View
+from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.feed import Bell
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
 from placeit.runtime.spans import Labels, Moved, Ran
@@ -250,6 +251,11 @@ class StreamExecutor(PlanExecutor):
         with self._there:
             for name, value in inputs.items():
                 self._accelerator.write(self._host(self.work.inputs[name], request), value)
+
+    @property
+    def outputs_wanted(self) -> Mapping[str, BufferSpec]:
+        """Shape and type of each output of the model, by name."""
+        return {name: self.work.values[value] for name, value in self.work.outputs.items()}
 
     def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
         with self._there:

@@ -1,0 +1,47 @@
+"""A pace at which runs start, as requests that arrive at a rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from placeit.simulator.load import check_rate
+
+__all__ = ["Pace"]
+
+
+class Pace:
+    """Starts runs at regular moments; a run that takes longer than a period is followed by the next one without a pause.
+
+    Args:
+        rate: runs per second.
+        now: clock, in seconds.
+        sleep: waits for some seconds.
+
+    Attributes:
+        period: seconds from one start to the next.
+
+    Raises:
+        UsageError: the rate is not positive and finite.
+    """
+
+    def __init__(
+        self, rate: float, *, now: Callable[[], float] = time.perf_counter, sleep: Callable[[float], object] = time.sleep
+    ) -> None:
+        check_rate(rate)
+        self.period = 1.0 / rate
+        self._now, self._sleep = now, sleep
+        self._due: float | None = None
+
+    def begin(self) -> None:
+        """Begin anew, after something else has run: the first run starts a period from now."""
+        self._due = self._now() + self.period
+
+    def wait(self) -> None:
+        """Wait until the next run is due; the time is absolute, so that late starts do not add up."""
+        if self._due is None:
+            self.begin()
+        due = self._due or 0.0
+        while (early := due - self._now()) > 0:
+            self._sleep(early)
+        self._due = max(due + self.period, self._now())
