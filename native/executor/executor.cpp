@@ -61,6 +61,7 @@ void Executor::grow(Index slots) {
     todo_.resize(at(slots) * (each + 1) + 1);
     failed_.resize(at(slots));
     awaited_.resize(at(slots));
+    offered_.resize(at(slots));
     while (ends_.size() < at(slots)) ends_.emplace_back();
     incidents_.reserve(most_incidents(slots));
     slots_ = slots;
@@ -95,9 +96,11 @@ Waited Executor::run(Span<const Index> slots, std::int64_t waiting, double deadl
         return Waited::late;
     }
     prepare(nullptr);
-    helping_ = !in_background();
+    Helper helper;
+    if (!in_background()) helper_ = &helper;
     begin_all(slots, waiting);
-    helping_ = false;
+    helper_ = nullptr;
+    help(lock, helper);
     return wait(lock, deadline, look);
 }
 
@@ -163,6 +166,14 @@ bool Executor::await(Index slot, std::int64_t number, double until, const Look& 
         return well;
     };
     ++awaited_[at(slot)];
+    if (Task* const task = offered_[at(slot)]; task && flies() && rules_->node(task->node).on_its_way() && lends(*task)) {
+        Helper helper;
+        if (!in_background() && uses_[at(task->step.lane)].lane->hold(*task)) {  // its thread has still to wake
+            --inside_;
+            helper = {task, task->step.lane};
+            help(lock, helper);
+        }
+    }
     Event& end = ends_[at(slot)];  // which stays where it is when there are more
     try {
         for (bool first = true; flies() && now() < until; first = false) {
@@ -298,14 +309,14 @@ void Executor::run_here(Task& task) {
         entry.function(entry.argument);
         return;
     }
-    const Last last = carry_out(task, false);
+    const Last last = carry_out(task, nullptr);
     --inside_;  // the last use of the executor: a thread that waits may destroy it now
     if (last) last();
 }
 
-/// Carry out a node on this thread, and what follows from its end. `helps`: whether this is a caller, which goes on with what
-/// it may run itself.
-Executor::Last Executor::carry_out(Task& task, bool helps) {
+/// Carry out a node on this thread, and what follows from its end. `helper`: the caller, if this is its thread, which goes on
+/// with what it may run itself.
+Executor::Last Executor::carry_out(Task& task, Helper* helper) {
     const Step& step = task.step;
     Place* const use = step.lane >= 0 ? &uses_[at(step.lane)] : nullptr;
     int status = 0;
@@ -329,13 +340,13 @@ Executor::Last Executor::carry_out(Task& task, bool helps) {
     }
     Lock lock(mutex_);
     if (!over_) {  // or the run has broken down meanwhile
-        helping_ = helps;
+        helper_ = helper;
         try {
             node_ended(task, start, finish, status);
         } catch (const std::exception& error) {  // no memory, or rules that contradict what has happened
             break_down(error.what());
         }
-        helping_ = false;
+        helper_ = nullptr;
     }
     return let_go(lock);
 }
@@ -368,7 +379,7 @@ Executor::Last Executor::let_go(Lock& lock) {
     if (bell) bell->ring();
     if (ended) changed_.raise();
     while (direct) {
-        if (Last other = carry_out(*direct, false)) last = std::move(other);
+        if (Last other = carry_out(*direct, nullptr)) last = std::move(other);
         const Lock again(mutex_);
         direct = direct_.empty() ? nullptr : direct_.front();
         if (direct) direct_.pop_front();
@@ -388,7 +399,6 @@ Waited Executor::wait(Lock& lock, double deadline, const Look& look) {
         }
     } const waiting{*this, lock};
     try {
-        help(lock);
         for (bool first = true; !over_; first = false) {
             const double time = now();
             const bool gone = std::any_of(uses_.begin(), uses_.end(), [](const Place& use) { return use.lane->ended(); });
@@ -418,14 +428,19 @@ Waited Executor::wait(Lock& lock, double deadline, const Look& look) {
 }
 
 /// Run what the caller has taken for itself, and give its lane back.
-void Executor::help(Lock& lock) {
-    while (mine_) {
-        Task& task = *std::exchange(mine_, nullptr);
+void Executor::help(Lock& lock, Helper& helper) {
+    while (helper.mine) {
+        Task& task = *std::exchange(helper.mine, nullptr);
         if (const Last last = let_go(lock)) last();
-        if (const Last last = carry_out(task, true)) last();
+        if (const Last last = carry_out(task, &helper)) last();
         lock.lock();
     }
-    if (held_ >= 0) uses_[at(std::exchange(held_, -1))].lane->release();
+    if (helper.held >= 0) uses_[at(helper.held)].lane->release();
+}
+
+/// Whether a caller may run a node itself, as far as its lane allows.
+bool Executor::lends(const Task& task) const {
+    return task.step.lendable && task.took > 0.0 && task.took <= uses_[at(task.step.lane)].lane->lends;
 }
 
 /// Throw if a run is under way, or if a slot is in flight; -1 stands for any.
@@ -540,12 +555,12 @@ void Executor::start(Index node, double time) {
         return;
     }
     Place& use = uses_[at(task.step.lane)];
-    const bool may = helping_ && !mine_ && task.step.lendable && task.took > 0.0 && task.took <= use.lane->lends;
-    if (may && (held_ == task.step.lane || (held_ < 0 && use.lane->hold()))) {
-        held_ = task.step.lane;
-        mine_ = &task;
+    if (helper_ && !helper_->mine && lends(task) &&
+        (helper_->held == task.step.lane || (helper_->held < 0 && use.lane->hold()))) {
+        *helper_ = {&task, task.step.lane};
         return;
     }
+    offered_[at(node / rules_->nodes())] = &task;
     ++inside_;
     if (use.lane->add(task)) use.asleep = true;
 }

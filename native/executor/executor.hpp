@@ -188,6 +188,10 @@ private:
         double slowdown = 1.0;
         std::atomic<bool> asleep{false};  // and it has something to do
     };
+    struct Helper {            // a caller that runs segments itself
+        Task* mine = nullptr;  // what it runs next
+        Index held = -1;       // the lane that it has taken
+    };
     using Lock = std::unique_lock<std::mutex>;
     using Last = std::function<void()>;  // what is to be done after the last use of the executor
 
@@ -195,9 +199,10 @@ private:
     void prepare(std::shared_ptr<Bell> bell);
     void begin_all(Span<const Index> slots, std::int64_t waiting);
     void run_here(Task& task);
-    Last carry_out(Task& task, bool helps);
+    Last carry_out(Task& task, Helper* helper);
     Waited wait(Lock& lock, double deadline, const Look& look);
-    void help(Lock& lock);
+    void help(Lock& lock, Helper& helper);
+    bool lends(const Task& task) const;
     void pause(double until);
     [[nodiscard]] Last let_go(Lock& lock);
     void check_idle(Index slot) const;
@@ -222,6 +227,7 @@ private:
 
     mutable std::mutex mutex_;
     std::vector<Incident> incidents_;  // room for all that can happen is reserved
+    std::vector<Task*> offered_;       // [R] what a lane was given last of the request in a slot
     std::deque<Event> ends_;           // [R] for who waits for the request in a slot
     std::vector<int> awaited_;         // [R] how many do
     std::deque<Task*> direct_;         // what starts on the thread that decides so
@@ -234,11 +240,9 @@ private:
     std::uint64_t runs_ = 0;
     double begin_ = 0.0, end_ = 0.0;
     std::atomic<double> spin_{0.0};
-    std::thread::id caller_;  // who waits
-    Task* mine_ = nullptr;    // what the caller runs next
-    Index held_ = -1;         // the lane that it has taken
-    bool helping_ = false;    // whether the caller decides just now, and may run what starts
-    Event changed_, halted_;  // for who waits for the run, and for lanes that only pass time
+    std::thread::id caller_;    // who waits
+    Helper* helper_ = nullptr;  // the caller that decides just now, if it may run what starts
+    Event changed_, halted_;    // for who waits for the run, and for lanes that only pass time
 };
 
 }  // namespace placeit

@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <limits>
@@ -14,15 +15,15 @@ namespace placeit {
 
 namespace {
 
-constexpr double rest_s = 0.1;  // without spinning, after something else has wanted the core
-constexpr int looks = 64;       // at an event, between two at the clock
+constexpr double rest_s = 0.01;  // without spinning, after something else has wanted the core
+constexpr int looks = 64;        // at an event, between two at the clock
 
 std::atomic<int> active{0};
 
 int cores() {
     static const int count = [] {
         cpu_set_t set;
-        return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+        return sched_getaffinity(getpid(), sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;  // of the main thread
     }();
     return count;
 }
@@ -137,6 +138,13 @@ void Lane::close() {
 bool Lane::hold() {
     const std::lock_guard lock(mutex_);
     if (busy_ || first_ || closing_ || ended_) return false;
+    return busy_ = true;
+}
+
+bool Lane::hold(Work& work) {
+    const std::lock_guard lock(mutex_);
+    if (busy_ || first_ != &work || ended_) return false;
+    first_ = work.next;
     return busy_ = true;
 }
 

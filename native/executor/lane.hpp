@@ -39,8 +39,10 @@ public:
     /// Have `work` return once nothing is queued.
     void close();
 
-    /// Take the lane for the calling thread, if nothing runs or waits there, and give it back.
+    /// Take the lane for the calling thread, if nothing runs or waits there; or if nothing runs, and some work is the first
+    /// that waits, which is then the caller's to run. Give it back.
     bool hold();
+    bool hold(Work& work);
     void release();
 
     bool busy() const;                     // something runs or waits there

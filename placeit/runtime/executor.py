@@ -123,7 +123,7 @@ class Executor(PlanExecutor):
         self._slots = {number: self._slot(number) for number in range(in_flight)}  # and those of sequences
         for slot in self._slots.values():
             self._connect(slot)
-        self._run = _EngineRun(self._engine)
+        self._run = self._single = _EngineRun(self._engine)  # of times(), one after the other
         self._previous: dict[int, int] = {}  # by slot: the number of the last request before the one that is in flight
         self._blended: tuple[list[Ran], list[Moved]] | None = None  # in place of what ran last in the first slot
         _OPEN.add(self)
@@ -322,7 +322,8 @@ class Executor(PlanExecutor):
         _OPEN.check()
         slots = min(count, self.in_flight)
         checked = [self._renew(self._slots[number]) for number in range(slots)]
-        run = self._run = _EngineRun(self._engine)
+        run = self._run = self._single
+        run.error = run.failed = None
         self._blended = None
         if self.pool.wait is not None:
             self._settle(deadline)

@@ -154,7 +154,7 @@ class Outcome(Future[T]):
 
     def _wait(self, timeout: float | None) -> None:
         until = math.inf if timeout is None else perf_counter() + timeout
-        if self.helper is not None and not self._done_callbacks:
+        if self.helper is not None and not self._done_callbacks and not self.done():
             self.helper(until)
         while not self._gate.wait(max(0.0, min(_LOOK_S, until - perf_counter()))):
             if self.done():  # and who cancelled it was interrupted before the gate was open
