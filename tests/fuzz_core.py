@@ -212,6 +212,7 @@ def solve(rng: np.random.Generator) -> Counter[str]:
         "cut": rng.random((count, devices)) * (rng.random() < 0.5),
         "param_bytes": rng.random(ops),
         "memory": np.full(devices, np.inf if rng.random() < 0.5 else float(ops)),
+        "host": rng.random(devices + 1) * (rng.random() < 0.5),
     }
     for name in rng.permutation([*costs])[: rng.integers(0, 3)]:
         some = rng.random(costs[name].shape) < rng.choice([0.05, 0.4])
@@ -242,6 +243,7 @@ def solve(rng: np.random.Generator) -> Counter[str]:
             bandwidth=costs["bandwidth"],
             passthrough=np.zeros(ops, np.bool_),
             cliques=nothing,
+            host=costs["host"],
             steady=bool(rng.random() < 0.5),
             outside=free,
         )

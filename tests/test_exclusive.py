@@ -59,6 +59,7 @@ def segment_search() -> tuple[Callable[[], object], list[Callable[[], object]]]:
         bandwidth=pairs,
         passthrough=np.zeros(OPS, np.bool_),
         cliques=np.zeros((0, DEVICES), np.bool_),
+        host=np.zeros(DEVICES + 1),
         steady=False,
         outside=np.zeros(DEVICES),
     )

@@ -40,7 +40,7 @@ void make_groups(Groups* self, const Ints& edges, const Doubles& tensor_bytes, c
                              rates("bandwidth", bandwidth.grid("bandwidth", devices, devices)));
     groups.passthrough = copy(passthrough.vector("passthrough", count));
     groups.clique = copy(cliques.grid("cliques", {}, devices));
-    groups.host = host_table(host.vector("host", devices + 1));
+    groups.host = host_table(amounts("host", host.vector("host", devices + 1)));
     groups.steady = steady;
     groups.outside = copy(amounts("outside", outside.vector("outside", devices)));
     check(groups);

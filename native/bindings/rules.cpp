@@ -33,7 +33,7 @@ void bind_rules(nb::module_& module) {
                 problem.memory = amounts("memory", memory.vector("memory", devices), infinity);
                 problem.conflicts = conflicts.grid("conflicts", devices, devices);
                 problem.cliques = cliques.grid("cliques", {}, devices);
-                problem.host = host.vector("host", devices + 1);
+                problem.host = amounts("host", host.vector("host", devices + 1));
                 problem.order = order.vector("order", ops);
                 new (self) Tables(make_tables(problem));
             },

@@ -128,6 +128,10 @@ class Serving:
         """Return whether a request is in flight, under a number."""
         return self.flying.get(number) is item
 
+    def mend(self, in_flight: int) -> None:
+        """Have numbers be free that a thread has taken, or was to give back, when it was interrupted."""
+        self.free.update(set(range(in_flight)) - self.flying.keys())
+
     def ended(self, number: int, item: Any) -> None:
         """Take note that a request is not in flight any more; nothing happens if that is known. From any thread."""
         if self.has(number, item):
@@ -547,6 +551,8 @@ class PlanExecutor(ABC):
             if not run.stopped:
                 feed.bell.wait(min(_LOOK_S, feed.patience()))
             self._hand_over(feed, serving)
+            with self._lock:  # which others hold while they take one
+                serving.mend(self.in_flight)
             self._check_lanes()
             if not serving.flying and (gone := self.gone) is not None:
                 raise gone

@@ -254,16 +254,10 @@ class Replica:
         return number is not None
 
     def begin_here(self, request: Pending) -> None:
-        """Have a request begin for which there is room."""
-        executor = narrowed(Executor, self.executor)
+        """Have a request begin for which there is room. If this is interrupted, the replica's thread has it begin."""
         request.future.begun = perf_counter()
         request.future.helper = functools.partial(self._help, request)
-        try:
-            executor.begin_here(request.number_there, request)
-        except Exception as error:  # noqa: BLE001 (of this request alone)
-            if executor.serving is not None:
-                executor.serving.ended(request.number_there, request)
-            self.failed(request, failure_of("This request could not be served", error), begun=False)
+        narrowed(Executor, self.executor).begin_here(request.number_there, request)
 
     def _help(self, request: Pending, until: float) -> None:
         """Wait for the end of a request, and see to it, on a thread that waits for its future."""
