@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from placeit.core.errors import DeviceError, ExecutionError
+from placeit.optimizer.races import Races
 from placeit.session import Session
 
 NO_ROOM = "The plan does not fit on cuda:1: it needs 9 GiB."
@@ -66,6 +67,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, stage: str, which: Callable[[Any], b
         return Broken(original(self, plan, **options), stage)
 
     monkeypatch.setattr(Session, "executor", executor)
+    monkeypatch.setattr(Races, "_by_itself", lambda *_: None)  # plain devices, too, are sessions' executors
 
 
 def devices_of(plan: Any) -> set[int]:
@@ -92,3 +94,4 @@ def taking(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Session, set[int]
         return Timed(original(self, plan, **options), seconds(self, {segment.device for segment in plan.segments}))
 
     monkeypatch.setattr(Session, "executor", executor)
+    monkeypatch.setattr(Races, "_by_itself", lambda *_: None)  # plain devices, too, are sessions' executors

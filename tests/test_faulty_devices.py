@@ -49,6 +49,7 @@ from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.devices.ort import OrtDevice
 from placeit.runtime.devices.pytorch import TorchDevice
 from placeit.runtime.drivers import drive
+from placeit.runtime.executor import Executor
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session, optimize
@@ -300,11 +301,12 @@ def inject(monkeypatch: pytest.MonkeyPatch, while_waiting: Any) -> Iterator[Call
 
         monkeypatch.setattr(kind, "instance", instance)
         monkeypatch.setattr(kind, "start", started)
+        monkeypatch.setattr(kind, "call", None)
 
     for kind in (OpenVinoDevice, OrtDevice, TorchDevice):
         on_devices(kind)
 
-    load_program, copy, times, close = ModuleProgram.load, TorchAccelerator.copy, PlanExecutor._times, PlanExecutor.close
+    load_program, copy, close = ModuleProgram.load, TorchAccelerator.copy, PlanExecutor.close
 
     def loaded(self: Any, place: object) -> Any:
         program, fault = load_program(self, place), now[0]
@@ -328,11 +330,14 @@ def inject(monkeypatch: pytest.MonkeyPatch, while_waiting: Any) -> Iterator[Call
 
         return Wrong()
 
-    def timed(self: Any, count: int, deadline: float) -> float:
-        seconds = times(self, count, deadline)
-        if now[0] is not None:
-            now[0].after(soonest=1e-3)
-        return seconds
+    for kind in (PlanExecutor, Executor):
+
+        def timed(self: Any, count: int, deadline: float, times: Any = kind._times) -> None:
+            times(self, count, deadline)
+            if now[0] is not None:
+                now[0].after(soonest=1e-3)
+
+        monkeypatch.setattr(kind, "_times", timed)
 
     def closed(self: Any) -> None:
         if now[0] is not None:
@@ -351,7 +356,6 @@ def inject(monkeypatch: pytest.MonkeyPatch, while_waiting: Any) -> Iterator[Call
 
     while_waiting(lambda: now[0] is not None and now[0].end())
     monkeypatch.setattr(ModuleProgram, "load", loaded)
-    monkeypatch.setattr(PlanExecutor, "_times", timed)
     monkeypatch.setattr(PlanExecutor, "close", closed)
     monkeypatch.setattr(TorchAccelerator, "copy", copied)
 

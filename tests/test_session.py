@@ -45,7 +45,7 @@ def test_costs_are_finite_and_add_up_to_a_pass_of_the_whole_model(session: Sessi
     assert (costs.cut >= 0).all()
     assert (costs.dispatch > 0).all()
     whole = session.segmenter.plan(np.zeros(len(session.grouping.groups), int))
-    assert whole.schedule.makespan == pytest.approx(costs.core[:, 0].sum() + costs.dispatch[0])
+    assert whole.schedule.makespan == pytest.approx(costs.core[:, 0].sum() + costs.dispatch[0] + costs.hosts[0])
 
 
 def test_a_slowed_device_costs_more_in_proportion(cache: Cache) -> None:

@@ -48,7 +48,7 @@ def test_a_session_runs_the_answer_and_can_be_searched_again(cache: Cache) -> No
         ({"budget": 0}, "budget is 0 seconds; it must be positive"),
         ({"candidates": Candidates("hefty")}, "'hefty'"),
         ({"seed": -1}, "must not be negative"),
-        ({"rate": 3.0}, "which the objective 'latency' has no use for"),
+        ({"rate": 3.0, "objective": "total-cost"}, "which the objective 'total-cost' has no use for"),
     ],
 )
 def test_an_open_session_refuses_what_makes_no_sense_before_it_measures(options: dict[str, object], says: str) -> None:

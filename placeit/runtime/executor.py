@@ -23,7 +23,7 @@ from placeit.core.threads import Worker
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.device_pool import DevicePool
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, KeepsState, Program, Transport
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, KeepsState, Program, Transport
 from placeit.runtime.feed import Bell
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
 from placeit.runtime.reopening import lost_of
@@ -179,7 +179,7 @@ class Executor(PlanExecutor):
             if call is not None and lane >= 0:
                 engine.set_call(base + s, lane, call(instance))
             else:
-                engine.set_start(base + s, lane, functools.partial(device.start, instance))
+                engine.set_start(base + s, lane, functools.partial(_start, slot, (s,), device.start, instance))
         for p in range(len(self.plan.problem.edges)):
             step = narrowed(Transfer, self._scheduler.instruction(0, self._segments + p))
             copy = slot.copies.get((step.tensor, step.dst))
@@ -192,7 +192,8 @@ class Executor(PlanExecutor):
                 engine.set_transfer(node, lane, transport.seconds(destination))
             else:
                 self._needs_python = True
-                engine.set_start(node, lane, functools.partial(_move, transport, source, destination))
+                what = step.tensor, step.dst
+                engine.set_start(node, lane, functools.partial(_move, slot, what, transport, source, destination))
 
     def open_slot(self) -> Slot:
         """See :meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`."""
@@ -550,10 +551,9 @@ class Executor(PlanExecutor):
     def _record(self, slot: Slot) -> None:
         """Have a slot remember what was written in a run that is checked."""
         ran, moved = self._ran(slot.number)
-        for s, _, _ in ran:
-            slot.reported((s,))
-        for tensor, _, dst, _, _ in moved:
-            slot.reported((tensor, dst))
+        for what in [*((s,) for s, _, _ in ran), *((tensor, dst) for tensor, _, dst, _, _ in moved)]:
+            if what not in (slot.written or {}):
+                slot.reported(what)
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
         """Segments and transfers of each request of the last call, by its number among those in flight."""
@@ -616,8 +616,22 @@ class Executor(PlanExecutor):
         return f"the segment that starts with '{self.book.op_names(segment)[0]}' on {names[segment.device]}"
 
 
-def _move(transport: Transport, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
-    transport.start(source, destination, done)
+def _start(slot: Slot, what: tuple[int, ...], start: Callable[..., object], instance: Instance, done: DoneCallback) -> None:
+    start(instance, done if slot.written is None else functools.partial(_recorded, slot, what, done))
+
+
+def _move(
+    slot: Slot, what: tuple[int, ...], transport: Transport, source: Buffer, destination: Buffer, done: DoneCallback
+) -> None:
+    transport.start(source, destination, done if slot.written is None else functools.partial(_recorded, slot, what, done))
+
+
+def _recorded(
+    slot: Slot, what: tuple[int, ...], done: DoneCallback, start: float, finish: float, error: BaseException | None
+) -> None:
+    """Report an end in a run that is checked: what is written after this is too late."""
+    slot.reported(what)
+    done(start, finish, error)
 
 
 def _worker_of(driver: object) -> Worker | None:

@@ -20,7 +20,7 @@ _AIM = 0.75  # of a bound that is exceeded, so that it is not at once exceeded a
 _SHARE = 8  # of those that are kept, one in so many goes at a time
 _IDLE_BYTES = 64e6  # of weights in programs that are kept while no search is under way
 
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()  # also for what the garbage collector calls
 _SEARCHES: set[object] = set()  # that are under way
 _ALL: WeakSet[Programs[Any, Any]] = WeakSet()
 
@@ -112,10 +112,17 @@ class Programs(Generic[_Key, _Program]):
             give_back_freed_memory()
 
     def trim(self) -> None:
-        """Release programs beyond what is kept while no search is under way, and return their memory to the system."""
-        with self._lock:
-            self._make_room()
-            give_back_freed_memory()
+        """Release programs beyond what is kept while no search is under way, and return their memory to the system.
+
+        Nothing happens while another thread looks programs up, which makes room itself: this may be called by the garbage
+        collector on any thread, also on one that the other thread waits for.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                self._make_room()
+                give_back_freed_memory()
+            finally:
+                self._lock.release()
 
     def _make_room(self) -> None:
         if not _SEARCHES:

@@ -251,4 +251,8 @@ def _costs(manifest: Manifest, session: Workbench, names: Mapping[str, str]) -> 
     np.add.at(of_groups, group_of, core)
     known = {(names[a], names[b]): Link(bandwidth, latency) for a, b, latency, bandwidth in manifest.links}
     cluster = replace(session.cluster, links={**known, **session.cluster.links})
-    return replace(Costs.zero(len(of_groups), cluster), core=of_groups, shared=manifest.seconds is None)
+    host = np.zeros(len(column) + 1)
+    for needed, seconds in zip(manifest.devices, manifest.host, strict=False):
+        host[column[names[needed.name]]] = seconds
+    host[-1] = manifest.host[-1] if manifest.host else 0.0
+    return replace(Costs.zero(len(of_groups), cluster), core=of_groups, host=host, shared=manifest.seconds is None)

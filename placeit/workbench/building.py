@@ -148,6 +148,7 @@ class _Building:
             placement=placement,
             seconds=self._seconds(placement),
             links=tuple(self._links()),
+            host=self._host(),
             samples=samples,
             files={file: digest_of(self._folder / file) for file in files},
         )
@@ -217,6 +218,15 @@ class _Building:
                 table[part][d] = float(plan.problem.compute[s, plan.segments[s].device]) if first else 0.0
                 told |= {s} if first else set()
         return tuple(map(tuple, table))
+
+    def _host(self) -> tuple[float, ...]:
+        """Seconds of a request beside the work of devices: on each that is used, and on several; empty if not known."""
+        if any(not home.has_costs for home in self._homes):
+            return ()
+        home = self._homes[0]
+        *alone, several = home.costs.hosts.tolist()
+        known = dict(zip(home.cluster.names, alone, strict=True))
+        return (*(known.get(name, 0.0) for name in self._used), several)
 
     def _links(self) -> Iterator[tuple[str, str, float, float]]:
         for home in self._homes[:1]:

@@ -21,6 +21,7 @@ from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.plain import other_precision, plain_devices
 from placeit.optimizer.options import Candidates
+from placeit.optimizer.races import Races
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.session import Session, optimize
@@ -170,6 +171,7 @@ def test_a_plain_device_that_cannot_run_is_out_and_the_others_go_on(cache: Cache
         return original(self, plan, **options)
 
     monkeypatch.setattr(Session, "executor", executor)
+    monkeypatch.setattr(Races, "_by_itself", lambda *_: None)
     found = found_on_pair(cache)
     assert next(candidate for candidate in found.candidates if candidate.plain).failed == "MemoryError: no room."
     assert found.chosen.measured is not None
@@ -231,7 +233,7 @@ def test_where_only_one_single_device_can_be_raced_it_is_not_chosen_before_the_w
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain_takes(monkeypatch, 1e-9)
-    monkeypatch.setattr("placeit.optimizer.search.needed", lambda seconds, _: 0.0 if len(list(seconds)) < 2 else 1e9)
+    monkeypatch.setattr("placeit.optimizer.search.needed", lambda seconds, *_, **__: 0.0 if len(list(seconds)) < 2 else 1e9)
     assert found_on_pair(cache).chosen.name == PLAIN
 
 

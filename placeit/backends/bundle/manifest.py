@@ -109,6 +109,8 @@ class Manifest:
         seconds: of each op on each device, as measured; None where it does not run; None if nothing was measured.
         links: latency and bandwidth between devices as measured: source, destination, seconds, bytes per second; these are
             infinite, and null in the file, if they were too many to be measured.
+        host: seconds of a request beside the work of devices, as measured: on each device alone, and on several; empty if
+            nothing was measured.
         samples: to check outputs by.
         files: all others of the bundle.
     """
@@ -128,6 +130,7 @@ class Manifest:
     placement: Placement
     seconds: tuple[tuple[float | None, ...], ...] | None
     links: tuple[tuple[str, str, float, float], ...]
+    host: tuple[float, ...]
     samples: tuple[Sample, ...]
     files: Mapping[str, Digest]
 
@@ -172,6 +175,7 @@ class Manifest:
             "placement": self.placement.to_dict(),
             "seconds": self.seconds,
             "links": [(*of, bandwidth if math.isfinite(bandwidth) else None) for *of, bandwidth in self.links],
+            "host": self.host,
             "samples": [asdict(sample) for sample in self.samples],
             "files": {name: asdict(digest) for name, digest in self.files.items()},
         }
@@ -264,6 +268,9 @@ def _manifest(data: Mapping[str, Any], files: BundleFiles) -> Manifest:
         seconds = tuple(tuple(None if value is None else float(value) for value in row) for row in seconds)
         if [len(row) for row in seconds] != [len(devices)] * len(graph):
             raise ValueError("'seconds' has not a number for each op and device")
+    host = tuple(map(float, data.get("host", ())))
+    if len(host) not in (0, len(devices) + 1) or not all(0 <= one < math.inf for one in host):
+        raise ValueError("'host' has not a number for each device, and one for several")
     tolerance = float(data["tolerance"])
     if not 0 <= tolerance < math.inf:
         raise ValueError(f"the tolerance is {tolerance}")
@@ -290,6 +297,7 @@ def _manifest(data: Mapping[str, Any], files: BundleFiles) -> Manifest:
             (str(a), str(b), float(latency), math.inf if bandwidth is None else float(bandwidth))
             for a, b, latency, bandwidth in data["links"]
         ),
+        host=host,
         samples=samples,
         files=digests,
     )
