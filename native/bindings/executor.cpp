@@ -108,9 +108,12 @@ public:
     Report& operator=(const Report&) = delete;
     ~Report() {
         if (told_) return;
-        const double time = now();
-        const nb::object why = nb::module_::import_("builtins").attr("RuntimeError")("its end was never reported");
-        tell(time, time, why);
+        try {
+            const double time = now();
+            tell(time, time, nb::module_::import_("builtins").attr("RuntimeError")("its end was never reported"));
+        } catch (...) {  // no memory, so that nobody hears of it
+            PyErr_Clear();
+        }
     }
 
     bool tell(double start, double finish, const nb::object& error) {
@@ -409,7 +412,7 @@ void bind_executor(nb::module_& module) {
             "node"_a, "Take what the Python function of a node raised or reported last; None if it is another kind of node.")
         .def(
             "when_over",
-            [](PlanExecutor& executor, nb::typed<nb::callable, nb::object()> call) {
+            [](PlanExecutor& executor, const nb::typed<nb::callable, nb::object()>& call) {
                 PyObject* const kept = call.inc_ref().ptr();
                 const bool waits = executor.when_over([kept] {
                     const nb::gil_scoped_acquire gil;

@@ -72,7 +72,7 @@ Lane::~Lane() {
 void Lane::drop() {
     Work* work;
     {
-        const std::lock_guard lock(mutex_);
+        const std::scoped_lock lock(mutex_);
         ended_ = true;
         work = std::exchange(first_, nullptr);
     }
@@ -129,20 +129,20 @@ void Lane::work() {
 
 void Lane::close() {
     {
-        const std::lock_guard lock(mutex_);
+        const std::scoped_lock lock(mutex_);
         closing_ = true;
     }
     wake();
 }
 
 bool Lane::hold() {
-    const std::lock_guard lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     if (busy_ || first_ || closing_ || ended_) return false;
     return busy_ = true;
 }
 
 bool Lane::hold(Work& work) {
-    const std::lock_guard lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     if (busy_ || first_ != &work || ended_) return false;
     first_ = work.next;
     return busy_ = true;
@@ -151,7 +151,7 @@ bool Lane::hold(Work& work) {
 void Lane::release() {
     bool waiting;
     {
-        const std::lock_guard lock(mutex_);
+        const std::scoped_lock lock(mutex_);
         busy_ = false;
         waiting = asleep_ && (first_ || closing_);
     }
@@ -159,7 +159,7 @@ void Lane::release() {
 }
 
 bool Lane::busy() const {
-    const std::lock_guard lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     return busy_ || first_;
 }
 

@@ -64,7 +64,7 @@ public:
     }
     ~Reporters() {
         {
-            const std::lock_guard lock(mutex_);
+            const std::scoped_lock lock(mutex_);
             closing_ = true;
         }
         changed_.notify_all();
@@ -72,7 +72,7 @@ public:
     }
     void add(std::function<void()> job) {
         {
-            const std::lock_guard lock(mutex_);
+            const std::scoped_lock lock(mutex_);
             jobs_.push_back(std::move(job));
         }
         changed_.notify_one();
