@@ -64,20 +64,11 @@ def _costs_that_hold() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _calm_races() -> Iterator[None]:
-    """Let nothing disturb a race: what other processes do must not decide which rounds are repeated."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(races, "Watch", Calm)
-        patch.setattr(running, "Watch", Calm)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def _calm_machine() -> Iterator[None]:
-    """Let nothing disturb a profile: what other processes do must not decide what is measured again."""
+    """Let nothing disturb a profile or a race: what other processes do must not decide what is measured again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(costs, "Watch", Calm)
-        patch.setattr(kept, "Watch", Calm)
+        for module in (costs, kept, races, running):
+            patch.setattr(module, "Watch", Calm)
         yield
 
 

@@ -374,17 +374,10 @@ class Executor(PlanExecutor):
             if waited != _core.Waited.over:
                 self._give_up(self._run, waited)  # type: ignore[arg-type]
 
-    def _deadline(self, timeout: float | None) -> float:
-        self._check_open()
-        if timeout is None:
-            return math.inf
-        if not timeout > 0:
-            raise UsageError(f"'timeout' must be a positive number of seconds; got {timeout}.")
-        deadline = perf_counter() + timeout
+    def _await_others(self, deadline: float) -> None:
         engine = self._engine
         if not engine.over and not engine.inside and not engine.watch(deadline):
             raise self._late(self._run)  # type: ignore[arg-type]
-        return deadline
 
     def _conclude(self, run: ActiveRun) -> None:
         """Take note of what has happened in a run."""

@@ -687,10 +687,14 @@ class PlanExecutor(ABC):
         if not timeout > 0:
             raise UsageError(f"'timeout' must be a positive number of seconds; got {timeout}.")
         deadline = perf_counter() + timeout
+        self._await_others(deadline)
+        return deadline
+
+    def _await_others(self, deadline: float) -> None:
+        """Wait for the run of another thread. Raises ExecutionError if it does not end in time."""
         run = self._run
         if run is not None and run.thread != threading.get_ident():
             self._wait(run, deadline)
-        return deadline
 
     def settle(self) -> None:
         """Wait for what still runs of a run that has ended by an exception.
