@@ -107,15 +107,20 @@ class Serving:
 
     Attributes:
         run: of its requests.
-        free: numbers of requests of no sequence that may begin.
+        in_flight: how many requests of no sequence may be in flight.
+        free: numbers of those that may begin; those of sequences have higher ones.
         item: the request that something is done for just now; None if that is for none or for several.
         flying: the requests in flight, by their numbers.
     """
 
     run: ActiveRun
-    free: set[int]
+    in_flight: int
+    free: set[int] = field(init=False)
     item: Any = None
     flying: dict[int, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.free = set(range(self.in_flight))
 
     def reserve(self) -> int | None:
         """Take the number of a request that may begin; None if as many as can be are in flight. From any thread."""
@@ -128,16 +133,20 @@ class Serving:
         """Return whether a request is in flight, under a number."""
         return self.flying.get(number) is item
 
-    def mend(self, in_flight: int) -> None:
+    def give_back(self, number: int) -> None:
+        """Have a number be free, if it is not that of a sequence."""
+        if number < self.in_flight:
+            self.free.add(number)
+
+    def mend(self) -> None:
         """Have numbers be free that a thread has taken, or was to give back, when it was interrupted."""
-        self.free.update(set(range(in_flight)) - self.flying.keys())
+        self.free.update(set(range(self.in_flight)) - self.flying.keys())
 
     def ended(self, number: int, item: Any) -> None:
         """Take note that a request is not in flight any more; nothing happens if that is known. From any thread."""
         if self.has(number, item):
             del self.flying[number]
-            if item.slot is None:
-                self.free.add(number)
+            self.give_back(number)
 
 
 class PlanExecutor(ABC):
@@ -495,7 +504,7 @@ class PlanExecutor(ABC):
         with self._turn:
             self._check_known()
             self._settle()
-            serving = Serving(self._prepare(0, feed.bell), set(range(self.in_flight)))
+            serving = Serving(self._prepare(0, feed.bell), self.in_flight)
             run = serving.run
             item, number = _next(feed, serving)
             if item is None and not feed.stays():
@@ -534,8 +543,7 @@ class PlanExecutor(ABC):
                 try:
                     inputs = checked_inputs(item.inputs, self.inputs)  # whose owner may have changed them
                 except UsageError as error:
-                    if item.slot is None:
-                        serving.free.add(number)
+                    serving.give_back(number)
                     feed.failed(item, failure_of("This request could not be served", error), begun=False)
                 else:
                     serving.flying[number] = item
@@ -552,7 +560,7 @@ class PlanExecutor(ABC):
                 feed.bell.wait(min(_LOOK_S, feed.patience()))
             self._hand_over(feed, serving)
             with self._lock:  # which others hold while they take one
-                serving.mend(self.in_flight)
+                serving.mend()
             self._check_lanes()
             if not serving.flying and (gone := self.gone) is not None:
                 raise gone
