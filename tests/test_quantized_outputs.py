@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
+from eight_bit import EIGHT_BIT
 
 from placeit.backends.base import Model
 from placeit.backends.openvino.model import OpenVinoModel, describe
@@ -74,6 +75,7 @@ def test_roundings_stay_with_what_reads_them() -> None:
         assert group[f"round{layer}"] == group[f"product{layer}"]
 
 
+@EIGHT_BIT
 def test_a_right_split_is_right_wherever_it_rounds() -> None:
     tolerance, report = apart(network())
     assert 0.001 < report.output_error.max_rel <= tolerance  # roundings were separated from what reads them

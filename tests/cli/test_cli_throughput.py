@@ -75,7 +75,8 @@ def test_replicas_are_run_as_placements_and_compared(cli: Any, tiny: Path, place
     assert run.exit_code == 0, run.stderr
     data = json.loads(run.stdout)
     assert data["devices"] == dict.fromkeys(cores, len(whole))
-    assert (data["replicas"], data["in_flight"], data["ended"]) == (2, 4, 40)
+    assert (data["replicas"], data["ended"]) == (2, 40)
+    assert data["in_flight"] >= 4  # more if the host takes as long as a core does
     assert set(data["utilization"]) == set(cores)  # of segments that ran there
     for options in (("--runs", 2), ("--outputs", "y.npz")):
         refused = cli("run", tiny, "-p", replicas, *options)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from eight_bit import EIGHT_BIT
 from onnx import TensorProto, helper, numpy_helper
 
 from placeit import Session, optimize
@@ -99,6 +100,7 @@ def test_it_is_timed_with_threads_that_are_awake_and_leaves_them_at_rest(model: 
             assert len(ran) == 2  # the first wakes them, and does not count
 
 
+@EIGHT_BIT
 def test_quantised_operators_are_checked_against_the_runtime_that_writes_them(quantised: Path) -> None:
     inputs = {"x": np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)}
     with Session(quantised, "CPU", cache=None, inputs=inputs) as session:
