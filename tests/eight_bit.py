@@ -12,5 +12,5 @@ _FEATURES = {"avx512_vnni", "avx_vnni", "asimddp"}
 
 EIGHT_BIT = pytest.mark.skipif(
     not _FEATURES & set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split()),
-    reason="needs a processor with 8-bit dot products (VNNI): without, OpenVINO's kernels for int8 add in 16 bits, which overflow",
+    reason="needs a processor with 8-bit dot products (VNNI): without, int8 kernels of OpenVINO add in 16 bits, which overflow",
 )
