@@ -113,7 +113,7 @@ def test_requests_that_arrive_at_a_rate_are_all_accounted_for(session: Session) 
     assert len(watched) == 1
     assert served.load is not None
     assert (served.arrived, served.load.requests + served.dropped, served.failed) == (40, 40, 0)
-    assert report.in_flight == 4
+    assert report.in_flight >= 4  # more if the host takes as long as a core does
     assert report.failed is None
     with pytest.raises(UsageError, match="leave out 'runs'"):
         session.run(made["first"], traffic=Traffic(), runs=3)  # type: ignore[call-overload]
