@@ -97,7 +97,6 @@ def test_segments_that_need_python_run_on_the_lanes_of_cores_and_gpus(opened: Op
     devices = opened(lambda device: (InPython if device.name == gpus[1] else OpenVinoDevice)(device))
     with devices.executor(in_flight=2, **ALL) as executor:
         assert not executor.native
-        assert executor._native is not None
         check_outputs(executor)
         InPython.calls = 0
         executor.times(20, timeout=100)
@@ -138,10 +137,9 @@ def test_a_run_on_gpus_that_takes_too_long_ends_by_itself(mixed: Devices) -> Non
 def test_closing_in_the_middle_of_a_run_on_gpus_ends_it(mixed: Devices, what: str) -> None:
     executor = mixed.executor(in_flight=2, **ALL)
     check_outputs(executor)
-    before = executor._run
 
     def close_when_it_runs() -> None:
-        while (run := executor._run) is before or run is None or not run.begun:
+        while executor._engine.over:
             time.sleep(0)
         mixed.runtime.close() if what == "runtime" else executor.give_up("nobody wants it")
 
@@ -164,7 +162,7 @@ def test_a_segment_with_state_runs_in_python_and_reads_in_place_what_is_there(op
     model = ov.Model([ops.result(ops.abs(total, name="head"), name="y")], [ops.assign(total, "state")], [x], "stateful")
     devices = opened(model=describe(model, Path("stateful")))
     with devices.executor(stem=FIRST, total=FIRST) as executor:
-        instances = {type(start[0]) for start in executor._slots[0].starts if start is not None}
+        instances = {type(instance) for instance in executor._slots[0].instances if instance is not None}
         assert instances == {NativeInstance, OpenVinoInstance}
         assert not executor.native
         before = devices.memory(FIRST, "usm_device")
@@ -182,7 +180,7 @@ sys.path[:0] = [{str(tests)!r}, {str(tests.parent)!r}]
 from gpu_plans import Devices
 executor = Devices({gpus[:1]!r}).executor(one=1, three=1)
 threading.Thread(target=lambda: executor.times(10**9), daemon=True).start()
-while executor._run is None or not executor._run.begun:
+while executor._engine.over:
     time.sleep(0)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
