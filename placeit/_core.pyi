@@ -414,10 +414,6 @@ class Executor:
         """
 
     @property
-    def callers(self) -> int:
-        """How many threads are in a call."""
-
-    @property
     def stopped(self) -> bool: ...
 
     @property
@@ -428,6 +424,11 @@ class Executor:
 
     @property
     def ended_at(self) -> float: ...
+
+def exit() -> None:
+    """
+    Have threads that wait for runs wait for ever, as the interpreter exits.
+    """
 
 def spend() -> int:
     """

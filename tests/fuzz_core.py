@@ -24,7 +24,7 @@ import _core  # noqa: E402
 
 _SIZES = (0, 1, 2, 3, 4, 5)
 # called with the address of a function, or until a run is over, which may be never
-_UNSAFE = {"set_entry", "work", "run", "wait", "watch", "await_request"}
+_UNSAFE = {"set_entry", "work", "run", "wait", "watch", "await_request", "exit"}
 _ENDLESS = {"last", "steps", "evaluations"}  # of a search, which runs for as long as it is asked to
 _STRANGE = (math.nan, -1.0, -math.inf, math.inf, 1e308, 1e99, -0.0, 5e-324)
 _THREADS = 4
@@ -41,7 +41,7 @@ class Fuzz:
         for name, what in vars(_core).items():
             if isinstance(what, type):
                 self._add_class(name, what)
-            elif hasattr(what, "__nb_signature__"):
+            elif hasattr(what, "__nb_signature__") and name not in _UNSAFE:
                 self.calls.append((name, what, None))
 
     def _add_class(self, name: str, what: type) -> None:

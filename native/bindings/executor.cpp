@@ -7,7 +7,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
@@ -77,25 +79,23 @@ struct PlanExecutor : Executor {
     }
     std::unordered_map<Index, std::unique_ptr<Call>> calls;  // by node; their addresses are the arguments of entries
     Use use;                                                 // of the machine, for good
-    int callers = 0;                                         // threads that have given the interpreter's lock back to wait
 };
 
-/// Gives the interpreter's lock back while a thread waits, and counts the thread until it has it again.
+std::atomic<bool> exiting{false};
+
+/// Gives the interpreter's lock back while a thread waits. Once the interpreter exits, the thread waits for ever: it is a
+/// daemon, and what it would do in Python could end the process.
 class Aside {
 public:
-    explicit Aside(PlanExecutor& executor) : executor_(executor) {
-        ++executor_.callers;
-        state_ = PyEval_SaveThread();
-    }
+    Aside() : state_(PyEval_SaveThread()) {}
     ~Aside() {
+        while (exiting) pause();
         PyEval_RestoreThread(state_);
-        --executor_.callers;
     }
     Aside(const Aside&) = delete;
     Aside& operator=(const Aside&) = delete;
 
 private:
-    PlanExecutor& executor_;
     PyThreadState* state_;
 };
 
@@ -310,7 +310,7 @@ void bind_executor(nb::module_& module) {
                 if (std::isnan(deadline)) throw nb::value_error("'deadline' must not be NaN.");
                 std::vector<Index> slots(at(requests));
                 std::iota(slots.begin(), slots.end(), 0);
-                const Aside aside(executor);
+                const Aside aside;
                 return executor.run(slots, waiting, deadline, look);
             },
             "requests"_a, "waiting"_a, "deadline"_a,
@@ -323,7 +323,7 @@ void bind_executor(nb::module_& module) {
                 if (waiting < 0) throw nb::value_error("'waiting' must not be negative.");
                 std::vector<Index> slots(at(requests));
                 std::iota(slots.begin(), slots.end(), 0);
-                const Aside aside(executor);
+                const Aside aside;
                 executor.begin(slots, waiting);
             },
             "requests"_a, "waiting"_a, "Begin as `run` does, without waiting.")
@@ -331,14 +331,14 @@ void bind_executor(nb::module_& module) {
             "wait",
             [](PlanExecutor& executor, double deadline) {
                 if (std::isnan(deadline)) throw nb::value_error("'deadline' must not be NaN.");
-                const Aside aside(executor);
+                const Aside aside;
                 return executor.wait(deadline, look);
             },
             "deadline"_a, "Wait for the end of what runs; stop it when the deadline is over.")
         .def(
             "watch",
             [](PlanExecutor& executor, double until) {
-                const Aside aside(executor);
+                const Aside aside;
                 return executor.watch(until, look);
             },
             "until"_a, "Wait for the end of what runs, until some time at most; return whether it has come.")
@@ -348,7 +348,7 @@ void bind_executor(nb::module_& module) {
             "admit",
             [](PlanExecutor& executor, Index slot) {
                 check_index("slot", slot, executor.slots());
-                const Aside aside(executor);
+                const Aside aside;
                 return executor.admit(slot);
             },
             "slot"_a, "Begin a request in a slot, and return its number; -1 if the run was stopped.")
@@ -363,7 +363,7 @@ void bind_executor(nb::module_& module) {
             "await_request",
             [](PlanExecutor& executor, Index slot, std::int64_t number, double until) {
                 check_index("slot", slot, executor.slots());
-                const Aside aside(executor);
+                const Aside aside;
                 return executor.await(slot, number, until, look);
             },
             "slot"_a, "number"_a, "until"_a, "Wait for the end of a request; return whether it has ended well.")
@@ -427,13 +427,12 @@ void bind_executor(nb::module_& module) {
                 return waits;
             },
             "call"_a, "Have a function called when the run is over, on the thread that ends it; False if it is over already.")
-        .def_prop_ro(
-            "callers", [](const PlanExecutor& executor) { return executor.callers; }, "How many threads are in a call.")
         .def_prop_ro("stopped", &PlanExecutor::stopped)
         .def_prop_ro("over", &PlanExecutor::over)
         .def_prop_ro("begun_at", &PlanExecutor::begun_at)
         .def_prop_ro("ended_at", &PlanExecutor::ended_at);
 
+    module.def("exit", [] { exiting = true; }, "Have threads that wait for runs wait for ever, as the interpreter exits.");
     module.def(
         "spend", [] { return reinterpret_cast<std::uintptr_t>(&spend); },
         "The address of an entry that keeps its thread busy: its argument is that of int64[3], nanoseconds to take, how\n"

@@ -634,7 +634,8 @@ def _worker_of(driver: object) -> Worker | None:
 class _OpenExecutors:
     """Executors that are not closed, and what becomes of their runs when the interpreter exits.
 
-    A thread that wants the interpreter's lock after that is ended where it is, which C++ below it does not survive.
+    A thread that wants the interpreter's lock after that is ended where it is, which C++ below it does not survive. Threads that
+    wait for a run, which are daemons, do not come back.
     """
 
     def __init__(self) -> None:
@@ -655,11 +656,12 @@ class _OpenExecutors:
         self._exiting = True
         if os.getpid() != self._process:
             return
+        _core.exit()
         engines = [executor._engine for executor in [*self._executors]]
         for engine in engines:
             engine.stop()
         until = time.monotonic() + _EXIT_PATIENCE_S
-        while time.monotonic() < until and any(engine.callers or not engine.over for engine in engines):
+        while time.monotonic() < until and not all(engine.over for engine in engines):
             time.sleep(1e-3)
 
 
