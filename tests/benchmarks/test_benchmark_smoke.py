@@ -243,7 +243,7 @@ SLOWLY = [
             "candidate": (executor.ONE, executor.BOTH, "OpenVINO HETERO, on both", "ONNX Runtime, parallel", executor.OURS),
             "plan": ("as it runs", "each group a segment"),
         },
-        ("placeit over one core", "dispatch per segment, median", "native over Python lanes"),
+        ("placeit over one core", "dispatch per segment, median", "C functions over Python functions"),
     ),
     Smoke(
         "executor --quick --backend torch --models ffnn",
