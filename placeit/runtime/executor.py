@@ -634,8 +634,8 @@ def _worker_of(driver: object) -> Worker | None:
 class _OpenExecutors:
     """Executors that are not closed, and what becomes of their runs when the interpreter exits.
 
-    A thread that wants the interpreter's lock after that is ended where it is, which C++ below it does not survive. Threads that
-    wait for a run, which are daemons, do not come back.
+    A thread that wants the interpreter's lock after that is ended where it is, which C++ below it does not survive. Threads
+    that wait for a run, which are daemons, do not come back.
     """
 
     def __init__(self) -> None:
