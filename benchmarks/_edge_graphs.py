@@ -94,7 +94,7 @@ class _Graph:
             if self._elements < LONG:  # with more, Ray 2.60 hung in a call, or at its end, in each of two runs
                 once["Ray's compiled graph"] = self._compiled(plan, stack)
             timers = once if made is None else {who: functools.partial(_second, timer) for who, timer in once.items()}
-            race = Race(timers, seed=args.seed)
+            race = Race(timers, seed=args.seed, blocks=False)
             race.warm_up()
             begin, used = time.perf_counter(), 0.0 if made is None else made.switch_cpu()
             results = race.run(rounds=self._rounds(args.quick), drop_losers=False)

@@ -72,7 +72,7 @@ def _race(session: Session, where: str, made: Network, args: Args, report: Repor
         for output, value in session.reference(session.model.sample_inputs()).items():
             np.testing.assert_allclose(outputs[output], value, rtol=1e-2, atol=1e-3)
         progress(f"racing {len(timers)} candidates of {where}")
-        race = Race(timers, seed=args.seed)
+        race = Race(timers, seed=args.seed, blocks=False)
         race.warm_up()
         begin, used = time.perf_counter(), made.switch_cpu()
         results = race.run(rounds=8 if args.quick else 30, drop_losers=False)
