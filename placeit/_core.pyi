@@ -214,10 +214,6 @@ class Lane:
         """Have `work` return once nothing is queued."""
 
     @property
-    def busy(self) -> bool:
-        """Whether something runs or waits there."""
-
-    @property
     def ended(self) -> bool:
         """Whether its thread has left `work`: what is queued now will not run."""
 

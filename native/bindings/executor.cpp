@@ -162,6 +162,15 @@ void look() {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
+/// The slots of the requests that begin at once, after a check of how many do and how many follow.
+std::vector<Index> first_slots(const PlanExecutor& executor, Index requests, std::int64_t waiting) {
+    if (requests < 0 || requests > executor.slots()) throw nb::value_error("'requests' are more than there are slots.");
+    if (waiting < 0) throw nb::value_error("'waiting' must not be negative.");
+    std::vector<Index> slots(at(requests));
+    std::iota(slots.begin(), slots.end(), 0);
+    return slots;
+}
+
 void set(PlanExecutor& executor, Index node, const Step& step) {
     check_index("node", node, executor.nodes());
     if (step.lane != -1) check_index("lane", step.lane, executor.lanes());
@@ -210,7 +219,6 @@ void bind_executor(nb::module_& module) {
         .def(
             "close", [](Lane& lane, const nb::object&) { lane.close(); }, "reason"_a = nb::none(),
             "Have `work` return once nothing is queued.")
-        .def_prop_ro("busy", &Lane::busy, "Whether something runs or waits there.")
         .def_prop_ro("ended", &Lane::ended, "Whether its thread has left `work`: what is queued now will not run.")
         .def_prop_ro("spun", &Lane::spun, "Seconds that its thread has spun.")
         .def_prop_rw(
@@ -304,12 +312,8 @@ void bind_executor(nb::module_& module) {
         .def(
             "run",
             [](PlanExecutor& executor, Index requests, std::int64_t waiting, double deadline) {
-                if (requests < 0 || requests > executor.slots())
-                    throw nb::value_error("'requests' are more than there are slots.");
-                if (waiting < 0) throw nb::value_error("'waiting' must not be negative.");
+                const std::vector<Index> slots = first_slots(executor, requests, waiting);
                 if (std::isnan(deadline)) throw nb::value_error("'deadline' must not be NaN.");
-                std::vector<Index> slots(at(requests));
-                std::iota(slots.begin(), slots.end(), 0);
                 const Aside aside;
                 return executor.run(slots, waiting, deadline, look);
             },
@@ -318,11 +322,7 @@ void bind_executor(nb::module_& module) {
         .def(
             "begin",
             [](PlanExecutor& executor, Index requests, std::int64_t waiting) {
-                if (requests < 0 || requests > executor.slots())
-                    throw nb::value_error("'requests' are more than there are slots.");
-                if (waiting < 0) throw nb::value_error("'waiting' must not be negative.");
-                std::vector<Index> slots(at(requests));
-                std::iota(slots.begin(), slots.end(), 0);
+                const std::vector<Index> slots = first_slots(executor, requests, waiting);
                 const Aside aside;
                 executor.begin(slots, waiting);
             },

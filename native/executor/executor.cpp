@@ -370,8 +370,12 @@ Executor::Last Executor::let_go(Lock& lock) {
     const bool ended = std::exchange(ended_, false);
     Last last;
     if (over_) last = std::exchange(when_over_, nullptr);
-    Task* direct = direct_.empty() ? nullptr : direct_.front();
-    if (direct) direct_.pop_front();
+    const auto next_direct = [&] {
+        Task* const next = direct_.empty() ? nullptr : direct_.front();
+        if (next) direct_.pop_front();
+        return next;
+    };
+    Task* direct = next_direct();
     lock.unlock();
     for (Place& use : uses_) {
         if (use.asleep.load(std::memory_order_relaxed) && use.asleep.exchange(false)) use.lane->wake();
@@ -381,13 +385,12 @@ Executor::Last Executor::let_go(Lock& lock) {
     while (direct) {
         if (Last other = carry_out(*direct, nullptr)) last = std::move(other);
         const Lock again(mutex_);
-        direct = direct_.empty() ? nullptr : direct_.front();
-        if (direct) direct_.pop_front();
+        direct = next_direct();
     }
     return last;
 }
 
-/// Wait until the run is over, or cannot be waited for; first run what the caller may run itself.
+/// Wait until the run is over, or cannot be waited for.
 Waited Executor::wait(Lock& lock, double deadline, const Look& look) {
     struct Waiting {
         Executor& executor;
@@ -504,13 +507,18 @@ void Executor::node_ended(Task& task, double start, double finish, int status) {
         }
     }
     const std::size_t number = at(task.node % rules_->nodes());
-    const bool op = number < samples_.size();
-    if (op) {
+    if (number < samples_.size()) {
         samples_[number].push_back(task.took);
         if (samples_[number].size() > kept_samples) samples_[number].pop_front();
     }
-    check(op ? rules_->op_finished(task.node) : rules_->transfer_finished(task.node));
+    finished(task.node);
     told(finish);
+}
+
+/// Tell the rules that an op or a transfer has ended.
+void Executor::finished(Index node) {
+    const bool op = at(node % rules_->nodes()) < samples_.size();
+    check(op ? rules_->op_finished(node) : rules_->transfer_finished(node));
 }
 
 /// Do what the rules have just told, and what they tell of what ends at once.
@@ -526,8 +534,7 @@ void Executor::told(double time) {
         if (n >= 0 && (task(n).step.lane >= 0 || task(n).step.entry.function)) {
             start(n, time);
         } else if (n >= 0) {
-            const bool op = at(n % rules_->nodes()) < samples_.size();
-            check(op ? rules_->op_finished(n) : rules_->transfer_finished(n));
+            finished(n);
             add();
         } else if (waiting_ > 0) {
             --waiting_;

@@ -208,6 +208,7 @@ private:
     void check_idle(Index slot) const;
     void begin_request(Index slot);
     void node_ended(Task& task, double start, double finish, int status);
+    void finished(Index node);
     void told(double time);
     void start(Index node, double time);
     std::vector<Index> started() const;

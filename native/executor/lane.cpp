@@ -158,9 +158,4 @@ void Lane::release() {
     if (waiting) wake();
 }
 
-bool Lane::busy() const {
-    const std::scoped_lock lock(mutex_);
-    return busy_ || first_;
-}
-
 }  // namespace placeit

@@ -45,7 +45,6 @@ public:
     bool hold(Work& work);
     void release();
 
-    bool busy() const;                     // something runs or waits there
     bool ended() const { return ended_; }  // its thread is gone: what is queued will not run
     double spun() const { return spun_; }  // seconds that its thread has spun
 

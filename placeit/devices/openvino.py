@@ -29,7 +29,8 @@ _PRECISION = "INFERENCE_PRECISION_HINT"
 _PROPERTIES: Mapping[str, Mapping[str, Any]] = {
     # A stream of one thread loses what a kernel throws: infer returns without an error, with the outputs of the run before. It
     # also starts two threads for each compiled model. Without streams inference runs in the calling thread and nowhere else,
-    # its errors arrive, and it takes as long. With two threads and more none gets lost.
+    # its errors arrive. It takes as long if the model was compiled in an arena of one thread. With two threads and more no
+    # error gets lost.
     _ONE_CORE: {"NUM_STREAMS": "0", "INFERENCE_NUM_THREADS": 1, "ENABLE_CPU_PINNING": False},
     _CORES: {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": len, "ENABLE_CPU_PINNING": False},
     # All of the machine is OpenVINO's own to divide, as it is for whoever compiles a model for low latency without placeit.

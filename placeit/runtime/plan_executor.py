@@ -152,10 +152,10 @@ class Serving:
 class PlanExecutor(ABC):
     """A plan, ready to run. Use it as a context manager, or call :meth:`close`.
 
-    Whatever its lanes are (threads of core sets, a compiled loop, streams), an executor keeps these rules:
+    Whether it runs on lanes or on streams, an executor keeps these rules:
 
     - Every request starts from the model's initial state, if it has any. Threads that share an executor take turns.
-    - All decisions are made on threads of lanes, where no signal handler can interrupt them.
+    - All decisions are made where no signal handler can interrupt them: in C++, or on the threads of devices.
     - After a failure nothing more of the run starts, what has started ends, and then the first error is raised, as an
       ExecutionError. The executor stays usable, and so does every other one on the same devices.
     - After a time-out, and after whatever a signal handler raises in the thread that waits, nothing more starts, and nobody
@@ -786,7 +786,7 @@ def _next(feed: Feed, serving: Serving) -> tuple[Any, int]:
         item = feed.take(room=number is not None)
     finally:
         if number is not None and (item is None or item.slot is not None):
-            serving.free.add(number)
+            serving.give_back(number)
     if item is not None and item.slot is not None:
         return item, item.slot
     return item, -1 if number is None else number
