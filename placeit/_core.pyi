@@ -340,8 +340,10 @@ class Executor:
         Run requests in the first slots, and others as these end, and wait for the end of all.
         """
 
-    def begin(self, requests: int, waiting: int) -> None:
-        """Begin as `run` does, without waiting."""
+    def begin(self, requests: int, waiting: int, time: float) -> None:
+        """
+        Begin as `run` does, without waiting; it is 'time' by the clock of the devices.
+        """
 
     def wait(self, deadline: float) -> Waited:
         """Wait for the end of what runs; stop it when the deadline is over."""

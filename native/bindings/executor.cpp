@@ -321,12 +321,12 @@ void bind_executor(nb::module_& module) {
             "Run requests in the first slots, and others as these end, and wait for the end of all.")
         .def(
             "begin",
-            [](PlanExecutor& executor, Index requests, std::int64_t waiting) {
+            [](PlanExecutor& executor, Index requests, std::int64_t waiting, double time) {
                 const std::vector<Index> slots = first_slots(executor, requests, waiting);
                 const Aside aside;
-                executor.begin(slots, waiting);
+                executor.begin(slots, waiting, time);
             },
-            "requests"_a, "waiting"_a, "Begin as `run` does, without waiting.")
+            "requests"_a, "waiting"_a, "time"_a, "Begin as `run` does, without waiting; it is 'time' by the clock of the devices.")
         .def(
             "wait",
             [](PlanExecutor& executor, double deadline) {

@@ -95,7 +95,7 @@ Waited Executor::run(Span<const Index> slots, std::int64_t waiting, double deadl
         incidents_.assign(1, Late{});
         return Waited::late;
     }
-    prepare(nullptr);
+    prepare(nullptr, now());
     Helper helper;
     if (!in_background()) helper_ = &helper;
     begin_all(slots, waiting);
@@ -107,13 +107,13 @@ Waited Executor::run(Span<const Index> slots, std::int64_t waiting, double deadl
 void Executor::open(std::shared_ptr<Bell> bell) {
     const Lock lock(mutex_);
     check_idle(-1);
-    prepare(std::move(bell));
+    prepare(std::move(bell), now());
 }
 
-void Executor::begin(Span<const Index> slots, std::int64_t waiting) {
+void Executor::begin(Span<const Index> slots, std::int64_t waiting, double time) {
     Lock lock(mutex_);
     check_idle(-1);
-    prepare(nullptr);
+    prepare(nullptr, time);
     begin_all(slots, waiting);
     if (const Last last = let_go(lock)) last();
 }
@@ -461,7 +461,7 @@ std::vector<Index> Executor::started() const {
     return found;
 }
 
-void Executor::prepare(std::shared_ptr<Bell> bell) {
+void Executor::prepare(std::shared_ptr<Bell> bell, double time) {
     ++runs_;
     incidents_.clear();
     direct_.clear();
@@ -469,7 +469,7 @@ void Executor::prepare(std::shared_ptr<Bell> bell) {
     admitting_ = bell_ != nullptr;
     left_ = admitting_;
     waiting_ = 0;
-    begin_ = now();
+    begin_ = time;
     end_ = 0.0;
     ring_ = ended_ = stopped_ = over_ = false;
 }

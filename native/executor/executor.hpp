@@ -130,8 +130,8 @@ public:
     /// Have it be over when nothing of it is in flight.
     void admit_no_more();
 
-    /// Begin as `run` does, and do not wait.
-    void begin(Span<const Index> slots, std::int64_t waiting);
+    /// Begin as `run` does, and do not wait. `time`: now, by the clock that devices report by.
+    void begin(Span<const Index> slots, std::int64_t waiting, double time);
     /// Wait for what runs, and stop it when the deadline is over.
     Waited wait(double deadline, const Look& look);
     /// Wait for what runs, until some time at most, and let it go on; whether it is over.
@@ -196,7 +196,7 @@ private:
     using Last = std::function<void()>;  // what is to be done after the last use of the executor
 
     Task& task(Index node) const { return tasks_[at(node / rules_->nodes())][at(node % rules_->nodes())]; }
-    void prepare(std::shared_ptr<Bell> bell);
+    void prepare(std::shared_ptr<Bell> bell, double time);
     void begin_all(Span<const Index> slots, std::int64_t waiting);
     void run_here(Task& task);
     Last carry_out(Task& task, Helper* helper);

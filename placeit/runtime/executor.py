@@ -328,7 +328,7 @@ class Executor(PlanExecutor):
         self._blended = None
         if self.pool.wait is not None:
             self._settle(deadline)
-            self._engine.begin(slots, count - slots)
+            self._engine.begin(slots, count - slots, perf_counter())
             self._pass_time(run)
         else:
             waited = self._engine.run(slots, count - slots, deadline)

@@ -195,7 +195,8 @@ class Server(Watched):
                     f"{self.queue} requests wait already: requests come faster than they are served, or nobody has taken up "
                     "what they wait for. Submit fewer, wait longer, or make the queue larger."
                 )
-            if line is None and not self._waiting and not self._waiting.over and self._begins_at_once(request):
+            at_once = line is None and now < request.deadline and not self._waiting and not self._waiting.over
+            if at_once and self._begins_at_once(request):
                 return None
             try:
                 if line is not None:

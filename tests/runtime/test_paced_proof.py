@@ -94,6 +94,10 @@ class Paced(StreamDevice):
         super().start(instance, watched(self.told, instance, outputs, done, self))
 
 
+class Compiled(SimpleNamespace):
+    """A program, to which there may be weak references."""
+
+
 class OnHost:
     """A thread that computes in the host's memory."""
 
@@ -104,7 +108,7 @@ class OnHost:
         self.told, self._compile, self.worker = told, compile_one, Worker(name)
 
     def compile(self, segment):
-        return SimpleNamespace(inputs=segment.inputs, outputs=segment.outputs, program=self._compile(segment))
+        return Compiled(inputs=segment.inputs, outputs=segment.outputs, program=self._compile(segment))
 
     def instance(self, program):
         reads, outputs = {}, [HostBuffer(spec) for spec in program.outputs]
@@ -191,12 +195,18 @@ def run_paced(seed, *, in_flight=1, rounds=1, segment=None, wait=(None, None), *
     right = True
     with runtime, contextlib.suppress(ExecutionError):
         with runtime.executor(case.plan, in_flight=in_flight) as executor:
+            times = executor._times
+
+            def told_times(*args):  # between the copies of inputs and those of outputs
+                told.all_over()
+                times(*args)
+                told.all_over()
+
+            executor._times = told_times
             for number in range(rounds):
                 for request in range(in_flight):
                     executor.set_inputs(case.inputs(number + request), request=request)
-                told.all_over()
                 executor.times(in_flight, timeout=60)
-                told.all_over()
                 for request in range(in_flight):
                     want, got = case.expected(case.inputs(number + request)), executor.outputs(request=request)
                     right &= got.keys() == want.keys() and all(np.array_equal(got[name], want[name]) for name in want)
