@@ -348,8 +348,7 @@ void bind_executor(nb::module_& module) {
             "admit",
             [](PlanExecutor& executor, Index slot) {
                 check_index("slot", slot, executor.slots());
-                const Aside aside;
-                return executor.admit(slot);
+                return executor.admit(slot);  // the interpreter's lock would come back later than this takes
             },
             "slot"_a, "Begin a request in a slot, and return its number; -1 if the run was stopped.")
         .def(

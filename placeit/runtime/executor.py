@@ -474,7 +474,7 @@ class Executor(PlanExecutor):
 
     def begin_here(self, number: int, item: Any) -> None:
         """Have a request begin that was reserved, on this thread, unless it has."""
-        with item.turn:
+        with item.turn, self._beginning:
             serving = self.serving
             if serving is not None and serving.has(number, item) and self._is_to_begin(number):
                 self._admit_here(number, item.inputs)

@@ -188,6 +188,7 @@ class PlanExecutor(ABC):
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
         self.serving: Serving | None = None  # a call of serve() that other threads may begin requests of
+        self._beginning = threading.Lock()  # of other threads that do
         self.uncounted, self.inner = 1.0, 0.0
         self._given: dict[int, Mapping[str, NDArray[np.generic]]] = {}  # the inputs in place, by request, as they were given
         self._timed_on: Sequence[Sample] = ()  # what times() runs on, if that is more than one request
@@ -504,6 +505,8 @@ class PlanExecutor(ABC):
         with self._turn:
             self._check_known()
             self._settle()
+            with self._beginning:  # a request of an earlier call
+                self.serving = None
             serving = Serving(self._prepare(0, feed.bell), self.in_flight)
             run = serving.run
             item, number = _next(feed, serving)
