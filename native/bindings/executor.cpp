@@ -326,7 +326,8 @@ void bind_executor(nb::module_& module) {
                 const Aside aside;
                 executor.begin(slots, waiting, time);
             },
-            "requests"_a, "waiting"_a, "time"_a, "Begin as `run` does, without waiting; it is 'time' by the clock of the devices.")
+            "requests"_a, "waiting"_a, "time"_a,
+            "Begin as `run` does, without waiting; it is 'time' by the clock of the devices.")
         .def(
             "wait",
             [](PlanExecutor& executor, double deadline) {
