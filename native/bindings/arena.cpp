@@ -1,10 +1,10 @@
-// Runs a function of Python's in an arena of oneTBB that has one thread.
+// Runs a Python function in a oneTBB arena that has one thread.
 //
-// OpenVINO's CPU plugin divides the work of a kernel among as many threads as the arena of the thread that compiles has, though
-// its inference may run on one. In an arena of one, nothing is divided: small kernels take half of the time. The library is the
-// one that OpenVINO has loaded; its functions are looked up, since what is compiled with the headers of any oneTBB 2021 or
-// later runs with every later one (https://oneapi-src.github.io/oneTBB/, "Compatibility"): a `task_arena_base` begins as
-// `Arena` does.
+// OpenVINO's CPU plugin divides the work of a kernel among the threads of the arena in which the model is compiled, even if
+// inference runs on one thread. In an arena of one thread, no work is divided, and small kernels take half of the time. The
+// library is the one that OpenVINO has loaded. Its functions are looked up by name. Code that is compiled with the headers of
+// any oneTBB 2021 or later works with every later version (https://oneapi-src.github.io/oneTBB/, "Compatibility"), so the
+// layout of `Arena` matches the beginning of `task_arena_base`.
 #include <dlfcn.h>
 #include <nanobind/nanobind.h>
 
@@ -26,7 +26,7 @@ struct Arena {
     unsigned reserved_slots = 1;
     int priority = 0x7fffffff / 4 * 2;                          // normal
     int numa_node = -1, core_type = -1, threads_per_core = -1;  // any
-    std::byte room[128] = {};                                   // for what later versions add
+    std::byte room[128] = {};                                   // for fields of later versions
 };
 
 struct Delegate {
@@ -54,7 +54,9 @@ Function* found(void* library, const char* name) {
     return reinterpret_cast<Function*>(dlsym(library, name));
 }
 
-/// Run a function in an arena of one thread of a library that is loaded, or as it is if there is none; return what it returns.
+/// Run a function in an arena of one thread, and return its result.
+///
+/// If `library` is not loaded or lacks a function, the function runs without an arena.
 nb::object in_arena_of_one(const char* library, nb::typed<nb::callable, nb::object()> function) {
     void* const tbb = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
     if (!tbb) return function();
@@ -67,7 +69,7 @@ nb::object in_arena_of_one(const char* library, nb::typed<nb::callable, nb::obje
     Call call(std::move(function));
     {
         const nb::gil_scoped_release no_gil;
-        Arena arena;  // of its own: threads that share one would run each other's functions
+        Arena arena;  // one for each call: threads that share an arena would run each other's functions
         initialize(arena);
         if (threads(&arena) == 1) {
             execute(arena, call);
