@@ -1,6 +1,6 @@
-"""Every benchmark, one after the other, each in its own process: ``python -m benchmarks [--quick] [--json] [--seed N]``.
+"""Run every benchmark, one after the other, each in its own process: ``python -m benchmarks [--quick] [--json] [--seed N]``.
 
-``--json`` prints one JSON object, ``{"benchmarks": [...]}``, of what each benchmark's ``--json`` prints.
+``--json`` prints one JSON object, ``{"benchmarks": [...]}``, with the ``--json`` output of each benchmark.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks._harness import parser, show
 
 
 def main() -> int:
-    """Run all; the exit code says whether each ran to its end."""
+    """Run all benchmarks. The exit code says whether each ran to its end."""
     options = parser("python -m benchmarks", __doc__).parse_args()
     here = Path(__file__).parent
     names = [

@@ -1,4 +1,4 @@
-"""What placers answered, by placer and problem, in a file that a run goes on from."""
+"""The answers of placers, by placer and problem, in a file from which a later run continues."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Unit: TypeAlias = Literal["seconds", "evaluations", "reference", "measured", "ra
 
 @dataclass(frozen=True)
 class Key:
-    """What was asked.
+    """A question to a placer.
 
     Attributes:
-        unit: of the budget; ``reference`` for the long runs that only say what is possible, ``measured`` for seconds in which
-            placements were run, ``race`` for the last race of a measured case.
-        problem: its name, unique among all families; it changes where the problem does.
+        unit: unit of the budget; ``reference`` for the long runs that only find the best known value, ``measured`` for seconds
+            in which placements were run, ``race`` for the last race of a measured case.
+        problem: its name, unique among all families. A changed problem has another name.
         placer: with options, as on the command line.
         budget: in the unit.
         seed: of the placer.
@@ -38,16 +38,16 @@ class Key:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a placer answered to a budget.
+    """The answer of a placer to a budget.
 
     Attributes:
         value: makespan of its placement, seconds; None if it gave none.
         took_s: seconds that it took.
-        evaluations: placements that it asked the cost function about; a compiled search asks about fewer than it looks at.
+        evaluations: placements that it asked the cost function about; a compiled search asks about fewer than it examines.
         why: why there is no value.
-        bound: a lower bound of all values, seconds, of a reference.
-        devices: the placement, of a measured answer.
-        commit: by which it was answered.
+        bound: a lower bound of all values, in seconds, if this is a reference.
+        devices: the placement, if this is a measured answer.
+        commit: the commit that gave the answer.
     """
 
     value: float | None
@@ -60,13 +60,16 @@ class Answer:
 
 
 class Journal(Mapping[Key, Answer]):
-    """Answers by key. Each is on disk before the next is waited for; half a line at the end, of a process killed, is dropped.
+    """Answers by key.
+
+    Each answer is on disk before the next one is waited for. Half a line at the end, from a process that was killed, is
+    dropped.
 
     Args:
-        path: a file, which is made with the first answer; None to keep nothing.
+        path: a file, which is made with the first answer; None to keep no answers.
 
     Raises:
-        FileError: the file is no such journal.
+        FileError: the file is not such a journal.
     """
 
     def __init__(self, path: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Runs of placers on real models and unequal cores, valued by measured runs."""
+"""Runs of placers on real models and unequal cores, evaluated by measured runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from placeit.session import Session, optimize
 __all__ = ["CALIBRATED", "Measured", "Setting", "placed_values"]
 
 CALIBRATED = "calibrated search"
-"""``placeit optimize`` as it is by default, which learns nothing."""
+"""``placeit optimize`` with its default options, which do not learn."""
 
 _UNIT: Unit = "measured"
 _RACE_ROUNDS = 15
@@ -40,8 +40,8 @@ class Setting:
     """A model on unequal cores.
 
     Attributes:
-        name: of both.
-        load: gives the model.
+        name: name of the model and the cores.
+        load: returns the model.
         cluster: the cores.
     """
 
@@ -55,11 +55,11 @@ class Measured:
     """Asks placers, and ``placeit optimize``, for placements that are fast when they run.
 
     Attributes:
-        journal: what was answered before, and is from now on.
-        placers: who is asked, beside :data:`CALIBRATED`.
-        seed: of each of them.
-        cache: of costs, which are profiled once for each setting, before all others.
-        commit: goes to the answers.
+        journal: earlier answers; new ones are added.
+        placers: the placers to ask, in addition to :data:`CALIBRATED`.
+        seed: seed of each placer.
+        cache: cache of costs, which are profiled once for each setting, before any placer is asked.
+        commit: commit to store with the answers.
     """
 
     journal: Journal
@@ -69,7 +69,7 @@ class Measured:
     commit: str | None = None
 
     def budgets(self, budgets: Sequence[float], settings: Sequence[Setting], limit_s: float) -> dict[float, int]:
-        """Ask about the smallest budget first, each in as many settings as there is time for; return in how many."""
+        """Ask for the smallest budget first, each in as many settings as there is time for; return the number of settings."""
         logging.getLogger("placeit.optimizer.measured_cost").setLevel(logging.ERROR)  # that time is up is no news here
         prepare(self.placers)
         end = clock.now() + limit_s
@@ -84,12 +84,12 @@ class Measured:
         return tried
 
     def runs(self, setting: str, placer: str, budgets: Sequence[float]) -> dict[float, Answer]:
-        """Return the answers that there are, by budget."""
+        """Return the available answers, by budget."""
         keys = {budget: self._key(setting, placer, budget) for budget in budgets}
         return {budget: self.journal[key] for budget, key in keys.items() if key in self.journal}
 
     def race(self, setting: Setting, budgets: Sequence[float]) -> None:
-        """Race all placements that were answered once more, interleaved; what they were thought to take does not count."""
+        """Race all answered placements once more, interleaved. Their earlier values do not count."""
         found = [self.runs(setting.name, placer, budgets) for placer in self.contenders]
         rows = sorted({answer.devices for runs in found for answer in runs.values() if answer.devices is not None})
         if not rows or all(self._race_key(setting.name, row) in self.journal for row in rows):
@@ -105,13 +105,13 @@ class Measured:
             self.journal.add(self._race_key(setting.name, row), Answer(known, took, len(rows), why, commit=self.commit))
 
     def raced(self, setting: str, devices: tuple[int, ...]) -> float | None:
-        """Return what a placement took in the last race of its setting; None if it was not in it."""
+        """Return the time of a placement in the last race of its setting; None if it was not in that race."""
         answer = self.journal.get(self._race_key(setting, devices))
         return None if answer is None else answer.value
 
     @property
     def contenders(self) -> list[str]:
-        """Everybody who is asked."""
+        """All placers that are asked."""
         return [CALIBRATED, *self.placers]
 
     def _key(self, setting: str, placer: str, budget: float) -> Key:
@@ -169,7 +169,7 @@ class Measured:
         return Answer(value, took, measured, None if value else "Nothing was measured.", devices=_row(devices))
 
     def _asked(self, model: Model, setting: Setting, key: Key) -> Answer:
-        """Let a placer search with measured values; of those that ask for none, measure the answer."""
+        """Let a placer search with measured values. For placers that ask for no values, measure the answer."""
         began = clock.now()
         deadline = began + key.budget
         with Session(model, setting.cluster, cache=self.cache) as session:
@@ -191,7 +191,7 @@ class Measured:
 def placed_values(
     measured: Measured, settings: Sequence[str], placers: Sequence[str], budgets: Sequence[float]
 ) -> Mapping[str, Mapping[float, Mapping[str, float | None]]]:
-    """Return the raced values by placer, budget and setting, where they are decided about; None where nothing came in time."""
+    """Return the raced values by placer, budget and setting, for all answers that count; None if no answer came in time."""
     found: dict[str, dict[float, dict[str, float | None]]] = {}
     for placer in placers:
         for setting in settings:

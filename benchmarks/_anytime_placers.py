@@ -1,4 +1,4 @@
-"""Who takes part: every registered placer, as far as possible without an end of its own."""
+"""The placers of the benchmark: every registered placer, without a limit of its own on its running time where possible."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _ENDLESS = {
     "random": "samples=10000",
     "random-task-eft": "episodes=100",
 }
-"""Options of placers that would otherwise be over in a part of a second; all others keep their defaults."""
+"""Options of placers that would otherwise end within a second. All other placers keep their defaults."""
 
 _TIMED = {"cp-sat": "effort=1000000"}
-"""Of those that ask for no values and that only a deadline limits: they take no part where there is none."""
+"""Placers that ask for no values and that only a deadline limits. They are not used where there is no deadline."""
 
 _STILL = "learning_rate=0"
 _TWINS = (f"doppler:{_STILL},imitation=0", f"placeto:{_STILL}", f"hdp:{_STILL}", *(f"guided:weights={name}" for name in FRESH))
-"""Placers that make the same moves as those that learn, by policies that learn nothing."""
+"""Placers that make the same moves as placers that learn, by policies that learn nothing."""
 
 _SCALE = ("annealing", "best-list", "cpop", "guided", "heft", "local-search", "metis", "peft", "random")
 """Placers that are asked about large problems."""
 
 _SHIPPED_TRAINING_S = {"giph": 540.0, "guided": 540.0}
-"""Training of the policy that ships with placeit, by docs/giph.md."""
+"""The training of the policy that ships with placeit, from docs/giph.md."""
 
 
 def contenders(extra: Sequence[str] = ()) -> list[str]:
-    """Return all registered placers by name, those that learn also with policies that learn nothing, and others."""
+    """Return all registered placers by name; for placers that learn, also variants with policies that learn nothing."""
     return [*placer_names(), *_TWINS, *extra]
 
 
 def in_full(placer: str) -> str:
-    """Return a placer with the option by which it goes on for as long as its budget lasts, unless that is given."""
+    """Return a placer with the option that makes it continue for as long as its budget lasts, unless that option is given."""
     name, _, given = placer.partition(":")
     endless = (_ENDLESS | _TIMED).get(name)
     if endless is None or f"{endless.partition('=')[0]}=" in given:
@@ -60,7 +60,7 @@ def scales(placer: str) -> bool:
 
 
 def name_of(placer: str) -> str:
-    """Return a placer as it was asked for, without the option of :func:`in_full`."""
+    """Return a placer as it was named by the user, without the option of :func:`in_full`."""
     name, _, given = placer.partition(":")
     endless = (_ENDLESS | _TIMED).get(name)
     kept = ",".join(option for option in given.split(",") if option != endless)
@@ -68,14 +68,14 @@ def name_of(placer: str) -> str:
 
 
 def is_learned(placer: str) -> bool:
-    """Whether a placer learns, before or while it places; what is no placer, such as all of ``optimize``, does not."""
+    """Whether a placer learns, before or while it places. False if it is not a placer, such as all of ``optimize``."""
     if placer.rpartition("weights=")[2] in FRESH or _STILL in placer:
         return False
     return placer.partition(":")[0] in placer_names() and type(parse_placer(placer)).__module__.startswith("placeit.learning.")
 
 
 def training_seconds(placer: str) -> float | None:
-    """Return for how long a policy was trained before; None if it was not, or its file does not say."""
+    """Return the time for which a policy was trained beforehand; None if it was not, or its file does not say."""
     made = parse_placer(placer)
     weights = getattr(made, "weights", "") if dataclasses.is_dataclass(made) else ""
     if weights in FRESH:

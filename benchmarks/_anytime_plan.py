@@ -1,4 +1,4 @@
-"""Which budgets are tried on how many problems, so that the whole takes as long as it may; and which runs can be spared."""
+"""Decides which budgets are tried on how many problems within the time limit, and which runs can be skipped."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ _EARLY = 0.9  # a run that ends before this share of its seconds has come to its
 
 
 def problems_at(left_s: float, costs: Sequence[float], most: int) -> int:
-    """Return on how many problems the first of some budgets is tried, so that there is time for the larger ones, too.
+    """Return on how many problems the smallest of some budgets is tried, so that there is time for the larger ones, too.
 
-    Problem by problem, the next goes to the budget that has got the least time so far, if there is as much left. A larger
+    Problem by problem, the next one goes to the budget that has had the least time so far, if enough time is left. A larger
     budget is tried on no more problems than a smaller one.
 
     Args:
-        left_s: seconds that there are.
-        costs: seconds that a problem takes at each budget, all placers together, the budget in question first; positive.
-        most: problems that there are.
+        left_s: remaining seconds.
+        costs: seconds that a problem takes at each budget, for all placers together, starting with the budget in question;
+            positive.
+        most: number of available problems.
     """
     counts = [0] * len(costs)
     while True:
@@ -35,9 +36,9 @@ def problems_at(left_s: float, costs: Sequence[float], most: int) -> int:
 
 
 def ended(answer: Answer, unit: str, budget: float) -> bool:
-    """Whether a run came to its end by itself, so that with more it would do the same.
+    """Whether a run ended by itself, so that a larger budget would not change it.
 
-    That is so if it had seconds left; if it asks for no values; or if it failed, but not for lack of evaluations.
+    This is so if it had seconds left, if it asks for no values, or if it failed for another reason than a lack of evaluations.
     """
     if unit != "evaluations":
         return answer.took_s < _EARLY * budget
@@ -45,21 +46,21 @@ def ended(answer: Answer, unit: str, budget: float) -> bool:
 
 
 def in_time(answer: Answer, unit: str, budget: float) -> bool:
-    """Whether an answer came soon enough to count for a budget; one to a number of evaluations always does."""
+    """Whether an answer came soon enough to count for a budget. With a number of evaluations, it always does."""
     return unit == "evaluations" or answer.took_s <= _LATE * budget + _LATE_S[unit]
 
 
 def too_slow(answer: Answer, unit: str, before: float, budget: float) -> bool:
-    """Whether a run that took so long for the budget before would give no answer that counts for a larger one."""
+    """Whether a run that took this long with the budget before would give no answer that counts for a larger one."""
     if unit != "evaluations":
         return not in_time(answer, unit, budget)
     return answer.took_s * budget / before > _MOST_S
 
 
 def answered(runs: Mapping[float, Answer], unit: str, budgets: Sequence[float]) -> dict[float, Answer | None]:
-    """Return the answer that counts for each budget that is decided about: None where there is none, or it comes too late.
+    """Return the answer that counts for each budget; None if there is none, or it comes too late.
 
-    A run that came to its end answers for all larger budgets; one that was too slow decides about them, too.
+    If a run ended by itself, its answer counts for all larger budgets. If it was too slow, the larger budgets have no answer.
 
     Args:
         runs: answers by the budgets that were tried.

@@ -30,7 +30,7 @@ __all__ = ["FAMILIES", "LIGHT", "Case", "family", "large_family", "measured_mode
 LIGHT = tuple(
     f"light_{name}" for name in ("inception_v1", "squeezenet", "resnet50", "shufflenet", "inception_v2", "densenet121")
 )
-"""Models of several groups that come with the package onnx, without weights."""
+"""Models of several groups that are part of the package onnx, without weights."""
 _OTHERS = ("inception_v3", "bert_base", "text_detector", "text_recognizer")
 _KINDS: tuple[DatasetKind, ...] = ("multi", "recurrent", "single", "sensor-fusion")
 _FIRST_SEED = 1  # the shipped policy of GiPH has seen the scene of seed 0
@@ -69,13 +69,13 @@ class Case:
 
 
 def family(name: str, count: int, seed: int) -> list[Case]:
-    """Return some problems of a family, drawn in an order that the seed gives; the larger half of them comes first.
+    """Return some problems of a family in an order that depends on the seed. The larger half of them comes first.
 
-    What is large is so by ops times devices. The few problems that large budgets are tried on are among these: the smallest are
-    solved within a second.
+    The size of a problem is its number of ops times its number of devices. The few problems that large budgets are tried on are
+    in the larger half, because the smallest are solved within a second.
 
     Raises:
-        UsageError: there is no such family, or a package with models is not installed.
+        UsageError: the family does not exist, or a package with models is not installed.
     """
     if name not in FAMILIES:
         raise UsageError(f"There is no family of problems '{name}'; there are {', '.join(FAMILIES)}.")
@@ -85,7 +85,7 @@ def family(name: str, count: int, seed: int) -> list[Case]:
 
 
 def large_family(size: int, seed: int) -> list[Case]:
-    """Return a layered graph and a row of blocks, each on 8 and on 64 devices, of so many ops."""
+    """Return a layered graph and a row of blocks, each on 8 and on 64 devices, with the given number of ops."""
     shapes = product((8, 64), ("layered", "blocks"))
     return [Case(f"{size:,} ops, {s} on {d}", large_problem(s, size, d, seed), EXECUTED_RULES) for d, s in shapes]
 
@@ -130,10 +130,10 @@ FAMILIES: Mapping[str, Callable[[int, int], list[Case]]] = {"giph": _giph, "tens
 
 
 def measured_model(name: str) -> Model:
-    """Load a model by name, of :data:`LIGHT`, of the other models of benchmarks, or a tensor program with its options.
+    """Load a model by name: from :data:`LIGHT`, from the models of the other benchmarks, or a tensor program with its options.
 
     Raises:
-        UsageError: the package that it comes with is not installed.
+        UsageError: the package that contains the model is not installed.
     """
     if name in LIGHT:
         return _light_model(name)
@@ -148,7 +148,7 @@ def _light_model(name: str) -> Model:
 
 
 def unequal_cores(cores: tuple[int, int], slowdown: float) -> Cluster:
-    """Return a core and another one that is slowed so many times."""
+    """Return a core and another core that is slowed by a factor."""
     return _read(
         f"devices:\n  fast: {{runs_on: CPU@{cores[0]}}}\n  slow: {{runs_on: CPU@{cores[1]}, slowdown: {slowdown:g}}}\n"
     )
@@ -160,7 +160,7 @@ def _drawn(choices: Sequence[Any], count: int, seed: int, make: Callable[[Any], 
 
 
 def _executed(name: str, model: Model, devices: Sequence[str], link: str) -> Case:
-    """A problem under the rules by which models are executed."""
+    """A problem with the rules by which models are executed."""
     lines = "".join(f"  d{i}: {{catalog: {device}}}\n" for i, device in enumerate(devices))
     cluster = _read(f"devices:\n{lines}default_link: {{{link}}}\n")
     return Case(name, placing(model, cluster), EXECUTED_RULES)

@@ -1,4 +1,4 @@
-"""Regret to the best known value, its mean with an interval, who is on the front, and whether learning pays."""
+"""Regret to the best known value, its mean with an interval, the placers on the front, and whether learning pays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EQUAL = 1e-9  # of a regret: rounding
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over problems with its 95 % bootstrap interval; of a single problem there is none.
+    """A mean over problems with its 95 % bootstrap interval. A single problem has no interval.
 
     Attributes:
         mean: of the values.
@@ -33,12 +33,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Pays:
-    """The best placer that learns beside a search that does not, on the problems that both answered.
+    """The best placer that learns compared with a search that does not, on the problems that both answered.
 
     Attributes:
         learned: the placer.
-        difference: mean regret of it less that of the search.
-        pays: whether it is lower beyond the interval; None where there is no interval.
+        difference: mean regret of the placer minus the mean regret of the search.
+        pays: whether it is lower beyond the interval; None if there is no interval.
     """
 
     learned: str
@@ -47,13 +47,13 @@ class Pays:
 
 
 def best_known(values: Mapping[str, Iterable[float | None]]) -> dict[str, float]:
-    """Return the least value of each problem; a problem of which there is none is left out."""
+    """Return the least value of each problem. Problems without a value are left out."""
     found = {problem: [value for value in some if value is not None] for problem, some in values.items()}
     return {problem: min(some) for problem, some in found.items() if some}
 
 
 def regrets(values: Mapping[str, float | None], best: Mapping[str, float]) -> dict[str, float]:
-    """Return by how much of it each value exceeds the best known of its problem; those that there are not are left out."""
+    """Return the relative excess of each value over the best known value of its problem. Missing values are left out."""
     return {problem: value / best[problem] - 1 for problem, value in values.items() if value is not None}
 
 
@@ -68,10 +68,10 @@ def mean_interval(values: Sequence[float], seed: int = 0) -> Interval:
 
 
 def front(placers: Mapping[str, Mapping[str, float]], seed: int = 0) -> list[str]:
-    """Return the placer of least mean regret and those that are not worse beyond the interval of their paired differences.
+    """Return the placer of least mean regret, and the placers that are not worse beyond the interval of paired differences.
 
-    Only those are compared that answered all problems that any of them answered. Of a single problem there is no interval:
-    there only equal ones are beside the best.
+    Only placers that answered every problem that any placer answered are compared. A single problem has no interval: only
+    placers with the same value as the best one are then returned beside it.
 
     Args:
         placers: regrets by problem, by placer.
@@ -96,8 +96,8 @@ def learning_pays(
 ) -> Pays | None:
     """Compare the best placer that learns with a search; None if they have no problem in common.
 
-    The best is the one of least mean difference to the search, among those that answered at least as many of its problems as
-    any other one that learns. Being the best of several favours it a little.
+    The best is the placer of least mean difference to the search, among the placers that answered at least as many of its
+    problems as any other placer that learns. Selecting the best of several favours it a little.
     """
     beside = placers.get(search, {})
     differences = {

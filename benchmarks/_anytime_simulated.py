@@ -1,4 +1,4 @@
-"""Runs of placers on simulated problems, each with a budget that it is told, in processes of their own."""
+"""Runs of placers on simulated problems, each with a budget that it is told, in separate processes."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _FIRST_S, _EVALUATION_S = 0.5, 0.01
 
 @dataclass(eq=False)
 class Simulated:
-    """Asks placers about problems, and keeps their answers; a context, of processes.
+    """Asks placers about problems in worker processes, and keeps their answers. Use it as a context manager.
 
     Attributes:
-        journal: what was answered before, and is from now on.
-        placers: who is asked.
-        seed: of each of them.
-        workers: processes; 0 to work in this one.
-        commit: goes to the answers.
+        journal: earlier answers; new ones are added.
+        placers: the placers to ask.
+        seed: seed of each placer.
+        workers: number of processes; 0 to work in this one.
+        commit: commit to store with the answers.
         asked: number of answers that this process asked for.
     """
 
@@ -78,13 +78,13 @@ class Simulated:
         self._run(keys, clock.now() + limit_s)
 
     def budgets(self, unit: Unit, budgets: Sequence[float], cases: Sequence[Case], limit_s: float) -> dict[float, int]:
-        """Ask about the smallest budget first, each on as many problems as there is time for; return how many that were.
+        """Ask for the smallest budget first, each on as many problems as there is time for; return the numbers of problems.
 
         Args:
             unit: ``seconds`` or ``evaluations``.
             budgets: ascending.
-            cases: in the order in which they take part.
-            limit_s: seconds for all of it; what has begun is ended.
+            cases: in the order in which they are used.
+            limit_s: seconds for all of it; runs that have begun are completed.
         """
         end = clock.now() + limit_s
         placers = self.asked_about(unit)
@@ -101,11 +101,11 @@ class Simulated:
         return tried
 
     def asked_about(self, unit: Unit) -> list[str]:
-        """Return who is asked with budgets of a unit."""
+        """Return the placers that are asked with budgets of a unit."""
         return [placer for placer in self.placers if unit == "seconds" or not needs_time(placer)]
 
     def runs(self, unit: Unit, case: str, placer: str, budgets: Sequence[float]) -> dict[float, Answer]:
-        """Return the answers that there are, by budget."""
+        """Return the available answers, by budget."""
         keys = {budget: self._key(unit, case, placer, budget) for budget in budgets}
         return {budget: self.journal[key] for budget, key in keys.items() if key in self.journal}
 

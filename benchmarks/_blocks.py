@@ -1,7 +1,7 @@
-"""Blocks of calls, timed by the clock of the caller: what a program waits for that makes one call after the other.
+"""Blocks of calls, timed by the caller's clock: the time for which a program waits that makes one call after the other.
 
-A block is some consecutive calls of one case, so that caches, clocks and sleeping threads are as in a program that makes these
-calls. Blocks of all cases are interleaved, so that a machine that slows down slows all cases down.
+A block is a number of consecutive calls of one case, so that caches, clocks and sleeping threads are as in a program that makes
+these calls. Blocks of all cases are interleaved, so that a slowdown of the machine affects all cases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Blocks:
     """The blocks of one case.
 
     Attributes:
-        wall: seconds per call, a sample for each block; its rounds are those of the other cases.
+        wall: seconds per call, a sample for each block; its rounds are the same as the rounds of the other cases.
         cpu: median seconds of CPU time per call, of all threads of the process.
     """
 

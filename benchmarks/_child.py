@@ -1,4 +1,4 @@
-"""A child process for work that may crash or hang, replaced where it does."""
+"""A child process for work that may crash or hang. It is replaced when it does."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _START_S = 240.0
 
 
 class Ended(Exception):  # noqa: N818 (it says what happened)
-    """The child process is gone.
+    """The child process has ended.
 
     Attributes:
         status: ``crashed`` or ``hung``.
-        doing: what it said last that it was doing.
+        doing: the last message about what the process was doing.
         words: the first lines of its log, and its exit code or signal.
     """
 
@@ -30,18 +30,19 @@ class Ended(Exception):  # noqa: N818 (it says what happened)
 
 
 class Child:
-    """A process that answers requests, replaced when it ends. Use it as a context manager.
+    """A process that answers requests and is replaced when it ends. Use it as a context manager.
 
     Args:
-        folder: for the log of the process.
-        serve: what the process does, given a connection, the path of the log and ``arguments``: it sends one greeting, then
-            receives requests until there is None, and for each sends strings (what it does) and one answer (no string).
-        arguments: what can be pickled.
+        folder: folder for the log of the process.
+        serve: function that the process runs, called with a connection, the path of the log and ``arguments``. It sends one
+            greeting, then receives requests until it receives None. For each request it sends strings (what it is doing) and
+            one answer (not a string).
+        arguments: picklable arguments.
         case_s: longest time between two messages.
-        most: requests that a process answers before it is replaced: what it has loaded stays in its memory.
+        most: number of requests after which the process is replaced, because loaded data stays in its memory.
 
     Attributes:
-        greeting: what the process sent first.
+        greeting: the first message of the process.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Child:
 
 
 def peak_memory(*, reset: bool = False) -> int:
-    """Most bytes that the process has had in memory since the last reset; its present ones with a reset."""
+    """Largest number of bytes that the process has had in memory since the last reset; with a reset, its present number."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     status = Path("/proc/self/status").read_text()

@@ -1,4 +1,4 @@
-"""What an executor adds to segments: the time between two of them on one device."""
+"""The time that an executor adds to segments: the time between two of them on one device."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def gaps(
 
 
 def slower_after(seconds: float, repeats: int = 31) -> float:
-    """How many times as long some ordinary Python takes with a busy wait of ``seconds`` before it, over the same at once again.
+    """Return the slowdown of ordinary Python after a busy wait of ``seconds``, relative to running it again at once.
 
-    Nothing of this is an executor's: it is what the machine makes of any code that has not run for a while. That others use
-    the caches meanwhile would explain it, and has not been shown.
+    This is not due to an executor: the machine slows down any code that has not run for a while. Other programs that use the
+    caches in between would explain it, but this has not been shown.
     """
     table = {number: str(number) for number in range(200)}
 

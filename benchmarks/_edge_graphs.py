@@ -35,7 +35,7 @@ SLEEP_S, HOPS = {False: 2e-3, True: 5e-3}, {False: 12, True: 6}  # on the loopba
 SIZES = (1_000, 100_000, 1_000_000)
 """Elements of float32."""
 LONG = 1_000_000
-"""Elements of tensors that are sent fewer times; their overhead on the loopback interface, which is copying, has no bound."""
+"""Elements of tensors that are sent fewer times. Their overhead on the loopback interface, which is copying, has no bound."""
 MOST_MS, MOST_PERCENT = 1.5, 7.0
 OURS = "placeit"
 
@@ -65,8 +65,8 @@ class _Graph:
     Args:
         shape: its name.
         model: a layer for each segment.
-        elements: of float32 in each tensor.
-        cluster: its devices, on a node each, the first on the driver's.
+        elements: number of float32 elements in each tensor.
+        cluster: its devices, each on a different node, the first on the driver's.
         nodes: the connection.
         made: the network; None for the loopback interface.
     """
@@ -79,7 +79,7 @@ class _Graph:
         self._sleep_s = SLEEP_S[made is not None]
 
     def race(self, args: Args, report: Report) -> None:
-        """Race it through placeit and through Ray, in turns."""
+        """Race the graph through placeit and through Ray, in turns."""
         made, kilobytes = self._made, self._elements * 4 / 1e3
         progress(f"{self._shape}, {kilobytes:g} kB{'' if made is None else ', on an emulated network'}")
         with ExitStack() as stack:
@@ -157,7 +157,7 @@ class _Graph:
         return Runtime(self._model, grouping, self._cluster, devices=devices, transports=links)
 
     def _spread(self, runtime: Runtime) -> Plan:
-        """Each segment on another node than those that it reads from, a diamond's middle on two, results where made."""
+        """Place each segment on another node than its producers, a diamond's middle on two, results with their producers."""
         groups, devices = runtime.grouping.groups, len(self._cluster)
         level = np.zeros(len(groups), int)
         beside = np.zeros(len(groups), int)
@@ -196,7 +196,7 @@ class _Graph:
         return float(sum(moved.values()))
 
     def _stages(self, stack: ExitStack) -> list[Any]:
-        """An actor of Ray's on each node."""
+        """An actor of Ray on each node."""
         ray = connection.ray_module()
         made, actors = ray.remote(num_cpus=0)(RayStage), []
         for device in self._cluster.devices:
@@ -219,9 +219,9 @@ class _Graph:
         return once
 
     def _compiled(self, plan: Plan, stack: ExitStack) -> Timer:
-        """The same as a graph that Ray compiles: channels between actors, and no scheduler between calls.
+        """The same segments as a graph that Ray compiles: channels between actors, and no scheduler between calls.
 
-        Its actors poll their channels, which takes a third of a core each. They are stopped while others have their turn.
+        Its actors poll their channels, which takes a third of a core each. They are stopped while other candidates run.
         """
         from ray.dag import InputNode
 
@@ -246,7 +246,7 @@ class _Graph:
 
 
 def _walk(plan: Plan, given: Any, call: Callable[[int, list[Any]], Any]) -> Any:
-    """What calls of all segments on their devices make of an input."""
+    """The outputs of calls of all segments on their devices for an input."""
     reads: dict[int, list[int]] = {s: [] for s in range(len(plan.segments))}
     for u, v in plan.problem.edges.tolist():
         reads[v].append(u)
@@ -262,7 +262,7 @@ def _walk(plan: Plan, given: Any, call: Callable[[int, list[Any]], Any]) -> Any:
 
 
 def _nodes_of(plan: Plan) -> list[int]:
-    """The node of each segment; the driver's, which is the first, of what hands inputs and outputs through."""
+    """The node of each segment. Segments that only pass on inputs and outputs are on the driver's node, which is the first."""
     return [0 if segment.passthrough else segment.device for segment in plan.segments]
 
 
@@ -272,13 +272,13 @@ def _signal(pids: Sequence[int], what: signal.Signals) -> None:
 
 
 def _second(timer: Timer) -> float:
-    """Run twice, and time the second run: after a pause, TCP sends slowly at first, whoever uses it."""
+    """Run twice, and time the second run: after a pause, TCP sends slowly at first, for any sender."""
     timer()
     return timer()
 
 
 def _diamonds(elements: int, hops: int) -> OpenVinoModel:
-    """Diamonds one after the other: a segment, two beside each other that read it, one that adds them up."""
+    """Diamonds one after the other: a segment, two parallel segments that read it, and one that adds their outputs."""
     ov: Any = import_openvino()
     ops = ov.opset13
     parameter = ops.parameter([1, elements], ov.Type.f32, name="in")

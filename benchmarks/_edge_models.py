@@ -1,4 +1,4 @@
-"""Models on a fast head and slow edge nodes: the best split, beside single nodes, the simulator and Ray's own references."""
+"""Models on a fast head and slow edge nodes: the best split, compared with single nodes, the simulator and Ray's references."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from placeit.session import Session
 __all__ = ["on_nodes"]
 
 QUOTAS = {"head": 1.0, "edge1": 0.3, "edge2": 0.3}
-"""Cores of each node: the rest of two is for the driver and the switch."""
+"""Cores of each node. The rest of two cores is for the driver and the switch."""
 MOST_PERCENT = 10.0
 _STEPS = 3000  # of a search among plans
 
@@ -101,7 +101,7 @@ def _race(session: Session, where: str, made: Network, args: Args, report: Repor
 
 
 def _best_split(session: Session, seed: int) -> Plan:
-    """The plan with the lowest simulated time of those that a search finds and that use several nodes."""
+    """The plan with the lowest simulated time among plans that a search finds and that use several nodes."""
     segmenter, problem = session.segmenter, session.segmenter.problem()
     groups = len(session.grouping.groups)
     halves = [np.where(np.arange(groups) < groups * share, 0, 1 + d) for d in range(len(NODES) - 1) for share in (0.5, 0.9)]
@@ -113,7 +113,7 @@ def _best_split(session: Session, seed: int) -> Plan:
 
 
 class _Stage:
-    """Segments on a node, as a plain actor of Ray's that takes and returns arrays."""
+    """Segments on a node, as a plain actor of Ray that receives and returns arrays."""
 
     def __init__(self, device: Device) -> None:
         self._device = device_kind(device).open(device, "f32")

@@ -1,6 +1,6 @@
-"""Cases of the fuzzer: a file of some kind, changed, and the command that reads it.
+"""Cases of the fuzzer: a changed file of some kind, and the command that reads it.
 
-A case is made again from the seed of the run and its number; one that went wrong is kept as an archive of its files.
+A case can be made again from the seed of the run and its number. A case that went wrong is kept as an archive of its files.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Case:
     """Files and a command.
 
     Attributes:
-        kind: of the file that was changed.
+        kind: kind of the file that was changed.
         argv: the command, as after ``placeit``; it runs in the folder of the files.
-        files: contents by path; None for a pipe that nobody writes to.
-        outputs: beginnings of the paths that the command may write, whatever comes of it.
-        results: those that it may write only if it succeeds.
+        files: contents by path; None for a pipe without a writer.
+        outputs: beginnings of the paths that the command may write, whether or not it succeeds.
+        results: beginnings of the paths that it may write only if it succeeds.
         measures: whether it runs a model that the case has changed, whose tensors may rightly be large.
     """
 
@@ -56,7 +56,7 @@ class Case:
 
 
 def pack(case: Case, **about: Any) -> bytes:
-    """Write a case as an archive, with what is to be said about it."""
+    """Write a case as an archive, with a text about it."""
     stream = io.BytesIO()
     told = {name: getattr(case, name) for name in ("kind", "argv", "outputs", "results", "measures")}
     told["pipes"] = [path for path, content in case.files.items() if content is None]
@@ -69,7 +69,7 @@ def pack(case: Case, **about: Any) -> bytes:
 
 
 def unpack(content: bytes) -> Case:
-    """Read what :func:`pack` wrote."""
+    """Read an archive that :func:`pack` wrote."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         told = json.loads(archive.read(_ABOUT))
         files: dict[str, bytes | None] = {
@@ -82,12 +82,12 @@ def unpack(content: bytes) -> Case:
 
 @dataclass(frozen=True)
 class _Maker:
-    """What the cases of one kind are made from.
+    """The material for the cases of one kind.
 
     Attributes:
         seeds: the folder of the files to change; see :mod:`benchmarks._fuzz_seeds`.
-        rng: what is drawn from.
-        devices: two that models run on.
+        rng: the random number generator.
+        devices: two devices that models run on.
     """
 
     seeds: Path
@@ -96,13 +96,13 @@ class _Maker:
     files: dict[str, bytes | None] = field(default_factory=dict)
 
     def read(self, folder: str, name: str = "", ending: str = "") -> tuple[str, bytes]:
-        """Name and content of a file of a folder; of any of them without a name."""
+        """Return the name and content of a file in a folder; of a random one if no name is given."""
         found = sorted(path for path in (self.seeds / folder).iterdir() if path.name.endswith(ending))
         path = self.seeds / folder / name if name else self.rng.choice(found)
         return path.name, path.read_bytes()
 
     def add(self, folder: str, name: str, path: str = "") -> str:
-        """Add a file as it is, and return its path."""
+        """Add an unchanged file, and return its path."""
         self.files[path or name] = self.read(folder, name)[1]
         return path or name
 
@@ -148,7 +148,7 @@ class _Maker:
         return self.model("pt2", "model.pt2")
 
     def model(self, kind: str, model: str) -> Case:
-        """Read a changed model in one of the ways that there are, mostly without running it."""
+        """Read a changed model by one of several commands, mostly without running it."""
         first, second = self.devices
         way = self.rng.choices(("inspect", "export", "described", "compare", "ort"), (16, 2, 2, 1, 1))[0]
         if way == "export" and kind == "pt2":
@@ -199,7 +199,7 @@ class _Maker:
         return self.simulate("checkpoint", self.add("onnx", "tiny.onnx"), "--placer", f"{placer}:weights=w.safetensors")
 
     def training(self) -> Case:
-        """The state of a training, likewise, or the problems that it learns from."""
+        """The state of a training, changed as bytes or with the right digest, or the problems that it learns from."""
         self.add_all("problems", "problems")
         self.add_all("run", "run")
         if self.rng.random() < 0.7:
@@ -269,7 +269,7 @@ TRAIN = (
     *("train", "placeto", "--problems", "problems", "--held-out", "1", "--folder", "run", "--output", "out.safetensors"),
     *("--stage", "reinforce:updates=2,problems=1,episodes=1"),
 )
-"""The training that the seeds hold the state of."""
+"""The training whose state is among the seeds."""
 
 
 def _change_tensors(tensors: dict[str, Any], rng: Random) -> None:
@@ -300,7 +300,7 @@ KINDS: Mapping[str, Callable[[_Maker], Case]] = {
     name: getattr(_Maker, name)
     for name in ("onnx", "ir", "pt2", "placement", "cluster", "checkpoint", "training", "cache", "inputs")
 }
-"""What makes a case of each kind."""
+"""Functions that make a case of each kind."""
 
 _TURNS = (
     *("onnx", "pt2", "cluster", "inputs", "ir", "onnx", "placement", "checkpoint", "cache", "onnx"),
@@ -309,7 +309,7 @@ _TURNS = (
 
 
 def make_case(seeds: Path, devices: tuple[str, str], seed: int, number: int) -> Case:
-    """Make a case of the kind whose turn it is; the same for the same seeds, seed and number."""
+    """Make a case. Its kind follows from its number; the same seeds, seed and number give the same case."""
     maker = _Maker(seeds, random.Random(f"{seed} {number}"), devices)
     kind = _TURNS[number % len(_TURNS)]
     case = KINDS[kind](maker)

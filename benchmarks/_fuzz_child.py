@@ -1,7 +1,7 @@
-"""One process that runs cases of the fuzzer, and judges what came of each.
+"""A process that runs cases of the fuzzer, and judges the outcome of each.
 
-It is a process of its own because what it runs may crash or hang. :mod:`benchmarks.fuzz` asks, and starts another one where
-this one has ended.
+It is a separate process because the cases may crash or hang. :mod:`benchmarks.fuzz` sends the cases, and starts another process
+when this one has ended.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from benchmarks._fuzz_cases import Case, make_case, unpack
 __all__ = ["GIVEN", "STATUSES", "Outcome", "execute", "serve"]
 
 STATUSES = ("done", "refused", "crashed", "hung", "bug", "unclear", "exit code", "wrote", "ran code", "memory")
-"""The first two are as it should be: there is a result, or an error of one clear paragraph."""
+"""The first two are correct outcomes: a result, or an error of one clear paragraph."""
 
 GIVEN = "given"
-"""Folder with the files of the case as the command got them."""
+"""Folder with the files of the case as they were given to the command."""
 
 _MEMORY = 1 << 30  # bytes that a command on such small files may take
 _ADDRESSES = 3 << 30  # address space beyond what the process has, so that a case cannot take all memory of the machine
@@ -41,9 +41,9 @@ _NOISE = re.compile(
     r"Exception from |Check '.*' failed|std::|\w\.cpp:\d+|0x[0-9a-f]{6,}|<\w+ object at|See where it happened"
     r"|\b(Key|Type|Index|Attribute|Assertion|Recursion|UnicodeDecode|UnicodeEncode|ZeroDivision|Overflow|Unpickling)Error\b"
 )
-"""What no error for users should hold."""
+"""Text that no error message for users should contain."""
 _PROGRESS = re.compile(r"\d+ s: .+, \d+ %")
-"""What a command that takes seconds says of its progress where standard error is no terminal."""
+"""Progress messages of a command that takes seconds, if standard error is not a terminal."""
 _RUNS_CODE = (
     "os.system",
     "os.exec",
@@ -56,14 +56,14 @@ _RUNS_CODE = (
 )
 _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate")
 _LIBRARIES = ("tmp/torchinductor_",)
-"""Where libraries keep what they make anew, in the folder for temporary files."""
+"""Folders for temporary files in which libraries keep generated files."""
 
 Main = Callable[[tuple[str, ...]], None]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case.
+    """The outcome of a case.
 
     Attributes:
         status: one of :data:`STATUSES`.
@@ -77,16 +77,16 @@ class Outcome:
 def serve(
     connection: Connection, log: str, seeds: str, devices: tuple[str, str], seed: int, case_s: float, main: Main | None
 ) -> None:
-    """Answer requests, a number of a case or a case that was kept, with its :class:`Outcome`, until there is None.
+    """Answer requests, each a case number or a kept case, with the :class:`Outcome`, until None is received.
 
     Args:
         connection: to the parent.
-        log: for the tracebacks of crashes and hangs; all that cases read and write lies in its folder.
+        log: for the tracebacks of crashes and hangs; all files that cases read and write are in its folder.
         seeds: the folder that :func:`benchmarks._fuzz_seeds.make_seeds` has filled.
-        devices: those of the seeds.
+        devices: devices of the seeds.
         seed: of the run.
-        case_s: seconds after which a case hangs.
-        main: what is run; None for placeit.
+        case_s: seconds after which a case counts as hung.
+        main: the function to run; None for placeit.
     """
     room = Path(log).parent
     for name in ("home", "tmp"):
@@ -116,7 +116,7 @@ def serve(
 
 
 def _placeit() -> Main:
-    """Import what commands import when they run, which belongs to no case, and return what runs them."""
+    """Import modules that commands import when they run, so that no case has to, and return the function that runs commands."""
     import onnx  # noqa: F401
     import torch  # noqa: F401
 
@@ -128,7 +128,7 @@ def _placeit() -> Main:
 
 
 class _Watch:
-    """An audit hook: writes down which processes, connections and files outside the room Python makes while a case runs."""
+    """An audit hook that records which processes, connections and files outside the room Python makes while a case runs."""
 
     def __init__(self, room: Path) -> None:
         self.room = room.resolve()
@@ -193,7 +193,7 @@ def execute(case: Case, room: Path, watch: _Watch, main: Main) -> Outcome:
 
 
 def _told(case: Case, code: int, out: str, err: str) -> Outcome:
-    """Judge what a command has said."""
+    """Judge the output of a command."""
     lines = err.splitlines()
     errors = [line for line in lines if not line.startswith("warning: ") and not _PROGRESS.fullmatch(line)]
     if code == 0 or out:
@@ -213,7 +213,7 @@ def _told(case: Case, code: int, out: str, err: str) -> Outcome:
 
 
 def _unclear(errors: list[str]) -> str:
-    """Say why what went to standard error is not one clear paragraph; nothing if it is one."""
+    """Return why the text on standard error is not one clear paragraph; empty if it is one."""
     if len(errors) != 1:
         return f"{len(errors)} lines"
     [line] = errors
@@ -262,7 +262,7 @@ def _differences(before: dict[str, str], after: dict[str, str], allowed: tuple[s
 
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
-    """Let the process have no more than some gigabytes of address space beyond what it has."""
+    """Limit the address space of the process to some gigabytes beyond its present size."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _ADDRESSES, hard))

@@ -1,6 +1,6 @@
 """Ways to damage files of each format: bytes, trees (JSON), YAML, ONNX, zip archives, NumPy arrays, safetensors.
 
-Everything draws from the generator that it is given, so that a case can be made again from its number.
+All functions draw from the generator that they are given, so that a case can be made again from its number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 Random = random.Random
 
 _DEEP, _LONG = "@deep@", "@long@"
-"""Stand for what ``json.dumps`` does not write: lists in lists, and an integer of thousands of digits."""
+"""Placeholders for values that ``json.dumps`` does not write: nested lists, and an integer of thousands of digits."""
 
 ODD_NUMBERS = (-1, 0, 1, 2, 255, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, -(2**63) - 1, 10**399, 1e308, 1e-300, -0.5)
 ODD_TEXTS = (
@@ -56,7 +56,7 @@ ODD_TEXTS = (
 ODD = (None, True, False, float("nan"), float("inf"), [], {}, [[]], {"": None}, _DEEP, _LONG, *ODD_NUMBERS, *ODD_TEXTS)
 
 HARM = "__import__('os').system('touch harm')"
-"""What would run if some part of a file were code."""
+"""Text that would run if some part of a file were executed as code."""
 
 
 def several(data: Any, change: Callable[[Any, Random], Any], rng: Random) -> Any:
@@ -99,7 +99,7 @@ def change_bytes(content: bytes, rng: Random) -> bytes:
 
 
 def change_tree(tree: Any, rng: Random) -> Any:
-    """Change one place of a tree of lists and dictionaries, which is changed; return what is at its root now."""
+    """Change one place of a tree of lists and dictionaries in place; return its new root."""
     places = list(_places(tree))
     if not places:
         return rng.choice(ODD)
@@ -129,7 +129,7 @@ def change_tree(tree: Any, rng: Random) -> Any:
 
 
 def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place of a tree but its root: what holds it, and its key or index there. Parts that are there twice come once."""
+    """Return every place of a tree but its root: the container, and the key or index in it. Shared parts are returned once."""
     stack, seen = [tree], set[int]()
     while stack:
         holder = stack.pop()
@@ -143,7 +143,7 @@ def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def to_json(tree: Any) -> bytes:
-    """Write a tree as JSON, with what stands for more than ``json.dumps`` writes."""
+    """Write a tree as JSON, with placeholders replaced by the values that they stand for."""
     try:
         text = json.dumps(tree)
     except (ValueError, RecursionError):  # a swap has put a part into itself
@@ -152,7 +152,7 @@ def to_json(tree: Any) -> bytes:
 
 
 def change_json(content: bytes, rng: Random) -> bytes:
-    """Change a JSON file: a few places of what it holds, or its bytes."""
+    """Change a JSON file: a few places of its content, or its bytes."""
     try:
         tree = json.loads(content) if rng.random() < 0.75 else None
     except (ValueError, RecursionError):  # it has been changed before
@@ -239,7 +239,7 @@ _LOCATIONS = (
 
 
 def change_model(model: Any, rng: Random) -> Any:
-    """Change one thing of an ``onnx.ModelProto``: a node, a tensor, an input, or what the file says about itself."""
+    """Change one thing of an ``onnx.ModelProto``: a node, a tensor, an input, or its metadata."""
     changes = (_change_node, _change_edge, _change_attribute, _change_tensor, _change_border, _change_head)
     change = rng.choices(changes, (4, 2, 2, 4, 2, 1))[0]
     change(model if change is _change_head else model.graph, rng)
@@ -437,8 +437,8 @@ def change_archive(content: bytes, rng: Random, harm: Sequence[MemberChange] = (
 
     Args:
         content: the archive.
-        rng: what is drawn from.
-        harm: changes of one member besides those of bytes and JSON; they may rename it.
+        rng: the random number generator.
+        harm: additional ways to change one member, besides changes of bytes and JSON; they may rename it.
     """
     if rng.random() < 0.2:
         return several(content, change_bytes, rng)
@@ -509,7 +509,7 @@ class _Harm:
 
 
 def harm_program(name: str, data: bytes, rng: Random) -> tuple[str, bytes]:
-    """Put code into a member of a ``.pt2`` archive where it would run if nobody looked."""
+    """Put code into a member of a ``.pt2`` archive at a place where it would run without a check."""
     if not name.endswith(".json"):
         return rng.choice((name, f"{name.partition('/')[0]}/data/constants/opaque_obj_0")), pickle.dumps(_Harm())
     try:

@@ -22,7 +22,7 @@ _PACKAGED = (
     *("pytorch-converted/test_BatchNorm2d_eval", "pytorch-converted/test_ConvTranspose2d", "simple/test_expand_shape_model1"),
     *("simple/test_sequence_model4", "simple/test_strnorm_model_monday_empty_output", "simple/test_gradient_of_add"),
 )
-"""Models that come with ONNX, of a few ops each."""
+"""Models that are part of ONNX, of a few ops each."""
 
 _DESCRIBED = """\
 devices:
@@ -44,10 +44,10 @@ links:
 
 
 def make_seeds(folder: Path, devices: tuple[str, str]) -> None:
-    """Fill a folder with a folder of seeds for each kind. To be called in a process of its own: it sets the environment.
+    """Fill a folder with a folder of seeds for each kind. Call it in a separate process, because it sets environment variables.
 
     Args:
-        folder: where; made.
+        folder: the folder, which is created.
         devices: names of two devices of one CPU core each.
     """
     for name in ("onnx", "ir", "pt2", "placement", "cluster", "checkpoint", "inputs"):
@@ -126,7 +126,7 @@ def _onnx(folder: Path) -> None:
 
 
 def _rest(folder: Path, devices: tuple[str, str]) -> None:
-    """IR, placements, clusters, inputs, and what the profiler keeps."""
+    """IR, placements, clusters, inputs, and files of the profiler."""
     import numpy as np
 
     from placeit.backends import load
@@ -155,7 +155,7 @@ def _rest(folder: Path, devices: tuple[str, str]) -> None:
 
 
 def _bomb(gigabytes: int = 2) -> bytes:
-    """An ``.npz`` file of a few megabytes that unpacks to gigabytes of zeros, as one array and as another one of its own."""
+    """An ``.npz`` file of a few megabytes that unpacks to gigabytes of zeros, as one array and as another, separate one."""
     head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({gigabytes << 28},), }}\n".encode()
     start = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head
     block = bytes(1 << 20)
@@ -169,7 +169,7 @@ def _bomb(gigabytes: int = 2) -> bytes:
 
 
 def _one_member(name: str, packed: bytes, checksum: int, size: int) -> bytes:
-    """A zip archive with one member that is packed already."""
+    """A zip archive with one member that is already compressed."""
     shell = make_archive([(name, b"")], zipfile.ZIP_DEFLATED)
     with zipfile.ZipFile(io.BytesIO(shell)) as archive:
         info = archive.getinfo(name)

@@ -1,4 +1,4 @@
-"""Text generated across devices: right tokens, the simulator's error, what a hop adds, and several texts at once."""
+"""Text generation across devices: right tokens, the simulator's error, the time that a hop adds, and several texts at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STEPS, _PROFILE_S, _SEARCH_S = (256, 24), (60.0, 5.0), (120.0, 15.0)
 """Tokens, and seconds for measuring groups and for a search, in full and quick."""
 _PROMPT = 32
 _ROOM = 1.15
-"""Memory of each of two nodes, over half of the weights, of which both ends need the table of tokens."""
+"""Memory of each of two nodes: more than half of the weights, because both ends need the table of tokens."""
 _TEXTS = 8
 _TURN, _TURNS = 16, (30, 6)
 """Tokens between two turns, and turns, in full and quick."""
@@ -48,7 +48,7 @@ def balanced(session: Session) -> Placement:
 
 
 def reference(path: Path, prompt: Sequence[int], tokens: int) -> list[int]:
-    """Tokens that plain OpenVINO finds with an uncut model."""
+    """Tokens that plain OpenVINO generates with an uncut model."""
     steps, _ = plain_steps(openvino_core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}))
     return generate(lambda inputs: {"logits": steps(inputs)[None, None]}, NAMES, prompt, tokens)[0]
 
@@ -64,7 +64,7 @@ def _as_run(files: Files, cluster: str, folder: Path) -> Files:
 
 
 def clusters(files: Files, args: Args, report: Report) -> None:
-    """Generate a text on each cluster, and compare its tokens with those of the uncut model, and its time with simulation."""
+    """Generate a text on each cluster; compare its tokens with the uncut model's, and its time with the simulated time."""
     prompt = np.random.default_rng(args.seed).integers(0, files.decoder.vocabulary, _PROMPT).tolist()
     steps = _STEPS[args.quick]
     wanted = functools.cache(lambda path: reference(path, prompt, steps))

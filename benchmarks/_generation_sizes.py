@@ -1,4 +1,4 @@
-"""Open sizes in use: an encoder at random lengths beside static compilation, and many requests of random lengths."""
+"""Open sizes: an encoder at random lengths compared with static compilation, and many requests of random lengths."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from placeit.workloads.decoder import TINY, write_decoder
 __all__ = ["encoder", "soak"]
 
 _LENGTHS, _MOST = (16, 4), 512
-"""How many lengths, in full and quick, and the greatest."""
+"""Number of lengths, in full and quick, and the largest length."""
 _ROUNDS, _WORDS = (20, 6), 256
 _REQUESTS = (10_000, 300)
 _RATE = 150.0
 """Requests per second."""
 _LIVE, _LONGEST, _TOKENS = 6, 24, 96
-"""Sequences at once, the most tokens of one request, and of a sequence."""
+"""Number of sequences at once, and the most tokens of one request and of one sequence."""
 _ALONE, _DROPPED = 0.3, 0.04
-"""Shares of requests that belong to no sequence, and after which their sequence is dropped, with what it still has to do."""
+"""Shares of requests that belong to no sequence, and that end their sequence by dropping it, with pending requests."""
 _PATIENCE_S = 60.0
 _MOST_GROWTH_MB = 100.0
 _TOLERANCE = 1e-4
 
 
 def encoder(args: Args, report: Report) -> None:
-    """Run BERT-base at random lengths on one core: one placement, beside the model compiled for each length."""
+    """Run BERT-base at random lengths on one core: one placement, compared with the model compiled for each length."""
     random, first = np.random.default_rng(args.seed), two_cores()[0]
     model = models.build_model("bert_base", seed=args.seed)
     if args.quick:
@@ -103,12 +103,12 @@ def encoder(args: Args, report: Report) -> None:
 
 @dataclass(eq=False)
 class _Told:
-    """A sequence, and what it has been asked for.
+    """A sequence, and the requests made to it.
 
     Attributes:
-        plain: the same decoder in plain OpenVINO, and what resets it.
+        plain: the same decoder in plain OpenVINO, and the function that resets it.
         past: tokens so far.
-        dropped: whether what it has not done yet need not be done.
+        dropped: whether its pending requests need not be answered.
     """
 
     sequence: Sequence
@@ -119,7 +119,7 @@ class _Told:
 
 @dataclass
 class _Soak:
-    """Requests of random lengths, some of sequences, and what came of them."""
+    """Requests of random lengths, some of sequences, and their outcomes."""
 
     server: Server
     compiled: Any
@@ -164,7 +164,7 @@ class _Soak:
         return made
 
     def take(self, *, wait: bool) -> None:
-        """Compare the answers that are there, or all, with those of plain OpenVINO, in the order of the requests."""
+        """Compare the available answers, or all, with plain OpenVINO's, in the order of the requests."""
         while self.open and (wait or self.open[0][0].done()):
             answer, inputs, told = self.open.popleft()
             plain = self._plain() if told is None else told.plain

@@ -24,7 +24,7 @@ _GATED = ("feed_forward.in", "feed_forward.gate", "feed_forward.out")
 
 
 class _Weights:
-    """The weights of an ONNX file, by the names that its writer gave them or the ops that use them."""
+    """The weights of an ONNX file, by the names given by its writer, or by the ops that use them."""
 
     def __init__(self, files: Files) -> None:
         graph = onnx.load(files.onnx).graph
@@ -100,9 +100,9 @@ class TorchText:
     """A decoder in PyTorch, for texts whose prompts are read at once.
 
     Args:
-        files: the decoder, of the style of Llama.
-        share: of the weights that may be in memory; None for all, without accelerate.
-        stack: what removes the others from the disk.
+        files: the decoder, in the style of Llama.
+        share: share of the weights that may be in memory; None for all, without accelerate.
+        stack: removes the other weights from the disk.
     """
 
     def __init__(self, files: Files, share: float | None, stack: ExitStack) -> None:
@@ -129,7 +129,7 @@ class TorchText:
 
 
 def _device_map(module: Any, most: float) -> dict[str, str]:
-    """Embedding, norm, and as many layers as fit beside them in memory; the others on disk. At least one is."""
+    """Embedding, norm, and as many layers as fit beside them in memory, at least one; the other layers are on disk."""
     left = most - module.embedding.weight.nbytes
     size = sum(parameter.nbytes for parameter in module.layers[0].parameters())
     inside = min(len(module.layers) - 1, max(0, int(left // size)))

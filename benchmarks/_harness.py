@@ -1,14 +1,13 @@
-"""What every benchmark shares: command line, claims, rows, and one way to print them.
+"""Code that all benchmarks share: command line, claims, rows, and output.
 
 A benchmark is a module with::
 
     def run(args: Args, report: Report) -> None: ...
 
-    if __name__ == "__main__":
-        main("simulator", run)
+    if __name__ == "__main__": main("simulator", run)
 
-A claim that does not hold is printed as such and does not change the exit code: a benchmark reports, it does not judge, unless
-its claims hold on any machine and its module says so (``main("soak", run, judge=True)``): then the exit code is 1.
+A claim that does not hold is printed as such and does not change the exit code: a benchmark reports, it does not judge. If the
+claims of a benchmark hold on any machine, its module says so (``main("soak", run, judge=True)``); then the exit code is 1.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ _LIBRARIES = ("numpy", "openvino", "onnx", "onnxruntime", "torch", "ray", "pymet
 
 @dataclass(frozen=True)
 class Args:
-    """What the command line asked for.
+    """Options of the command line.
 
     Attributes:
         quick: shrink the work (fewer cases, fewer repetitions), never what is claimed about it.
         seed: seed of everything random.
-        models: names of the models to run, of those that the benchmark knows; empty for its own choice.
-        backend: what runs them, of what the benchmark knows; empty for its own choice.
-        cases: names of the cases to run; empty for those from number ``first`` to before ``last``.
-        replay: files of cases that went wrong earlier, to run in place of others.
+        models: names of the models to run, from the models that the benchmark knows; empty for its default.
+        backend: the backend that runs them, from the backends that the benchmark knows; empty for its default.
+        cases: names of the cases to run; empty for the cases from number ``first`` to before ``last``.
+        replay: files of cases that went wrong earlier, to run instead of other cases.
         keep: folder for such files.
-        seconds: how long to go on; None for as long as the benchmark does by itself.
+        seconds: how long to run; None for the benchmark's default.
     """
 
     quick: bool = False
@@ -81,7 +80,7 @@ def _commit() -> str | None:
 
 @dataclass
 class Report:
-    """Rows and claims of one benchmark, filled while it runs; and the commit that was there when it began."""
+    """Rows and claims of one benchmark, filled while it runs, and the commit at its start."""
 
     rows: list[dict[str, Value]] = field(default_factory=list)
     claims: list[dict[str, Value]] = field(default_factory=list)
@@ -94,11 +93,11 @@ class Report:
     def claim(
         self, name: str, value: float | None, unit: str, *, at_least: float | None = None, at_most: float | None = None
     ) -> None:
-        """State a measured figure, and the target that it should reach if there is one.
+        """State a measured figure, and its target if there is one.
 
         Args:
-            name: what was measured.
-            value: what this run measured; None if it could not be measured here (say why with :meth:`note`).
+            name: name of the figure.
+            value: the value measured by this run; None if it could not be measured here (say why with :meth:`note`).
             unit: of the value; ``""`` for a ratio.
             at_least: smallest value that holds.
             at_most: largest value that holds.
@@ -117,7 +116,7 @@ class Report:
         self.claims += other.claims
 
     def note(self, text: str) -> None:
-        """Say something beside the figures, such as what was left out and why; goes to standard error."""
+        """Print a remark on standard error, such as what was left out and why."""
         print(text, file=sys.stderr, flush=True)
 
 
@@ -148,12 +147,12 @@ def main(
         name: the benchmark's name, as in ``python -m benchmarks.<name>``.
         run: fills the report.
         argv: arguments; the process's own if None.
-        models: names that its option ``--models`` takes; without any, it has no such option.
-        backends: likewise, for ``--backend``; the first is the default.
+        models: names that its option ``--models`` accepts; without any, it has no such option.
+        backends: names that its option ``--backend`` accepts; without any, it has no such option. The first is the default.
         judge: exit with 1 if a claim does not hold.
         cases: whether it has the options ``--cases``, ``--first`` and ``--last``.
         replay: whether it has the options ``--replay`` and ``--keep``.
-        seconds: how long it goes on in full, for its option ``--seconds``; without it, it has no such option.
+        seconds: default of its option ``--seconds``; without it, it has no such option.
     """
     known = parser(f"python -m benchmarks.{name}", sys.modules[run.__module__].__doc__)
     if models:
@@ -195,7 +194,7 @@ def main(
 
 
 def _keep(result: dict[str, Any], module: ModuleType, command: str, options: argparse.Namespace) -> None:
-    """Write a result as that of a benchmark in one part."""
+    """Write a result as the result of a benchmark with one part."""
     name = result["benchmark"]
     head = f"# {name}\n\nThe versions of all libraries are in [report.json](report.json)."
     parts = {kind: [{"part": name, **entry} for entry in result[kind]] for kind in ("claims", "rows")}
@@ -203,7 +202,7 @@ def _keep(result: dict[str, Any], module: ModuleType, command: str, options: arg
 
 
 def _command(known: argparse.ArgumentParser, given: Mapping[str, Any]) -> str:
-    """Return what to type for the same figures."""
+    """Return the command that gives the same figures."""
     words = known.prog.split()
     for what, value in given.items():
         if what not in ("json", "note") and value != known.get_default(what):
@@ -214,7 +213,7 @@ def _command(known: argparse.ArgumentParser, given: Mapping[str, Any]) -> str:
 
 @contextmanager
 def quiet_output() -> Iterator[None]:
-    """Send whatever the work prints, native libraries included, to standard error: the result alone is the output."""
+    """Redirect all that the work prints, including native libraries, to standard error; only the result is output."""
     sys.stdout.flush()
     out = os.dup(1)
     os.dup2(2, 1)
@@ -227,7 +226,7 @@ def quiet_output() -> Iterator[None]:
 
 
 def output(name: str, report: Report) -> dict[str, Any]:
-    """Return what ``--json`` prints: the report, the machine and the commit."""
+    """Return the object that ``--json`` prints: the report, the machine and the commit."""
     return {
         "schema": "placeit.benchmark/1",
         "benchmark": name,
@@ -279,7 +278,7 @@ def _text(value: Value) -> str:
 
 
 def _finite(value: Value) -> Value:
-    """JSON knows no infinity and no NaN; NumPy scalars become Python's."""
+    """Replace infinity and NaN, which JSON lacks, and convert NumPy scalars to Python's."""
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Lanes that run without Python against Python lanes, on devices that are busy for a given time and compute nothing."""
+"""Lanes that run without Python compared with Python lanes, on devices that are busy for a given time and compute nothing."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def run(cores: tuple[int, int], report: Report, *, rounds: int) -> None:
     """Print rows and claims.
 
     Args:
-        cores: one for each of two devices.
-        report: where to.
-        rounds: of each race.
+        cores: one core for each of two devices.
+        report: receives rows and claims.
+        rounds: rounds of each race.
     """
     with timed_lanes(cores, 100e-6, two_chains(), apart=True) as executors:
         ratio = _raced(executors, rounds)
@@ -76,7 +76,7 @@ def _chain() -> OpenVinoModel:
 
 
 def two_chains() -> OpenVinoModel:
-    """Ops in two chains that read from each other now and then; every other op is of the second."""
+    """Ops in two chains that read from each other now and then; every other op belongs to the second chain."""
     ops = import_openvino().opset13
     first = ops.parameter([1], np.float32, name="in")
     ends = [first.output(0), first.output(0)]
@@ -90,7 +90,7 @@ def two_chains() -> OpenVinoModel:
 
 @contextlib.contextmanager
 def timed_lanes(cores: tuple[int, int], seconds: float, model: OpenVinoModel, *, apart: bool) -> Iterator[dict[str, Executor]]:
-    """Open a plan with a segment for each op, by entries of both kinds; its ops in turns on two devices, or all on one."""
+    """Open a plan with a segment for each op, by entries of both kinds, its ops in turns on two devices or all on one."""
     grouping = Grouping.singletons(model.graph)
     groups = len(grouping.groups)
     pairs = {(a, b): Link(1e9, 1e-6) for a, b in (("a", "b"), ("b", "a"))}
@@ -132,10 +132,10 @@ def beside_others(what: str, executor: PlanExecutor, report: Report, *, rounds: 
 
     Args:
         what: name of the plan.
-        executor: runs it.
-        report: gets medians, and how long the caller waited for the interpreter's lock after the last segment had ended.
+        executor: runs the plan.
+        report: receives medians, and how long the caller waited for the interpreter's lock after the last segment had ended.
         rounds: runs beside each of the two, and alone.
-        claim: whether that is claimed to differ by no more than a tenth.
+        claim: whether to claim that these times differ by no more than a tenth.
     """
     others = {"nothing": contextlib.nullcontext, "a Python thread": python_computing, "a busy process": _process_computing}
     inside: dict[str, list[float]] = {who: [] for who in others}
@@ -161,7 +161,7 @@ def beside_others(what: str, executor: PlanExecutor, report: Report, *, rounds: 
 
 @contextlib.contextmanager
 def _process_computing() -> Iterator[None]:
-    """Keep a process busy that is not Python."""
+    """Keep a process that is not Python busy."""
     with subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) as process:
         try:
             yield
@@ -188,9 +188,10 @@ def python_computing() -> Iterator[None]:
 
 
 def _wake_up(cores: tuple[int, int], busy_s: float, turns: int = 200) -> float:
-    """Median seconds until a thread on one core goes on that was woken from the other one, as a program of its own measures it.
+    """Median seconds until a thread on one core continues after a wake-up from the other core, measured by a separate program.
 
-    Between two turns it computes for as long as a segment takes. Any hand-over between these cores takes that long here.
+    Between two turns it computes for as long as a segment takes. Any hand-over between these cores takes that long on this
+    machine.
     """
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "wake_up"

@@ -1,4 +1,4 @@
-"""Running a plan level by level, as bulk-synchronous systems do: what a work-conserving executor is compared with."""
+"""Running a plan level by level, as bulk-synchronous systems do: the baseline of a work-conserving executor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ELEMENTS = 256
 
 
 def levels(plan: Plan) -> list[list[int]]:
-    """Segments by level: each is one level below the lowest of those that it reads from. What runs nothing is left out."""
+    """Segments by level, each one level below the lowest of its producers. Segments that run nothing are left out."""
     level = [0] * len(plan.segments)
     for producer, consumer in sorted(
         plan.problem.edges.tolist(), key=lambda edge: edge[1]
@@ -44,9 +44,9 @@ def levels(plan: Plan) -> list[list[int]]:
 
 @contextmanager
 def empty_levels(cluster: Cluster) -> Iterator[LevelByLevel]:
-    """Make levels whose ops, one on every device, compute next to nothing, to measure what a level takes.
+    """Make levels whose ops, one on every device, compute next to nothing, to measure the time of a level.
 
-    In each the host wakes every device, each runs one segment, and the last one wakes the host.
+    In each level the host wakes every device, each device runs one segment, and the last one wakes the host.
 
     Args:
         cluster: devices that PyTorch drives, in one memory.
@@ -64,16 +64,16 @@ def empty_levels(cluster: Cluster) -> Iterator[LevelByLevel]:
 
 
 def simulated(plan: Plan, dispatch: float, level: float) -> float:
-    """Seconds that a plan takes level by level, by the costs that the simulator has of it.
+    """Seconds of a plan that runs level by level, by the simulator's costs of the plan.
 
-    Each level takes what its busiest link takes, then what its busiest device takes, and what the host adds: a level that
-    computes nothing takes ``level``, of which the segments that the simulator knows have ``dispatch`` each. Links have no
-    latency here: between devices that share memory it is the time to wake one, which ``level`` has already.
+    Each level takes the time of its busiest link, then the time of its busiest device, and the time that the host adds. A level
+    that computes nothing takes ``level``; the simulator's segments already contain ``dispatch`` of that. Links have no latency
+    here: between devices that share memory, latency is the time to wake a device, which is already part of ``level``.
 
     Args:
-        plan: what runs.
+        plan: the plan to run.
         dispatch: seconds to start a segment, as in the costs of the plan.
-        level: seconds, of :func:`empty_levels`.
+        level: seconds, from :func:`empty_levels`.
     """
     problem, total = plan.problem, 0.0
     for numbers in levels(plan):
@@ -94,11 +94,11 @@ def simulated(plan: Plan, dispatch: float, level: float) -> float:
 class LevelByLevel:
     """A plan that runs level by level: no device starts a level before every device has ended the one before.
 
-    The same segments on the same devices as :class:`placeit.runtime.executor.Executor` has; nothing but the order differs.
+    It runs the same segments on the same devices as :class:`placeit.runtime.executor.Executor`; only the order differs.
 
     Args:
         runtime: devices and compiled segments, of a model without inputs, whose devices share memory.
-        plan: what to run.
+        plan: the plan to run.
     """
 
     def __init__(self, runtime: Runtime, plan: Plan) -> None:
@@ -130,7 +130,7 @@ class LevelByLevel:
         return [[device for device, _ in level] for level in self._levels]
 
     def time(self) -> float:
-        """Run once and return the seconds it took. Raises whatever a device reports."""
+        """Run once and return the seconds. Raises the errors that devices report."""
         ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
         def done(_start: float, _finish: float, error: BaseException | None) -> None:

@@ -1,7 +1,7 @@
 """Problems for list schedulers: graphs of several shapes and any size, on devices of several kinds.
 
-The shapes are layered random graphs, networks of blocks with branches, and tensor programs cut into shards; the devices are
-unequal ones on unequal links, servers with equal accelerators, systems on a chip, and sets of cores that conflict. Transfers
+The shapes are layered random graphs, networks of blocks with branches, and tensor programs cut into shards. The devices are
+unequal devices on unequal links, servers with equal accelerators, systems on a chip, and sets of cores that conflict. Transfers
 take from a tenth of the time of ops to ten times as much.
 """
 
@@ -24,8 +24,8 @@ def list_problem(shape: str, size: int, rng: np.random.Generator, *, tight: bool
 
     Args:
         shape: one of :data:`SHAPES`.
-        size: about how many ops.
-        rng: what is drawn from.
+        size: approximate number of ops.
+        rng: the random number generator.
         tight: whether weights take most of the memory.
         cores: place on cores and sets of them, some of which conflict.
     """
@@ -149,7 +149,7 @@ def _devices(
 def _cores(
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """The same of two to four cores, one by one, and sets of them."""
+    """Speeds, bandwidths, latencies and conflicts of two to four cores, one by one, and sets of them."""
     cores = int(rng.integers(2, 5))
     sets = [*({core} for core in range(cores)), set(range(cores)), *([set(range(2))] if cores > 2 else [])]
     speed = np.array([[len(chosen) ** power for chosen in sets] for power in rng.uniform(0.5, 1.0, _KINDS)])

@@ -109,7 +109,7 @@ def _quantised(path: Path, width: int, how: str) -> Path:
 
 
 def _compressed(path: Path, width: int, bits: int) -> Path:
-    """Write a transformer whose matrices are integers of 8 or 4 bits, each block of 32 along the inputs with a scale."""
+    """Write a transformer whose matrices are integers of 8 or 4 bits, with a scale for each block of 32 along the inputs."""
     source = _transformer(path.with_suffix(".float32.onnx"), width)
     model = onnx.load(source)
     source.unlink()
@@ -160,7 +160,7 @@ KINDS: dict[str, Callable[[Path, int], Path]] = {
     "float16": functools.partial(_transformer, dtype=np.float16),
     "CNN": lambda _path, _width: model_file("resnet50"),
 }
-"""What writes a model of each kind to a file, with layers of some width. The CNN has a size of its own, and a file as well."""
+"""Functions that write a model of each kind to a file. The CNN has a fixed size and an existing file."""
 
 
 def write_model(kind: str, folder: Path, width: int) -> Path:

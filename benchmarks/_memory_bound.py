@@ -1,7 +1,7 @@
-"""Models that memory bounds: each placement of them runs by itself, in its own process, as a user runs it.
+"""Models that memory bounds: each placement of them runs alone, in a separate process, as a user runs it.
 
-Such a model reads each weight once, for a product with one row, so its time depends on what the caches hold when it begins:
-behind other programs it takes up to twice as long as behind itself.
+Such a model reads each weight once, for a product with one row, so its time depends on the contents of the caches when it
+begins: after other programs it takes up to twice as long as after itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FIRST = 0.2  # share of the runs that are left out, while the process warms up
 
 @dataclass(frozen=True)
 class _Alone:
-    """Runs of a placement by itself, for another process.
+    """Runs of one placement alone, for another process.
 
     Attributes:
         model: its file.
@@ -62,7 +62,7 @@ class _Alone:
 
 
 def run(name: str, report: Report, *, quick: bool, seed: int) -> None:
-    """Compare simulated times and lower bounds with the times that single devices and splits take by themselves."""
+    """Compare simulated times and lower bounds with the times that single devices and splits take when they run alone."""
     devices = tuple(f"CPU@{core}" for core in two_cores())
     with tempfile.TemporaryDirectory() as folder:
         path = _write(name, Path(folder))
@@ -100,7 +100,7 @@ def run(name: str, report: Report, *, quick: bool, seed: int) -> None:
 
 
 def _plans(session: Session, devices: tuple[str, ...], seed: int) -> Iterator[tuple[str, Plan]]:
-    """The whole model on each device, its halves on two, and what a search among plans makes of these."""
+    """The whole model on each device, its halves on two devices, and the best plans of a search that starts from these."""
     segmenter, groups = session.segmenter, len(session.grouping.groups)
     for d, device in enumerate(devices):
         yield device, segmenter.plan(np.full(groups, d, np.int32))
@@ -115,7 +115,7 @@ def _plans(session: Session, devices: tuple[str, ...], seed: int) -> Iterator[tu
 
 
 def _branches(session: Session) -> NDArray[np.int32] | None:
-    """Two parts of the groups without an edge between them but from groups that read nothing; None if there are none."""
+    """Two parts of the groups without an edge between them, except from groups that read nothing; None if there are none."""
     edges, groups = session.grouping.groups.edges, len(session.grouping.groups)
     reading = np.zeros(groups, bool)
     reading[edges[:, 1]] = True
@@ -139,7 +139,7 @@ def _take(asked: _Alone) -> float:
 
 
 def _steps(session: Session, placement: Placement, asked: _Alone) -> list[float]:
-    """Return the seconds of tokens, in texts that are generated."""
+    """Return the seconds of tokens in generated texts."""
     seconds = list[float]()
     prompt = np.random.default_rng(0).integers(3, _DECODER.vocabulary, _PROMPT).tolist()
     with session.serve(placement) as server:

@@ -1,7 +1,7 @@
-"""One process that tries a model in placeit and in the plain runtimes.
+"""A process that tries a model in placeit and in the plain runtimes.
 
-It is a process of its own because what it tries may crash or hang, and so that its peak of memory is the model's.
-:mod:`benchmarks.models` asks, with another process for each model.
+It is a separate process because a trial may crash or hang, and so that its peak of memory is the model's.
+:mod:`benchmarks.models` starts one process for each model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PLACEIT, OWN = "placeit", "placeit, own clock"
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 
 MOST = 1.05
-"""Largest ratio of the answer's time to that of the fastest plain runtime."""
+"""Largest accepted ratio of the answer's time to the time of the fastest plain runtime."""
 _MORE_SHARE, _MORE_BYTES = 0.01, 10_000  # of constants that a reading may have beside OpenVINO's: shapes, for one
 _PROFILE_S = 2.0  # of random splits, which need not be fast
 _BLOCK_S, _MOST_CALLS = 0.02, 200  # seconds and calls of a block
@@ -54,8 +54,8 @@ class Plain:
     """A model in a plain runtime.
 
     Attributes:
-        call: what a program calls for one request, with its inputs.
-        named: outputs by the names that placeit has, of what ``call`` returns.
+        call: the function that a program calls for one request, with its inputs.
+        named: returns the outputs by placeit's names, from the return value of ``call``.
     """
 
     call: Callable[[], Any]
@@ -68,7 +68,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Wrong:
-    """What does not hold.
+    """A check that does not hold.
 
     Attributes:
         what: ``made``, ``reads``, ``answers``, ``in time``, ``right``, ``crashed`` or ``hung``.
@@ -83,14 +83,14 @@ class Wrong:
 
 @dataclass
 class Trial:
-    """What came of a model; None where it could not be measured.
+    """The outcome of a model; values that could not be measured are None.
 
     Attributes:
-        ops: of the task graph.
-        groups: of them, as a session has them; of one group there are no splits.
-        reads_s: seconds that placeit took to read it.
+        ops: number of ops of the task graph.
+        groups: number of groups of a session; with one group there are no splits.
+        reads_s: seconds for placeit to read it.
         constants: bytes of all constants after that, each counted once.
-        plain_constants: of OpenVINO's own reading.
+        plain_constants: bytes of all constants when OpenVINO reads it without placeit.
         plain: why each plain runtime does not run it, or an empty string.
         times: seconds per call in interleaved blocks, by runtime, by the clock of the caller; :data:`OWN` by placeit's clock.
         answer: devices that placeit chose.
@@ -99,8 +99,8 @@ class Trial:
         memory: most bytes that the process had from the file to the answer, beyond those it had before.
         splits: random placements that were run.
         error: largest ``OutputDifference.max_rel`` of them and of the answer.
-        tolerance: the largest that is right.
-        wrong: what does not hold.
+        tolerance: the largest error that counts as right.
+        wrong: checks that do not hold.
     """
 
     ops: int | None = None
@@ -121,16 +121,16 @@ class Trial:
 
 
 def serve(connection: Connection, log: str, cores: tuple[int, int], budget: float, splits: int, rounds: int, seed: int) -> None:
-    """Answer a request, a :class:`Sample`, with its :class:`Trial`; before that, say what is being done.
+    """Answer a request, a :class:`Sample`, with its :class:`Trial`, after messages about the step being done.
 
     Args:
         connection: to the parent.
-        log: file for everything that is printed; measured costs lie in the same folder.
-        cores: of the devices that splits run on.
+        log: file for all printed output; measured costs are in the same folder.
+        cores: cores of the devices that splits run on.
         budget: seconds of a search.
-        splits: random ones, for each runtime.
-        rounds: of the race.
-        seed: of what is random.
+        splits: number of random splits for each runtime.
+        rounds: rounds of the race.
+        seed: seed of everything random.
     """
     with Path(log).open("w", encoding="utf-8") as stream:
         for number in (1, 2):
@@ -286,14 +286,14 @@ class _Trying:
                         self._compared(OutputDifference.between(report.outputs, expected), where, session.tolerance)
 
     def _compared(self, error: OutputDifference, where: str, tolerance: float) -> None:
-        """Judge outputs beside those of the plain runtime."""
+        """Compare outputs with the outputs of the plain runtime."""
         self.found.error = max(self.found.error or 0.0, error.max_rel)
         self.found.tolerance = max(self.found.tolerance or 0.0, tolerance)
         if (why := error.wrong(tolerance)) is not None:
             self._fails("right", where, f"Beside the plain runtime: {why}")
 
     def _plain(self) -> dict[str, Callable[[Arrays | None], Plain]]:
-        """What makes each plain runtime that reads such files ready to run."""
+        """Functions that prepare each plain runtime that reads such files."""
         match self.sample.path.suffix:
             case ".onnx":
                 return {OPENVINO: self._openvino, ONNX_RUNTIME: self._onnxruntime}
@@ -348,7 +348,7 @@ class _Trying:
 
     @contextmanager
     def _step(self, what: str, where: str) -> Iterator[None]:
-        """Go on after an error, and keep it."""
+        """Continue after an error, and keep it."""
         self.tell(where)
         try:
             yield

@@ -1,4 +1,4 @@
-"""What benchmarks of real models share: the model files, the cores they run on, races, and progress on standard error."""
+"""Code that benchmarks of real models share: model files, the cores they run on, races, and progress on standard error."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ __all__ = [
 
 MODELS = tuple(models.MODELS)
 PACKAGED = {name: packaged.PACKAGED[name] for name in ("text_detector", "text_recognizer", "file_type")}
-"""Small real models that come with packages."""
+"""Small real models that are part of packages."""
 _SETTLE_S = 0.01
-"""Pause before every timed run: worker threads of the candidate before it may still be spinning."""
+"""Pause before every timed run, because worker threads of the previous candidate may still be spinning."""
 
 _said = [""]
 
@@ -62,7 +62,7 @@ def load_model(name: str) -> Model:
     """Load a model of :data:`MODELS` or :data:`PACKAGED`.
 
     Raises:
-        UsageError: the package that it comes with is not installed.
+        UsageError: the package that contains the model is not installed.
     """
     if name not in PACKAGED:
         return backends.load(model_file(name))
@@ -139,7 +139,7 @@ def settled_race(
 
 
 def progress(what: str, share: float = 0.0) -> None:  # noqa: ARG001
-    """Say on standard error what is being done, once."""
+    """Print the current step on standard error, once."""
     if what != _said[0]:
         _said[0] = what
         print(f"  {what}", file=sys.stderr, flush=True)

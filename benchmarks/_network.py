@@ -1,9 +1,9 @@
 """A network of edge nodes, emulated on this machine: a network namespace for each node, and links of a given rate and delay.
 
-Links of up to 100 Mbit/s are a switch in user space (``_switch.py``), since many kernels lack netem: a TAP device in each
-namespace, and one process that forwards frames. Its CPU time is to be told beside what is measured. Faster links are pairs of
-veth devices on a bridge, shaped by tbf, and add no delay. Nodes may have a CPU quota, and be cut off and mended. All of it
-needs root and Linux.
+Links of up to 100 Mbit/s are a switch in user space (``_switch.py``), because many kernels lack netem: a TAP device in each
+namespace, and one process that forwards frames. Report its CPU time together with the measurements. Faster links are pairs of
+veth devices on a bridge, shaped by tbf, and add no delay. Nodes may have a CPU quota, and can be cut off and reconnected. All
+of this needs root and Linux.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = ["MOST_SWITCHED", "Network", "cluster", "network", "reason_why_no_quot
 T = TypeVar("T")
 
 MOST_SWITCHED = 100e6
-"""Bits per second of the fastest links that the switch stands for."""
+"""Bits per second of the fastest links that the switch emulates."""
 HEADERS = 1514 / 1448
-"""Bytes of a full frame over those of a tensor in it: Ethernet, IP and TCP with time stamps."""
+"""Bytes of a full frame over the bytes of a tensor in it: Ethernet, IP and TCP with time stamps."""
 
 _TUN = Path("/dev/net/tun")
 _TUNSETIFF, _TAP, _NO_INFO = 0x400454CA, 0x0002, 0x1000
@@ -83,15 +83,15 @@ def reason_why_no_quotas() -> str:
 
 @dataclass(frozen=True)
 class Network:
-    """Nodes in namespaces of their own. Made by :func:`network`; what it is made of ends there.
+    """Nodes in separate namespaces. It is made by :func:`network`, at whose end its namespaces and processes are removed.
 
     Attributes:
-        mark: how the names of all that belongs to it begin.
+        mark: prefix of the names of everything that belongs to it.
         nodes: names.
-        rate: of the link between any two nodes, in each direction, bits per second; above :data:`MOST_SWITCHED`, of what a node
-            sends to all others.
+        rate: of the link between any two nodes, in each direction, bits per second; above :data:`MOST_SWITCHED`, the rate at
+            which a node sends to all others.
         delay: seconds of each link.
-        folder: which links are cut.
+        folder: records which links are cut.
         switch: process that forwards frames; 0 if the kernel does.
     """
 
@@ -126,13 +126,13 @@ class Network:
 
         Args:
             node: its name.
-            function: of a module.
-            arguments: what can be pickled.
+            function: a module-level function.
+            arguments: picklable arguments.
             timeout: seconds.
 
         Raises:
             TimeoutError: it takes longer.
-            BaseException: what it raises.
+            BaseException: any exception of the function.
         """
         pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_enter, initargs=(self.namespace(node),))
         future = pool.submit(function, *arguments)
@@ -142,7 +142,7 @@ class Network:
             pool.shutdown(wait=future.done())
 
     def cut(self, node: str) -> None:
-        """Drop every frame from or to a node, which nobody is told."""
+        """Drop every frame from or to a node, without telling any process."""
         self._join(node, False)
 
     def mend(self, node: str) -> None:
@@ -159,7 +159,7 @@ class Network:
                 cuts[number * count + other] = cuts[other * count + number] = not joined
 
     def limit(self, node: str, cores: float | None) -> None:
-        """Let the processes of a node use so many cores at most, at least 0.2; None for all there are."""
+        """Limit the processes of a node to a number of cores, at least 0.2; None for all cores."""
         quota = -1 if cores is None else round(cores * _PERIOD_US)
         (self.group(node) / "cpu.cfs_quota_us").write_text(str(quota))
 
@@ -175,7 +175,7 @@ class Network:
         )
 
     def crossed_by(self, run: Callable[[], object], times: int = 3) -> float:
-        """Bytes that cross in a run, by the mean of several, with what else is said meanwhile."""
+        """Bytes that cross in a run, as the mean of several runs, including other messages sent during them."""
         before = self.crossed()
         for _ in range(times):
             run()
@@ -195,7 +195,7 @@ class Network:
 
 @contextmanager
 def network(nodes: Sequence[str], *, rate: float = 100e6, delay: float = 5e-3) -> Iterator[Network]:
-    """Make a network, and remove it, and whatever runs in it, at the end.
+    """Make a network, and at the end remove it and every process in it.
 
     Args:
         nodes: names.
@@ -238,7 +238,7 @@ def _make_node(made: Network, node: str, stack: ExitStack) -> None:
 
 
 def _empty(made: Network, node: str) -> None:
-    """Kill what runs on a node."""
+    """Kill the processes of a node."""
     deadline = time.monotonic() + _ENDS_S
     while time.monotonic() < deadline:
         group = made.group(node) / "cgroup.procs"
@@ -267,7 +267,7 @@ def _with_switch(made: Network, stack: ExitStack) -> Network:
 
 
 def _make_tap(namespace: str, number: int = 0) -> int:
-    """Make a TAP device that a namespace sees as eth0, and return what its frames are read from."""
+    """Make a TAP device that a namespace sees as eth0, and return the file from which its frames are read."""
     name = f"tap{os.getpid()}.{number}"
     tap = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -281,7 +281,7 @@ def _make_tap(namespace: str, number: int = 0) -> int:
 
 
 def _bridge(made: Network, stack: ExitStack) -> None:
-    """Join nodes by a bridge in a namespace of its own."""
+    """Join nodes by a bridge in a separate namespace."""
     _command("ip", "netns", "add", made.mark)
     stack.callback(_command, "ip", "netns", "del", made.mark)
     _ip(made.mark, "link", "add", "bridge", "type", "bridge")
@@ -322,7 +322,7 @@ def _ip(namespace: str, *arguments: str) -> str:
 
 
 def _command(*command: str) -> str:
-    """Run a command and return its output. Raises OSError with what it says."""
+    """Run a command and return its output. Raises OSError with the command's error message."""
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")

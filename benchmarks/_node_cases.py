@@ -1,7 +1,7 @@
-"""One process that tries ONNX's own test cases in placeit and in the plain runtime, one after the other.
+"""A process that tries ONNX's own test cases in placeit and in the plain runtime, one after the other.
 
-It is a process of its own because what it tries may crash or hang. :mod:`benchmarks.onnx_nodes` asks, and starts another one
-where this one has ended.
+It is a separate process because the cases may crash or hang. :mod:`benchmarks.onnx_nodes` sends the cases, and starts another
+process when this one has ended.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _EXACT = 1e-3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case in one form.
+    """The outcome of a case in one form.
 
     Attributes:
         status: ``passed``; ``refused``, with a clear error; ``unclear``, with another one; ``wrong``; ``crashed``; ``hung``.
-        reason: the error, or what differs.
-        plain: what the plain runtime says if it refuses the case as well.
+        reason: the error, or the difference.
+        plain: the error of the plain runtime if it refuses the case as well.
     """
 
     status: str
@@ -57,14 +57,14 @@ class Outcome:
 
 
 def serve(connection: Connection, log: str) -> None:
-    """Answer requests ``(case, runtime)`` until there is None.
+    """Answer requests ``(case, runtime)`` until None is received.
 
-    First the names of all cases are sent, in ONNX's order. For each request the name of what is being done is sent again and
-    again, then a dictionary of outcomes by form.
+    First the names of all cases are sent, in ONNX's order. For each request, the names of the steps are sent while they are
+    done, then a dictionary of outcomes by form.
 
     Args:
         connection: to the parent.
-        log: file for everything that is printed; models and measured costs lie in the same folder.
+        log: file for all printed output; models and measured costs are in the same folder.
     """
     with Path(log).open("w", encoding="utf-8") as stream:
         for number in (1, 2):
@@ -170,7 +170,7 @@ class _Case:
 
 
 class _Plain:
-    """The model as the runtime runs it by itself."""
+    """The model as the runtime runs it without placeit."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -181,7 +181,7 @@ class _Plain:
         raise NotImplementedError
 
     def run(self, inputs: Arrays) -> tuple[Arrays | None, str]:
-        """Return the outputs by name, or None with what the runtime says."""
+        """Return the outputs by name, or None and the runtime's error."""
         try:
             self.infer = self.infer or self.load()
             first, *again = [self.infer(inputs) for _ in range(_RUNS)]
@@ -223,7 +223,7 @@ class _PlainOrt(_Plain):
 
 
 def _given(case: Any) -> dict[str, Any]:
-    """A case's own inputs, by name: arrays, or lists of them where the model takes sequences."""
+    """A case's own inputs, by name: arrays, or lists of them where the model has sequences as inputs."""
     names = [value.name for value in case.model.graph.input]
     return {name: _array(value) for name, value in zip(names, case.data_sets[0][0], strict=True)}
 
@@ -243,4 +243,4 @@ def _failed(error: Exception, plain: str) -> Outcome:
 
 
 _NOISE = re.compile(r"Exception from |Check '.*' failed|Traceback|std::|\w\.cpp:\d+|0x[0-9a-f]{6,}")
-"""What no error for users should hold."""
+"""Text that no error message for users should contain."""

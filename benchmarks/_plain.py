@@ -1,4 +1,4 @@
-"""Models that run without placeit, by OpenVINO or ONNX Runtime alone: what placeit is compared with."""
+"""Models that run without placeit, by OpenVINO or ONNX Runtime alone: the baselines of placeit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from placeit.runtime.measure import timed
 __all__ = ["Infer", "Plain", "bound_thread", "by_name", "onnxruntime_alone", "openvino_alone", "openvino_options"]
 
 Infer = Callable[[], list[NDArray[np.generic]]]
-"""Runs once, on inputs in place; the outputs come in the order of the model's."""
+"""A function that runs once, on inputs in place, and returns the outputs in the order of the model's outputs."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """A candidate that is not placeit: what runs it, and the thread or process that it runs on, the caller's own if None."""
+    """A candidate that is not placeit: the function that runs it, and its thread or process; None for the caller's."""
 
     infer: Infer
     thread: Executor | None = None
@@ -34,7 +34,7 @@ class Plain:
         return self.infer() if self.thread is None else self.thread.submit(self.infer).result()
 
     def time(self) -> float:
-        """Seconds by a clock on the thread that runs it, so that handing the work to that thread does not count."""
+        """Seconds by a clock on the thread that runs it, so that passing the work to that thread does not count."""
         return _seconds(self.infer) if self.thread is None else self.thread.submit(_seconds, self.infer).result()
 
 
@@ -43,7 +43,7 @@ def _seconds(infer: Infer) -> float:
 
 
 def bound_thread(core: int) -> ThreadPoolExecutor:
-    """A thread that is bound to a core, as the one of a one-core device is."""
+    """A thread that is bound to a core, like the thread of a one-core device."""
     return ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, {core}))
 
 

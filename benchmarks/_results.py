@@ -1,4 +1,4 @@
-"""The results of a benchmark as files that people read: tables, figures, and how to make them again."""
+"""The results of a benchmark as files for people: tables, figures, and the commands that make them again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Origin", "add_options", "table", "write_results"]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where results are from.
+    """The origin of results.
 
     Attributes:
-        command: what to type for the same figures.
-        seeds: of what is random.
-        note: what else there is to say, such as what else was running.
+        command: the command that gives the same figures.
+        seeds: seeds of everything random.
+        note: other information, such as other load on the machine.
         figures: names of the figures of each part.
     """
 
@@ -32,7 +32,7 @@ class Origin:
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
-    """Add the options of what keeps results."""
+    """Add the options for keeping results."""
     options.add_argument(
         "--results",
         type=Path,
@@ -45,14 +45,14 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def write_results(folder: Path, head: str, parts: Mapping[str, object], result: Mapping[str, Any], origin: Origin) -> None:
-    """Write ``report.md`` and ``report.json`` beside the figures; parts that were not run stay as the folder has them.
+    """Write ``report.md`` and ``report.json`` beside the figures. Parts that were not run stay as they are in the folder.
 
     Args:
-        folder: where to.
-        head: what the text begins with: a title, and what all parts have in common.
-        parts: all that there are; the docstring of each is its title and its text.
-        result: what the benchmark's ``--json`` prints; each row and each claim names its ``part``.
-        origin: of the parts that were run.
+        folder: folder for the files.
+        head: beginning of the text: a title, and information about all parts.
+        parts: all parts; the docstring of each is its title and its text.
+        result: the benchmark's ``--json`` object; each row and each claim names its ``part``.
+        origin: origin of the parts that were run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "report.json"
@@ -91,7 +91,7 @@ def _text_of(head: str, parts: Mapping[str, object], merged: dict[str, Any]) -> 
 
 
 def _origins(parts: dict[str, Any]) -> list[str]:
-    """Say how each part was made; parts of one run together."""
+    """State how each part was made. Parts that were run together are listed together."""
     runs: dict[str, list[str]] = {}
     for part, origin in parts.items():
         machine = origin["machine"]
@@ -106,7 +106,7 @@ def _origins(parts: dict[str, Any]) -> list[str]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the lines of a table in Markdown, and an empty one."""
+    """Return the lines of a table in Markdown, followed by an empty line."""
     if not rows:
         return ["none", ""]
     head = [name.replace("_", " ") for name in rows[0]]

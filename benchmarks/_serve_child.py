@@ -1,4 +1,4 @@
-"""The process of :mod:`benchmarks.serve`: a network server, and beside it a bare handler of Starlette."""
+"""The server process of :mod:`benchmarks.serve`: a network server, and beside it a bare handler of Starlette."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def save_layers(path: Path, layers: int) -> Path:
 
 @contextlib.contextmanager
 def _bare(server: Server) -> Iterator[int]:
-    """Serve what gives a body back, and what runs the model on it, with nothing of a protocol; gives the port."""
+    """Serve a handler that returns a body, and one that runs the model on it, without any protocol; returns the port."""
 
     async def echo(request: Request) -> Response:
         return Response(await request.body(), media_type="application/octet-stream")
@@ -71,7 +71,7 @@ def _bare(server: Server) -> Iterator[int]:
 
 
 def serve(connection: Connection, devices: Sequence[str], layers: Sequence[int], queue: int) -> None:
-    """Serve models of some numbers of layers on a device each, by their numbers, until there is a message.
+    """Serve one model on each device, with the given numbers of layers and named by them, until a message arrives.
 
     Sends the port of the server, its address of gRPC, the port of the bare handler, which runs the first model, an input, and
     the right output by model; in the end the seconds that devices were busy, by model.

@@ -1,4 +1,4 @@
-"""Devices on nodes whose segments sleep: few cores can so stand for many nodes that are busy at once."""
+"""Devices on nodes whose segments sleep, so that few cores can emulate many nodes that are busy at once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SleepingDevice:
 
 
 class TimedDevice(SleepingDevice):
-    """A device on which a segment takes what its ops take, by their names, times a factor that may be changed."""
+    """A device on which a segment takes the time of its ops, by their names, times a factor that may be changed."""
 
     def __init__(self, device: Device, *, seconds: Mapping[str, float]) -> None:
         super().__init__(device, seconds=0.0)
@@ -96,7 +96,7 @@ class TimedDevice(SleepingDevice):
 
 
 class RayStage:
-    """The same as an actor that is called with Ray's object references."""
+    """The same device as an actor that is called with Ray's object references."""
 
     def __init__(self, seconds: float, elements: int) -> None:
         self._seconds, self._made = seconds, np.zeros((1, elements), np.float32)

@@ -1,7 +1,7 @@
-"""A switch of Ethernet frames in user space, for kernels without netem: a process of its own, started by ``_network.py``.
+"""A switch of Ethernet frames in user space, for kernels without netem, in a separate process that ``_network.py`` starts.
 
-Each ordered pair of ports is a link: its frames leave one after the other at its rate, and arrive after its delay. What would
-have to wait for longer than ``QUEUE_S`` is dropped, as by a switch whose queue is full.
+Each ordered pair of ports is a link: its frames leave one after the other at its rate, and arrive after its delay. Frames that
+would have to wait for longer than ``QUEUE_S`` are dropped, as by a switch whose queue is full.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 MAC = bytes.fromhex("0200000000")
-"""How the address of each port begins; its number, from 1, is the last byte."""
+"""Prefix of the address of each port; its number, from 1, is the last byte."""
 QUEUE_S = 0.1
 _LONGEST = 2048
 _AT_ONCE = 32  # frames that are read from a port before others have their turn

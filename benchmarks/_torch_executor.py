@@ -1,21 +1,23 @@
 """Latency of tensor graphs on two one-core devices that PyTorch drives, for ``python -m benchmarks.executor --backend torch``.
 
-All candidates of a graph run in one race, interleaved, and every ratio is paired by round. The graph is cut into shards for all
-but plain PyTorch, which runs the uncut program; plain PyTorch with the same shards tells what cutting costs from what placeit
-does. All run in one process, which keeps the memory that they free: otherwise most of the time of FFNN would be page faults,
-more or fewer of them by chance. How many are left is in the rows. Plain PyTorch on one core gets the core of the one device.
+All candidates of a graph run in one race, interleaved, and every ratio is paired by round. Plain PyTorch runs the uncut
+program; for all other candidates the graph is cut into shards. Plain PyTorch with the same shards separates the cost of cutting
+from placeit's effect. All candidates run in one process, which keeps the memory that they free: otherwise most of the time of
+FFNN would be page faults, whose number varies by chance. The remaining number of page faults is in the rows. Plain PyTorch on
+one core gets the core of the one device.
 
-Level by level is what bulk-synchronous systems do: the same placement and the same segments, one for each group of ops, but no
-device starts a level of the graph before all have ended the one before. What placeit gains over that is also what the simulator
-says of both, from the same measured costs and what a level without work was measured to take. Equal devices that share every
-level evenly gain little, so the same race is run with the second device slowed to half its speed, where levels can leave one of
-them idle. The placement is in both cases the one that ``placeit.optimize`` finds.
+Level by level is the order of bulk-synchronous systems: the same placement and the same segments, one for each group of ops,
+but no device starts a level of the graph before all have ended the one before. placeit's gain over that order is also
+simulated, for both orders from the same measured costs and the measured time of a level without work. Equal devices that share
+every level evenly gain little, so the same race is run with the second device slowed to half its speed, where levels can leave
+one of them idle. In both cases, ``placeit.optimize`` finds the placement.
 
-The host overhead of an op is what an op takes in a chain of ops that compute next to nothing, each launched by itself: all of
-it is the host's. In the graph it is the time between two ops on a device where the second was ready when the first ended, with
-each group of ops launched by itself: between segments, which is what the executor adds, and from the last kernel of the one to
-the first of the other, by clocks beside the kernels, which is all that the host does. There the machine has its part in it: how
-many times as long any Python takes after as much work as an op is stands beside it.
+The host overhead of an op is the time of an op in a chain of ops that compute next to nothing, each launched separately: all of
+it is spent on the host. In the graph it is the time between two ops on a device where the second was ready when the first
+ended, with each group of ops launched separately. It is given between segments, which is the time that the executor adds, and
+from the last kernel of the first op to the first kernel of the second, by clocks beside the kernels, which is all the host's
+work. The machine influences that time, too. So it is shown together with the slowdown of an ordinary piece of Python after as
+much work as an op.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def _compare(model: TensorProgram, cluster: Cluster, where: str, cache: Cache, args: Args, report: Report) -> Plan:
-    """Race placeit's placement of a graph against others, and return the plan of it that has each group as a segment."""
+    """Race placeit's placement of a graph against others, and return its plan that has each group as a segment."""
     what = f"{model.name}, {where}"
     budget = 20 if args.quick else 60
     # the cores stand for two devices; what PyTorch does with both is a row of its own
@@ -168,7 +170,7 @@ def _compare(model: TensorProgram, cluster: Cluster, where: str, cache: Cache, a
 
 
 def _overhead(model: TensorProgram, cluster: Cluster, plan: Plan, cache: Cache, report: Report) -> None:
-    """Report what placeit takes to launch an op."""
+    """Report the time for placeit to launch an op."""
     noted, times = noting(model)
     with Session(noted, cluster, cache=cache) as session:
         tiny = _launching(model, cluster) * 1e6
@@ -192,7 +194,7 @@ def _overhead(model: TensorProgram, cluster: Cluster, plan: Plan, cache: Cache, 
 
 
 def _launching(model: TensorProgram, cluster: Cluster) -> float:
-    """Seconds that an op takes in a chain of ops that compute next to nothing, each a segment, on the first device."""
+    """Seconds of an op in a chain of ops that compute next to nothing, each a segment, on the first device."""
     chain, one = model.chain(1, _HOPS), Cluster(cluster.devices[:1])
     grouping = Grouping.singletons(chain.graph)
     groups = len(grouping.groups)
@@ -203,7 +205,7 @@ def _launching(model: TensorProgram, cluster: Cluster) -> float:
 
 
 def noting(model: TensorProgram) -> tuple[TensorProgram, Mapping[str, tuple[float, float]]]:
-    """Return the same model with ops that write down when they begin and end, and where they do so, by name."""
+    """Return the same model with ops that record when they begin and end, and where they do so, by name."""
     times: dict[str, tuple[float, float]] = {}
 
     def noted(op: ProgramOp) -> ProgramOp:
@@ -222,7 +224,7 @@ def noting(model: TensorProgram) -> tuple[TensorProgram, Mapping[str, tuple[floa
 def _on(cores: tuple[int, ...], program: BlockProgram, model: TensorProgram) -> Callable[[], float]:
     """Time a program op after op on some cores, with as many threads, by the main thread.
 
-    That thread can keep tensors of any size that it frees, which is more than others can; see :mod:`placeit.core.memory`.
+    The main thread can keep freed tensors of any size, unlike other threads; see :mod:`placeit.core.memory`.
     """
     leave = [block.tensor for whole in program.outputs.values() for block in whole.blocks]
     once = timed(torch.inference_mode()(ProgramSegment(program.ops, (), leave, program.split(model.values)).forward))

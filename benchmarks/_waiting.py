@@ -1,4 +1,4 @@
-"""What a server does while many requests wait: what submitting one takes, and how many it serves."""
+"""A server while many requests wait: the time to submit one, and the number that it serves."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _SUBMITTED = 200
 
 
 def run(core: int, report: Report, *, counts: Sequence[int], seconds: float) -> None:
-    """Print a row for each number of requests that wait, and claims about the last one and the first one.
+    """Add a row for each number of requests that wait, and claims that compare the largest number with the smallest.
 
     The device is busy for a millisecond with each request.
 
     Args:
         core: of the device.
-        report: where to.
+        report: receives rows and claims.
         counts: how many requests wait, in ascending order.
         seconds: of serving, for each.
     """
