@@ -1,9 +1,9 @@
-"""How a model is placed anew when a node becomes slow or is lost: by GiPH's policy zero-shot, HEFT, search, or not at all.
+"""Placing a model anew when a node becomes slow or is lost: by GiPH's policy zero-shot, HEFT, search, or not at all.
 
 Random graphs of segments that sleep for known times, unequal on three nodes of this machine, are placed by search. Then one
 node takes four times as long, and after that it is killed. Each time the same problem is given to the policy that ships with
-placeit, to HEFT and to a search of half a second, and to what a server does (such a search). What they answer is run on the
-nodes. The policy has seen neither the graphs nor the nodes. Costs are what segments sleep; what a hop takes is a guess.
+placeit, to HEFT, to a search of half a second, and to a server's method (such a search). Their answers are run on the nodes.
+The policy has seen neither the graphs nor the nodes. Costs are the sleeping times of segments; the cost of a hop is a guess.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NODES = ("head", "edge1", "edge2")
 HOP = Link(bandwidth=1e9, latency=5e-4)
 OPS, ELEMENTS = 40, 1000
 LEAST_S, MOST_S = 1e-3, 4e-3
-"""Which an op takes on a node of middling speed for it; on others half or twice as long at the extremes."""
+"""Seconds of an op on a node of middling speed for it; on other nodes half or twice as long at the extremes."""
 SLOWER = 4.0
 SEARCH_S, STEPS = 0.5, 600
 
@@ -71,7 +71,7 @@ def run(args: Args, report: Report) -> None:
 def _graph(
     number: int, seed: int, cluster: Cluster, nodes: connection.Nodes, rounds: int, report: Report
 ) -> dict[tuple[str, str], tuple[float, float]]:
-    """Place one graph anew twice; return seconds of each decision, and of a request after it."""
+    """Place one graph anew twice; return the seconds of each decision, and of a request after it."""
     rng = np.random.default_rng(seed)
     model = _model(rng)
     grouping = Grouping.singletons(model.graph)
@@ -134,7 +134,7 @@ def _graph(
 
 
 def _model(rng: np.random.Generator) -> OpenVinoModel:
-    """Sums over a random graph: several readers of one tensor, and of what nobody reads one more sum."""
+    """Sums over a random graph, with several readers of one tensor, and one more sum of all tensors without a reader."""
     ov: Any = import_openvino()
     ops = ov.opset13
     given = ops.parameter([1, ELEMENTS], ov.Type.f32, name="in")

@@ -1,18 +1,18 @@
-"""Every placer against wall clock and against evaluations: what it is good for with how much of either.
+"""Every placer against wall clock and against evaluations: the quality of its answers at each budget.
 
-The value of a placer at a budget is that of its answer when it is told this budget (a deadline, or a number of evaluations), in
-a run of its own with the same seed; a run that comes to its end earlier answers for all larger budgets. So placers that plan by
-their budget, as annealing does, are asked as ``placeit optimize`` asks them. An answer that is late by more than a quarter
-does not count. Regret is by how much a value exceeds the best one that any run found of that problem.
+The value of a placer at a budget is the value of its answer when it is told this budget (a deadline, or a number of
+evaluations), in a separate run with the same seed. If a run ends earlier, its answer counts for all larger budgets. So placers
+that plan by their budget, as annealing does, are called as ``placeit optimize`` calls them. An answer that is late by more than
+a quarter does not count. Regret is the excess of a value over the best value that any run found for that problem.
 
-Simulated: GiPH's generated sets, tensor programs and ONNX models, twenty each, on described devices; and graphs of 10,000 and
-100,000 ops, of which only placers are asked that can place them. Two processes at a time answer, each on one core. Measured:
-models on two cores, one of them slowed; placers get measured values (``MeasuredCost``), beside ``placeit optimize`` as it is by
-default and with the placers that it asks at any budget (calibrated search); all answers are raced once more, and only that
-race counts.
+Simulated problems are GiPH's generated sets, tensor programs and ONNX models, twenty each, on described devices, and graphs of
+10,000 and 100,000 ops, for which only placers that can place them are asked. Two processes at a time answer, each on one core.
+Measured problems are models on two cores, one of them slowed. Placers get measured values (``MeasuredCost``). They are compared
+with ``placeit optimize`` with its default options and with its placers for any budget (calibrated search). All answers are
+raced once more, and only that race counts.
 
-The smallest budget comes first, on as many problems as there is time for; larger ones are tried on the first of them. What was
-answered is kept in the folder ``--work``, and the same command goes on from it, also with more ``--minutes``.
+The smallest budget comes first, on as many problems as there is time for; larger budgets are tried on the first of these
+problems. Answers are kept in the folder ``--work``, and the same command continues from them, also with more ``--minutes``.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ TENSOR = "chain-mm:shards=8,size=1024"
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much work is done.
+    """The amount of work.
 
     Attributes:
-        problems: of each family.
+        problems: number of problems of each family.
         large: numbers of ops of large graphs.
-        seconds: budgets of simulated problems.
-        evaluations: likewise.
+        seconds: budgets of simulated problems, in seconds.
+        evaluations: budgets of simulated problems, in evaluations.
         reference: seconds for which each simulated problem is annealed with another seed, for the best known value.
-        measured: budgets of measured ones, in seconds.
-        models: that are measured.
-        slowdowns: of one core of each measured cluster.
-        minutes: for all of it.
+        measured: budgets of measured problems, in seconds.
+        models: models that are measured.
+        slowdowns: slowdowns of one core of each measured cluster.
+        minutes: minutes for all of it.
     """
 
     problems: int
@@ -94,7 +94,7 @@ QUICK = Sizes(
     minutes=3,
 )
 _SHARES = {"reference": 0.06, "evaluations": 0.12, "seconds": 0.22, "large": 0.16, "measured": 0.36}
-"""Of the minutes; the rest is for starting and for the last races."""
+"""Shares of the minutes; the rest is for starting and for the last races."""
 _SEARCH = "annealing"  # whom learning is compared with in simulation
 
 
@@ -260,7 +260,7 @@ def _part(report: Report, first: int, points: list[dict[str, Any]], plan: list[s
 
 
 def _command(chosen: argparse.Namespace) -> str:
-    """Return what to type for the same figures, without where answers were kept meanwhile."""
+    """Return the command that gives the same figures, without the folder of kept answers."""
     words = ["python", "-m", "benchmarks.anytime"]
     if chosen.quick:
         words.append("--quick")

@@ -1,7 +1,7 @@
-"""What ``placeit optimize`` answers without options on ResNet-50, against OpenVINO's ``benchmark_app -d CPU -hint latency``.
+"""The answer of ``placeit optimize`` without options on ResNet-50, against OpenVINO's ``benchmark_app -d CPU -hint latency``.
 
-Both run at the same precision, each in processes of their own that take turns, the order of each round drawn; what is compared
-is the median latency that each process reports, paired by round.
+Both run at the same precision, in separate processes that take turns; the order of each round is drawn at random. The median
+latencies that the processes report are compared, paired by round.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _output(command: list[str]) -> str:
 
 
 def _app_median(text: str) -> float:
-    """Seconds of the median that ``benchmark_app`` prints."""
+    """The median that ``benchmark_app`` prints, in seconds."""
     found = re.search(r"Median:\s+([\d.]+) (ms|us)", text)
     if found is None:
         raise ExecutionError("benchmark_app prints no median latency.")

@@ -1,10 +1,10 @@
 """From the start of a bundle to its first answer, against OpenVINO alone with the same model as IR.
 
-OpenVINO alone means ``Core.read_model``, ``compile_model`` and one request, on the whole CPU. The bundle is that of the whole
-model on the whole CPU, so that both compile the same; another row has it split in two over core sets. Each start is a process
-of its own, and ways take turns. A row has the median seconds from the call that reads the model to the first answer, and those
-from the start of the process, imports included. In the rows *cached*, both find compiled models on disk, as a first start has
-left them there.
+OpenVINO alone means ``Core.read_model``, ``compile_model`` and one request, on the whole CPU. The bundle is the whole model on
+the whole CPU, so that both compile the same; another row has it split in two over core sets. Each start is a separate process,
+and the two ways take turns. A row has the median seconds from the call that reads the model to the first answer, and the median
+seconds from the start of the process, imports included. In the rows *cached*, both find compiled models on disk, as a first
+start has left them there.
 """
 
 from __future__ import annotations

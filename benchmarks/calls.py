@@ -1,21 +1,20 @@
-"""What a call costs beside the work that it asks for, by the clock of the caller: alone, under load, with large tensors.
+"""The overhead of a call, by the clock of the caller: alone, under load, and with large tensors.
 
-Each case makes blocks of consecutive calls, which the thread that calls times from outside. Blocks of all cases of a part are
-interleaved over many rounds. A figure is the median over the blocks of the mean call of a block. What a case takes over another
-one, and the ratio of the two, are paired by round. Plain OpenVINO runs the same models with as many threads beside placeit. The
-models are built here: MLPs of 4 layers of 128, and of 4 layers of 512 on 32 rows. CPU time is that of all threads of the
-process.
+Each case makes blocks of consecutive calls, which the calling thread times from outside. Blocks of all cases of a part are
+interleaved over many rounds. A figure is the median over the blocks of the mean call of a block. Differences and ratios of two
+cases are paired by round. Plain OpenVINO runs the same models with as many threads beside placeit. The models are built here:
+MLPs of 4 layers of 128, and of 4 layers of 512 on 32 rows. CPU time is the time of all threads of the process.
 
 - alone: one call after the other. "run, one segment" has the whole model on one core. "run, two segments" has half of it on
   each of two cores, in a chain. Their *work* is the sum of the times that OpenVINO reports for both halves on the calling
-  thread (``InferRequest.latency``); no Python is in it. Threads that spin wait awake for
-  50 us before they sleep. Plain OpenVINO has a stream of one thread, its fastest mode.
-- beside a Python thread: a thread of the process computes in Python all the time, at the interpreter's own switch interval.
+  thread (``InferRequest.latency``), without any Python. Threads that spin wait awake for 50 us before they sleep. Plain
+  OpenVINO has a stream of one thread, its fastest mode.
+- beside a Python thread: a thread of the process computes in Python all the time, at the interpreter's default switch interval.
 - full: a server whose client keeps 16 requests in flight, against ``openvino.AsyncInferQueue`` with two streams. Both give the
   client a copy of each output, and neither copies inputs before a request begins. "Two replicas" have the whole model on each
   of two cores.
-- large: one addition on tensors of 1, 12 and 50 MiB, against a request of OpenVINO whose tensors stay where they are. Inputs
-  are arrays as NumPy allocates them.
+- large: one addition on tensors of 1, 12 and 50 MiB, against a request of OpenVINO whose tensors are not copied. Inputs are
+  arrays as NumPy allocates them.
 - branches: two segments that keep a core busy for a given time each and compute nothing, side by side on two cores, and one
   after the other on one core. ``Executor.time`` and the caller of ``Executor.run`` should see the same ratio of the two.
 """
@@ -75,12 +74,12 @@ Values = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured.
+    """The number of calls and rounds.
 
     Attributes:
         calls: calls in a block.
         slow: calls in a block of calls that take milliseconds.
-        rounds: of each part.
+        rounds: rounds of each part.
     """
 
     calls: int
@@ -144,7 +143,7 @@ class _Opened:
         stack: closes it.
         ov_model: the model.
         cores: one for each device.
-        options: of the runtime.
+        options: options of the runtime.
 
     Attributes:
         runtime: the devices.
@@ -222,7 +221,7 @@ def _compiled(model: Any, *, streams: int = 1) -> Any:
 
 
 def _in_place(compiled: Any, inputs: Values) -> Any:
-    """Return a request of OpenVINO that reads an array where it is."""
+    """Return an OpenVINO request that reads an array without a copy."""
     request = compiled.create_infer_request()
     (value,) = inputs.values()
     request.set_input_tensor(import_openvino().Tensor(value, shared_memory=True))
@@ -232,7 +231,7 @@ def _in_place(compiled: Any, inputs: Values) -> Any:
 def _run_and_server(
     stack: ExitStack, opened: _Opened, plan: Plan, run_name: str, server_name: str, request: Any
 ) -> dict[str, Block]:
-    """Return blocks that run a plan and that ask a server for it, after a look whether outputs are those of OpenVINO."""
+    """Return blocks that run a plan and that send it to a server, after a check that outputs equal OpenVINO's."""
     inputs = opened.inputs
     call = opened.runtime.executor(plan).run
     server = stack.enter_context(Server([opened.runtime.executor(plan)]))

@@ -1,13 +1,14 @@
-"""What becomes of requests when nodes fail under load and come back: rounds of killing, stopping, cutting off and adding again.
+"""Requests while nodes fail under load and come back: rounds of killing, stopping, cutting off and adding again.
 
-A small model is split over two nodes and a core of this process, in the middle of whose load one of the nodes fails. Its
-process is killed (SIGKILL) or stopped (SIGSTOP); its network is cut off, and nobody told; or all of its processes are killed.
-In the last two cases it is mended and added to the cluster again, while the load goes on until the server uses it again: the
-other devices are slowed, so that this pays. Requests come without a pause, as many in flight as the server takes, and their
-outputs are compared with the reference. Each round opens a session anew; two nodes take turns.
+A small model is split over two nodes and a core of this process, and one of the nodes fails in the middle of the load. Its
+process is killed (SIGKILL) or stopped (SIGSTOP); its network is cut off, without telling any process; or all of its processes
+are killed. In the last two cases it is repaired and added to the cluster again, and the load goes on until the server uses it
+again. The other devices are slowed, so that the server gains by using it. Requests arrive without a pause, as many in flight as
+the server accepts, and their outputs are compared with the reference. Each round opens a new session; the two nodes fail in
+turns.
 
-Nodes are joined by an emulated network of 100 Mbit/s and 5 ms (``_network.py``). Where there is none, because that takes root,
-they are joined by the loopback interface, and processes are killed and stopped only.
+Nodes are joined by an emulated network of 100 Mbit/s and 5 ms (``_network.py``). If that is not available, because it needs
+root, they are joined by the loopback interface, and processes are only killed and stopped.
 
 There are 100 rounds, which take about an hour on two cores, and 6 with --quick, which take five minutes.
 """
@@ -50,10 +51,10 @@ NODES = ("head", "edge1", "edge2")
 ROUNDS, QUICK = 100, 6
 ROWS, COLUMNS, LAYERS = 64, 160, 12
 SLOWER = 20.0
-"""Times as long as on the node that fails a segment takes elsewhere: several times what the network takes."""
+"""Time of a segment on other devices, relative to the node that fails: several times what the network takes."""
 PATIENCE_S = 3.0
 LOADED_S = 2.0
-"""Seconds of load before a failure, after the first answer that follows it, and after the first one of a node that is back."""
+"""Seconds of load before a failure, after the first answer that follows it, and after the first answer of a returned node."""
 MOST_S, ANSWER_S, BACK_S, USED_S = 15.0, 60.0, 120.0, 60.0
 WAITING = 16  # requests that are submitted and not answered
 KILLED, STOPPED, CUT, GONE = "killed", "stopped", "cut off", "killed with its node"
@@ -86,7 +87,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def claim(report: Report) -> None:
-    """State what the rounds of a report come to."""
+    """Add the claims about the rounds of a report."""
     for what in ("lost", "answered_twice", "wrong"):
         report.claim(f"requests {what.replace('_', ' ')}", _column(report, what).sum(), "", at_most=0)
     report.claim("rounds that ended by an error", sum("failed" in row for row in report.rows), "", at_most=0)
@@ -106,14 +107,14 @@ def _column(report: Report, name: str) -> NDArray[np.float64]:
 
 
 def _of(total: Callable[[NDArray[np.float64]], float], report: Report, name: str) -> float | None:
-    """A figure of a column where it was measured; None if it never was."""
+    """A figure of a column over the rounds in which it was measured; None if it was never measured."""
     column = _column(report, name)
     measured = column[~np.isnan(column)]
     return float(total(measured)) if len(measured) else None
 
 
 def rounds(count: int, nodes: Sequence[str], hows: Sequence[str]) -> list[tuple[str, str]]:
-    """So many rounds: which node fails, and how."""
+    """Yield which node fails, and how, for each of a number of rounds."""
     return [(nodes[number // len(hows) % len(nodes)], hows[number % len(hows)]) for number in range(count)]
 
 
@@ -205,7 +206,7 @@ class _Round:
         )
 
     def _back_under(self, load: _Load) -> float:
-        """Add the node again, while the load goes on; return when."""
+        """Add the node again, while the load goes on; return the time."""
         with ThreadPoolExecutor(1) as pool:
             coming = pool.submit(self._come_back)
             load.until(time.perf_counter() + BACK_S, enough=coming.done)
@@ -214,7 +215,7 @@ class _Round:
 
     @staticmethod
     def _used_again(name: str, back: float, server: Server, load: _Load) -> float | None:
-        """Go on with the load until the server uses a device again; return when, or None if it does not."""
+        """Continue the load until the server uses a device again; return the time, or None if it does not."""
         load.until(back + USED_S, enough=lambda: any(name in one.devices for one in server.replacements[1:]))
         return time.perf_counter() if any(name in one.devices for one in server.replacements[1:]) else None
 
@@ -229,7 +230,7 @@ class _Round:
             _kill(self._made.pids(self._node))
 
     def _come_back(self) -> None:
-        """Mend a node, and add it to the cluster again, when Ray has given it up."""
+        """Repair a node, and add it to the cluster again, when Ray has given it up."""
         assert self._made is not None
         self._wait(lambda: self._node not in connection.connected().nodes())
         while left := self._made.pids(self._node):
@@ -248,7 +249,7 @@ class _Round:
 
 
 class _Load:
-    """Requests to a server, as many waiting at any time as are told."""
+    """Requests to a server, with a given number waiting at any time."""
 
     def __init__(self, server: Server, inputs: Sequence[Mapping[str, NDArray[np.generic]]]) -> None:
         self._server, self._inputs = server, inputs
@@ -257,7 +258,7 @@ class _Load:
         self._refused = 0
 
     def until(self, moment: float, *, enough: Callable[[], bool] = lambda: False) -> None:
-        """Submit until a moment, or until it is enough."""
+        """Submit requests until a time, or until a condition holds."""
         while time.perf_counter() < moment and not enough():
             if len(self._waiting) >= WAITING and not self._waiting[0].done():
                 with contextlib.suppress(TimeoutError):

@@ -1,9 +1,9 @@
-"""How often the decision of ``placeit optimize`` is wrong: its own code on placements whose times are drawn, not measured.
+"""The error rate of the decision of ``placeit optimize``: its own code on placements whose times are drawn, not measured.
 
-Each trial is a whole search from the first measurements on, of single devices and placements over several of them. Times
-are log-normal around what is true. In some cases each opening of a placement has a factor of its own. In others runs are short,
-so that rounds have blocks of them, and take longer right after another placement has run. Nothing else is made up. A choice is
-false if a placement is chosen that is not faster.
+Each trial is a whole search from the first measurements on, of single devices and placements over several of them. Times are
+log-normal around the true time. In some cases, each opening of a placement has its own factor. In other cases, runs are short,
+so that rounds have blocks of them, and take longer right after another placement has run. Everything else is the real code. A
+choice is false if a placement is chosen that is not faster.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from placeit.session import Session
 from placeit.simulator.objectives import Latency
 
 ROUNDS = 40
-"""Within which a clear gain should be found."""
+"""Number of rounds within which a clear gain should be found."""
 _LATENCY = Latency()
 _SHORT_S = 0.005  # of a short run
 _COLD, _WARMS = 0.8, 0.3  # share that it takes beyond that after another placement, and what is left of the share in the next
@@ -38,15 +38,15 @@ _CORRELATION = 0.8  # of the noise of one run with that of the run before, where
 
 @dataclass(frozen=True)
 class Case:
-    """What is true.
+    """The true times of a case.
 
     Attributes:
         splits: seconds of placements over several devices.
         noise: standard deviation of the logarithm of a time.
         singles: seconds of single devices.
-        correlated: whether the noise of a run is correlated with that of the run before, whichever candidate that was of.
-        opening: standard deviation of the logarithm of what an opening of a placement changes in all its times.
-        short: whether the times are of 5 ms in place of a second, and runs after those of another placement take longer.
+        correlated: whether the noise of a run is correlated with the noise of the run before, whichever candidate that was.
+        opening: standard deviation of the logarithm of the factor by which an opening of a placement changes all its times.
+        short: whether times are 5 ms instead of a second, and runs after another placement's take longer.
     """
 
     splits: tuple[float, ...]
@@ -59,7 +59,7 @@ class Case:
 
 @dataclass
 class Machine:
-    """Noise, one run after the other; what ran last, and by how much more the next run of it takes, as a share."""
+    """Noise of consecutive runs; the candidate that ran last, and the relative excess of its next run."""
 
     noise: float
     correlated: bool
@@ -71,7 +71,7 @@ class Machine:
     _last: float = 0.0
 
     def factor(self) -> float:
-        """What the next run takes, over what it truly takes."""
+        """Return the ratio of the measured to the true time of the next run."""
         self.runs += 1
         if not self._drawn:
             self._drawn = self.random.normal(0, self.noise, 256).tolist()
@@ -109,14 +109,14 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial came to.
+    """The outcome of a trial.
 
     Attributes:
         chosen: whether the answer is a placement over several devices.
-        ratio: what was said of the time of such a placement over that of a single device, whether it was chosen or not.
-        true: what is true of it; None, like the ratio, if nothing was said.
+        ratio: the reported ratio of such a placement's time to a single device's, whether it was chosen or not.
+        true: its true ratio; None, like the ratio, if no ratio was reported.
         better: whether the placement is truly faster than every single device.
-        rounds: of all races together.
+        rounds: number of rounds of all races together.
     """
 
     chosen: bool
@@ -127,7 +127,7 @@ class Outcome:
 
 
 def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, progress: Progress | None = None) -> Search:
-    """Enter a case's candidates in a search that ends so many seconds from now."""
+    """Add a case's candidates to a search that ends after a number of seconds."""
     session = SimpleNamespace(
         executable=True,
         tolerance=1e-3,
@@ -175,10 +175,10 @@ class Summary:
 
     Attributes:
         chosen: in which a placement over several devices was chosen.
-        false: in which one was that is not faster than every single device.
-        in_time: in which one that is was chosen within :data:`ROUNDS` rounds, of all races together.
-        covered: in which the interval held the truth, of those with an interval.
-        claimed: mean ratio that was said where one was chosen, over the true ratio; None if none was.
+        false: in which a chosen placement is not faster than every single device.
+        in_time: in which a faster placement was chosen within :data:`ROUNDS` rounds, of all races together.
+        covered: in which the interval contained the true ratio, of those with an interval.
+        claimed: mean of the reported ratio over the true ratio where a placement was chosen; None if none was.
         rounds: mean number of rounds.
     """
 
@@ -191,7 +191,7 @@ class Summary:
 
 
 def summary(case: Case, trials: int, seed: int) -> Summary:
-    """Search so many times."""
+    """Run a number of searches."""
     random = np.random.default_rng(seed)
     outcomes = [trial(case, random) for _ in range(trials)]
     covered, claims = [], []
@@ -214,9 +214,9 @@ NOISES, COUNTS = (0.05, 0.1), tuple(itertools.product((1, 3), (1, 2, 3)))
 NOT_FASTER = tuple(
     Case((time,) * splits, noise, (1.0,) * singles) for noise in NOISES for splits, singles in COUNTS for time in (1.0, 1.02)
 )
-"""What must not be chosen: placements that are as fast as the single devices, or slower."""
+"""Cases in which no placement must be chosen: placements that are as fast as the single devices, or slower."""
 FASTER = tuple(Case((0.95,) + (1.0,) * (splits - 1), 0.05, (1.0,) * singles) for splits, singles in COUNTS)
-"""What should be chosen."""
+"""Cases in which a placement should be chosen."""
 SHORT = (1.0, 0.95)
 OTHERS = (
     *(Case((time,) * 3, 0.1, (1.0, 1.0), correlated=True) for time in (1.0, 1.02)),
@@ -227,8 +227,11 @@ OTHERS = (
     Case((1.01, 1.01, 1.01), 0.05, (1.0, 1.02)),
     Case((0.75,) * 3, 0.1, (1.0, 1.0, 0.6)),
 )
-"""What is told beside it: correlated noise, a gain in more noise, single devices of which the wrong one may be selected, and
-one that is faster than all placements over the others, as the whole CPU is."""
+"""Cases that are shown in addition, without a target.
+
+They are correlated noise, a gain in more noise, single devices of which the wrong one may be selected, and a single device that
+is faster than all placements over the others, as the whole CPU is.
+"""
 
 
 def run(args: Args, report: Report) -> None:

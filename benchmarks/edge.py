@@ -1,19 +1,19 @@
-"""What running on several nodes adds: graphs of segments that sleep for a known time, and whole models on edge nodes.
+"""The overhead of running on several nodes: graphs of segments that sleep for a known time, and whole models on edge nodes.
 
 Each graph, a chain or diamonds one after the other, is run on three nodes of this machine, whose actors exchange tensors
-through placeit's sockets. Beside that it is run through Ray's object references and through Ray's compiled graphs, in one
-interleaved race (the latter with tensors of up to 400 kB: with 4 MB, Ray 2.60 hangs). No segment computes anything, so that
-what exceeds the critical path is overhead: decisions, copies, waking late. It is divided by the number of segments on that
-path; each of them is on another node than the one before.
+through placeit's sockets. In one interleaved race, it is also run through Ray's object references and through Ray's compiled
+graphs (the latter with tensors of up to 400 kB: with 4 MB, Ray 2.60 hangs). No segment computes anything, so the time in excess
+of the critical path is overhead: decisions, copies, waking late. It is divided by the number of segments on that path; each of
+them is on another node than the one before.
 
 Nodes are first joined by the loopback interface, then by an emulated network of 100 Mbit/s and 5 ms, which needs root
-(``_network.py``). Its switch takes CPU time that is told: so many cores are missing for all else. There the second of two
-calls is timed, as TCP sends slowly after a pause, whoever uses it. The bytes that cross in a call are counted, beside those of
-the tensors that have to.
+(``_network.py``). The CPU time of its switch is reported, in cores that are missing for everything else. On the network, the
+second of two calls is timed, because TCP sends slowly after a pause, for any sender. The bytes that cross in a call are
+counted, and compared with the bytes of the tensors that have to cross.
 
-Models run on a head of one core and two edge nodes that have a CPU quota of 0.3 cores each, over that network and over one of
-1 Gbit/s. The split with the lowest simulated time is raced against every single node and against the same split through Ray's
-references, and compared with what the simulator said. What crosses the network is counted here, too.
+Models run on a head of one core and two edge nodes that have a CPU quota of 0.3 cores each, over that network and over one of 1
+Gbit/s. The split with the lowest simulated time is raced against every single node and against the same split through Ray's
+references, and compared with its simulated time. The bytes that cross the network are counted here, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from placeit.devices.nodes import local
 
 MODELS = ("inception_v3", "bert_base")
 RATES = ((100e6, 5e-3), (1e9, 0.0))
-"""Bits per second, and seconds."""
+"""Rate of the links in bits per second, and their delay in seconds."""
 
 
 def run(args: Args, report: Report) -> None:

@@ -1,11 +1,11 @@
 """Estimates from the history of kernel times: each model predicted from all others, and the seconds that an estimate takes.
 
 Models of several families are profiled on one core, as ``placeit profile`` does. Then each is predicted from the history
-without it, and without other exports of the same network. Its measured time is the one of the profile.
+without it, and without other exports of the same network. Its measured time is taken from the profile.
 
-A profile could also measure less where the history says enough: the whole model alone, and take from the other models what cuts
-add. The last column is what that would do: the mean error of the simulated times of the model cut into segments at random, by
-such costs, against the same by the profile as it is.
+If the history were good enough, a profile could measure less: only the whole model, with the cost of cuts taken from the other
+models. The last column has the effect: the mean error of the simulated times of the model cut into segments at random, with
+such costs, against the same error with the full profile.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _predict(name: str, model: Profiled, models: list[Profiled], profile: Segmen
 
 
 def _cut_error(profile: Segmenter, others: list[Profiled]) -> float:
-    """Mean error of the time of a model in segments, if what cuts and dispatches add was what it is for other models."""
+    """Mean error of the time of a model in segments, if cuts and dispatches cost the same as for other models."""
     beyond = Beyond(*(median(getattr(other.beyond, field.name) for other in others) for field in fields(Beyond)))
     cut = beyond.cut_each + beyond.cut_byte * border_bytes(profile.graph)[:, None]
     shorter = Segmenter(profile.grouping, replace(profile.costs, cut=cut, dispatch=np.array([beyond.dispatch])))
@@ -93,7 +93,7 @@ def _cut_error(profile: Segmenter, others: list[Profiled]) -> float:
 
 
 def _network(model: Profiled) -> str:
-    """Name the network, whoever exported it."""
+    """Return the name of the network, without the name of its exporter."""
     return model.name.removesuffix(".onnx").removeprefix("light_").split("-")[0]
 
 

@@ -1,23 +1,25 @@
 """Latency of whole models on two one-core devices: placeit, OpenVINO alone and with HETERO, ONNX Runtime; all in f32.
 
-All candidates of a model run in one race, interleaved. Every ratio is to plain OpenVINO on one core, paired by round. Where
-placeit chooses a single device, the fastest placement on both that it measured runs beside it, and is what HETERO gets.
+All candidates of a model run in one race, interleaved. Every ratio is to plain OpenVINO on one core, paired by round. If
+placeit chooses a single device, the fastest measured placement on both devices is in the race as well, and HETERO gets that
+placement.
 
-What "dispatch per segment" means: of each segment that was ready when its device finished the one before, the time between
-the two ``infer()`` calls, which is all that the engine adds: the scheduler, its lock, starting what else can start. The claim
-is about the median in the plan as it runs, or, if that is a single segment, with every group as a segment of its own. Beside
-it: how long a device that waited takes to start what another device made ready, and what a segment that computes nothing
-takes from end to end, the engine's part included; and how many times as long any Python takes after as much work as a segment.
+"Dispatch per segment" is measured for each segment that was ready when its device finished the one before. It is the time
+between the two ``infer()`` calls, which is all that the engine adds: the scheduler, its lock, starting other segments. The
+claim is about the median in the plan as it runs, or, if that is a single segment, in a plan with every group as a separate
+segment. Three more figures are given: the time for a waiting device to start a segment that another device made ready; the time
+of a segment that computes nothing, from end to end, including the engine's part; and the slowdown of any Python code after as
+much work as a segment.
 
-The control says whether the two cores were free: whole passes side by side, one on each core, over passes alone, before and
-after the race. Where it is far above 1, something else used the cores, and the ratios of splits say little.
+The control shows whether the two cores were free: whole passes side by side, one on each core, over passes alone, before and
+after the race. If it is far above 1, other work used the cores, and the ratios of splits say little.
 
-HETERO runs its sub-graphs one after the other, and does not hand a limit on threads to its devices (2026.4: with two CPU
-plugins set to one thread each it takes twice its wall-clock time in CPU time). So it runs in a process of its own that is bound
+HETERO runs its sub-graphs one after the other, and does not pass a limit on threads on to its devices (2026.4: with two CPU
+plugins set to one thread each it takes twice its wall-clock time in CPU time). So it runs in a separate process that is bound
 to one core: at any moment one of its two one-core devices would be working.
 
-With ``--backend torch`` it is tensor graphs, ChainMM and FFNN unless others are named, that PyTorch runs: placeit on two
-one-core devices against one of them, against plain PyTorch, and against running the same placement level by level.
+With ``--backend torch``, PyTorch runs tensor graphs, by default ChainMM and FFNN: placeit on two one-core devices against one
+of them, against plain PyTorch, and against running the same placement level by level.
 """
 
 from __future__ import annotations
@@ -178,7 +180,7 @@ def _others(
     pinned: ThreadPoolExecutor,
     bound: ProcessPoolExecutor,
 ) -> dict[str, Plain]:
-    """Everything that is not placeit, compiled, with inputs in place."""
+    """All candidates other than placeit, compiled, with inputs in place."""
     values = list(inputs.values())
     names = dict(zip(placement.device_names, ("CPU", "CPUB"), strict=True))
     xml = folder / f"{path.stem}.xml"
@@ -195,11 +197,11 @@ def _others(
 
 
 _hetero: Infer | None = None
-"""What :func:`_open_hetero` compiled, in the process that runs it."""
+"""The model that :func:`_open_hetero` compiled, in the process that runs it."""
 
 
 def _open_hetero(xml: Path, device: str, values: list[NDArray[np.generic]]) -> None:
-    """Compile what ``placeit export`` writes, as its text says, with a CPU plugin for each of the two devices."""
+    """Compile the file that ``placeit export`` writes, as its text says, with a CPU plugin for each of the two devices."""
     global _hetero
     core = import_openvino().Core()
     core.register_plugin("openvino_intel_cpu_plugin", "CPUB")
@@ -218,7 +220,7 @@ def _hetero_infer() -> list[NDArray[np.generic]]:
 
 
 def _dispatch(name: str, session: Session, split: Candidate, report: Report) -> None:
-    """Measure what the engine adds to each segment: in the plan as it runs, and with every group a segment of its own."""
+    """Measure the time that the engine adds to each segment: in the plan as it runs, and with a segment for every group."""
     finest = session.segmenter.plan(session.placing.groups_of(split.placement), merge=False)
     claimed = None
     for what, plan in (("as it runs", split.plan), ("each group a segment", finest)):

@@ -1,12 +1,13 @@
-"""Which placement to measure next: what a surrogate expects most of, what calibrated search proposes, random ones, DOPPLER's.
+"""Which placement to measure next: by a surrogate's expectation, by calibrated search, at random, or by DOPPLER.
 
-Three models, each on a core beside one that is slowed 2 and 3 times. Every way of choosing begins with the same profiled costs
-and has the same seconds, compiling included; before anything is measured, its answer is the single device of least simulated
-time. What was the best of some way after some seconds, or after some number of measured placements, is raced once more in the
-end, interleaved, and that race alone counts: a regret is by how many per cent a placement takes longer than the best one.
+Three models are placed, each on a core beside one that is slowed 2 and 3 times. Every way of choosing begins with the same
+profiled costs and has the same seconds, compiling included. Before any measurement, its answer is the single device of least
+simulated time. The best placements of each way after some seconds, and after some number of measured placements, are raced once
+more in the end, interleaved, and only that race counts: a regret is by how many per cent a placement takes longer than the best
+one.
 
-``calibrated search`` is what ``placeit optimize`` does by default before it decides; ``surrogate`` goes on from there, as with
-``--placer surrogate``. Both leave the time that the decision would take. ``DOPPLER`` imitates a list scheduler, learns by
+``calibrated search`` is the search of ``placeit optimize`` before its decision; ``surrogate`` continues from there, as with
+``--placer surrogate``. Both reserve the time that the decision would take. ``DOPPLER`` imitates a list scheduler, learns by
 simulation, and for four fifths of the time by measured runs (stage III). Intervals are 95 % bootstrap intervals over models and
 clusters. ``--quick`` is a small model for 6 s.
 """
@@ -55,7 +56,7 @@ _CALIBRATED = "calibrated search"
 
 
 class Moment(NamedTuple):
-    """The best placement of the groups that a way of choosing knew, from some second and some measured placement on."""
+    """The best placement that a way of choosing knew, for each second and each number of measured placements."""
 
     seconds: float
     measured: int
@@ -171,7 +172,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def _case(model: Model, cluster: Cluster, cache: Cache, seconds: Sequence[float], seed: int) -> dict[str, dict[str, Any]]:
-    """Let each way choose, and return what became of it: counts, and regrets in per cent."""
+    """Let each way choose, and return the outcome: counts, and regrets in per cent."""
     opened = functools.partial(Session, model, cluster, cache=cache)
     with opened() as session:
         progress(f"profiling {model.path}")

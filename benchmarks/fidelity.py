@@ -1,23 +1,23 @@
-"""How well the simulator predicts real runs: random and chosen placements, simulated before and measured after.
+"""The accuracy of the simulator: random and chosen placements, simulated before and measured after.
 
-Half of the random placements are dense (each group on a random device), half are a few runs of consecutive groups. The
-simulator is asked twice: with the costs as profiled, which know nothing of any placement of the model, and corrected by what
-the segments of a handful of other placements took, as ``placeit optimize`` corrects them.
+Half of the random placements are dense (each group on a random device), half are a few runs of consecutive groups. They are
+simulated twice: with the costs as profiled, which use no placement of the model, and with costs corrected by the segment times
+of a handful of other placements, as ``placeit optimize`` corrects them.
 
-Chosen placements are what HEFT and CPOP answer, and what a search among plans makes of that. For them the sign counts: are they
-faster than the whole model on the first device, as simulated and as measured? A measured ratio whose interval holds 1 says
-neither, and is left out.
+Chosen placements are the answers of HEFT and CPOP, and the results of a search among plans that starts from them. For these,
+only the sign counts: whether they are faster than the whole model on the first device, as simulated and as measured. If the
+interval of a measured ratio contains 1, the placement is left out.
 
 Models that memory bounds (``benchmarks/_memory_bound.py``: 64 MB of weights and one row, an LSTM, a decoder's step, two
-branches) are measured otherwise: each placement runs by itself, in its own process, as a user runs it, since its time depends
-on what the caches hold. No lower bound may be above a split that was measured.
+branches) are measured differently: each placement runs alone, in a separate process, as a user runs it, because its time
+depends on the contents of the caches. No lower bound may be above a measured split.
 
-Other models are three large ones built from their papers, and three small real ones that come with the packages
-``rapidocr-onnxruntime`` and ``magika``. On two equal cores all placements of some models take about the same time, so noise of
-a few per cent decides the correlation; with one core slowed 1.5 times behind an emulated link placements differ more.
+Other models are three large ones built from their papers, and three small real ones that are part of the packages
+``rapidocr-onnxruntime`` and ``magika``. On two equal cores, all placements of some models take about the same time, so noise of
+a few per cent decides the correlation; with one core slowed 1.5 times behind an emulated link, placements differ more.
 
-Placements are measured in blocks, the whole model on one device interleaved with them in every block; how much that device's
-time differed between blocks is given as drift. The control is two passes side by side, one on each device, over passes alone:
+Placements are measured in blocks, the whole model on one device interleaved with them in every block; the variation of that
+device's time between blocks is given as drift. The control is two passes side by side, one on each device, over passes alone:
 both cores are free if it is near 1.
 """
 
@@ -137,7 +137,7 @@ def _model(model: str, cluster: Cluster, args: Args, report: Report) -> None:
 
 
 def _chosen(session: Session, seed: int) -> dict[str, NDArray[np.int32]]:
-    """What placers answer that uses both devices, by who chose it."""
+    """Answers of placers that use both devices, by the names of the placers."""
     problem = session.segmenter.problem()
     cost = SimulatedCost(problem)
     found = {}

@@ -1,12 +1,12 @@
-"""Damaged files of every kind that placeit reads: no crash, no hang, no file that nobody asked for, and clear errors.
+"""Damaged files of every kind that placeit reads: no crash, no hang, no unrequested file, and clear errors.
 
 Each case changes a small file (an ONNX model, OpenVINO IR, ``.pt2`` archive, placement, cluster file, policy, training state or
-problem, entry of the cost cache, archive of inputs) and gives it to a command that reads it. What is wrong: a crash, a hang, a
-traceback, an error that is not one clear paragraph, an exit code besides 0, 1 and 2, a file written besides the outputs that
-were named, code that ran out of the file, and a gigabyte of memory.
+problem, entry of the cost cache, archive of inputs) and gives it to a command that reads it. These outcomes are wrong: a crash,
+a hang, a traceback, an error that is not one clear paragraph, an exit code besides 0, 1 and 2, a file written besides the named
+outputs, code executed from the file, and the use of a gigabyte of memory.
 
-Cases run in child processes, many in one; one that crashes, or takes longer than a minute for a case, is replaced. A case that
-went wrong is kept in a folder, to be run again with ``--replay FILE``, or with ``--seed`` and ``--cases NUMBER``.
+Cases run in child processes, many in one. A process that crashes, or takes longer than a minute for a case, is replaced. A case
+that went wrong is kept in a folder, to be run again with ``--replay FILE``, or with ``--seed`` and ``--cases NUMBER``.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ def try_all(
     case_s: float = CASE_S,
     command: Main | None = None,
 ) -> Iterator[tuple[int | Path, Outcome]]:
-    """Run cases in child processes; yield what came of each.
+    """Run cases in child processes; yield the outcome of each.
 
     Args:
         requests: numbers of cases, and files of cases that were kept.
         seeds: folder of the seeds, made with these devices.
-        devices: those.
+        devices: the devices.
         seed: of the run.
-        case_s: seconds after which a case hangs.
-        command: what is run in place of placeit.
+        case_s: seconds after which a case counts as hung.
+        command: the function to run instead of placeit.
     """
     wanted = list(requests)
     todo, lock = iter(wanted), threading.Lock()
@@ -108,7 +108,7 @@ def try_all(
 
 
 def ask(child: Child, request: int | Path, folder: Path) -> Outcome:
-    """Run one case: what came of it, a crash or a hang included."""
+    """Run one case, and return its outcome, including a crash or a hang."""
     try:
         outcome: Outcome = child.ask(request.read_bytes() if isinstance(request, Path) else request)
     except Ended as end:
@@ -151,7 +151,7 @@ def _report(report: Report, found: dict[int | Path, tuple[Case, Outcome]], args:
 
 
 def _class(reason: str) -> str:
-    """A reason without what is particular to a case."""
+    """Return a reason without the details of one case."""
     return re.sub(r"\d+", "N", re.sub(r"'[^']*'|\[[^\]]*\]|\S*/\S*", "...", reason))[:120]
 
 
