@@ -32,7 +32,7 @@ CALIBRATED = "calibrated search"
 
 _UNIT: Unit = "measured"
 _RACE_ROUNDS = 15
-_FIRST_SHARE = 0.7  # of a first budget, that a placer is expected to take in the mean
+_FIRST_SHARE = 0.7  # share of the first budget that a placer is expected to take in the mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class Measured:
 
     def budgets(self, budgets: Sequence[float], settings: Sequence[Setting], limit_s: float) -> dict[float, int]:
         """Ask for the smallest budget first, each in as many settings as there is time for; return the number of settings."""
-        logging.getLogger("placeit.optimizer.measured_cost").setLevel(logging.ERROR)  # that time is up is no news here
+        logging.getLogger("placeit.optimizer.measured_cost").setLevel(logging.ERROR)  # time limits are expected
         prepare(self.placers)
         end = clock.now() + limit_s
         tried: dict[float, int] = {}
@@ -146,7 +146,7 @@ class Measured:
                 continue
             if model is None:
                 _tell(f"profiling {setting.name}")
-                self._session(setting).close()  # what it takes is no part of any budget
+                self._session(setting).close()  # its time is not part of any budget
                 model = setting.load()
             _tell(f"{setting.name}: {placer}, {budget:g} s")
             began = clock.now()

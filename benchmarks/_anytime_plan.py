@@ -10,7 +10,7 @@ __all__ = ["answered", "ended", "in_time", "problems_at", "too_slow"]
 
 _LATE, _LATE_S = 1.25, {"seconds": 0.1, "measured": 1.0}  # an answer may be late by a quarter of its budget, and by this
 _MOST_S = 20.0  # a run with so many evaluations that it is expected to take longer is left out
-_EARLY = 0.9  # a run that ends before this share of its seconds has come to its end
+_EARLY = 0.9  # a run that ends before this share of its seconds has ended by itself
 
 
 def problems_at(left_s: float, costs: Sequence[float], most: int) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 __all__ = ["Interval", "Pays", "best_known", "front", "learning_pays", "mean_interval", "regrets"]
 
 _RESAMPLES = 10_000
-_EQUAL = 1e-9  # of a regret: rounding
+_EQUAL = 1e-9  # regrets that differ by less are equal: rounding
 
 
 @dataclass(frozen=True)

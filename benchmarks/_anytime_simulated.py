@@ -34,7 +34,7 @@ REFERENCE = "reference"
 _REFERENCE_SEED = 1000
 _CONSTRAINTS = 20_000  # edges times pairs of devices, beyond which building the model of cp-sat takes longer than that
 _WARM_S = 0.5
-# what all placers together are expected to take for one problem at first, and for each evaluation at least
+# seconds that all placers together are expected to take for one problem at first, and for each evaluation at least
 _FIRST_S, _EVALUATION_S = 0.5, 0.01
 
 

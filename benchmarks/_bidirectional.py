@@ -86,7 +86,7 @@ def export_bidirectional(name: str, path: Path) -> None:
         torch.manual_seed(0)
         model: nn.Module = Crnn() if name == "crnn" else TacotronEncoder()
         values = torch.randn(1, 1, 32, 100) if name == "crnn" else torch.randint(148, (1, 100))
-        for norm in model.modules():  # one that is as it began would be folded away
+        for norm in model.modules():  # a norm with its initial values would be folded away
             if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
                 nn.init.uniform_(norm.weight, 0.8, 1.2)
                 nn.init.uniform_(norm.bias, -0.1, 0.1)

@@ -15,7 +15,7 @@ __all__ = ["Child", "Ended", "peak_memory"]
 _START_S = 240.0
 
 
-class Ended(Exception):  # noqa: N818 (it says what happened)
+class Ended(Exception):  # noqa: N818 (the name says what happened)
     """The child process has ended.
 
     Attributes:

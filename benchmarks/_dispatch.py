@@ -47,7 +47,7 @@ def gaps(
         spans = executor.spans() if ops is None else [_narrowed(span, ops) for span in executor.spans()]
         begin = spans[0].start
         ends = {span.segment: span.finish for span in spans if span.segment is not None}
-        for s in range(len(plan.segments)):  # in topological order: one that runs nothing ends when it is ready
+        for s in range(len(plan.segments)):  # in topological order: a segment that runs nothing ends when it is ready
             ends.setdefault(s, max((ends[p] for p in readers.get(s, ())), default=begin))
         last: dict[str, float] = {}
         for span in spans:

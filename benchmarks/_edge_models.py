@@ -45,7 +45,7 @@ def on_nodes(name: str, args: Args, ray: local.LocalCluster, made: Network) -> R
     try:
         with ExitStack() as stack:
             session = stack.enter_context(Session(load_model(name), devices, cache=None))
-            _ = session.runtime  # its actors start with whole cores
+            _ = session.runtime  # starts its actors, before the CPU quotas apply
             for node, cores in QUOTAS.items():
                 made.limit(node, cores)
                 stack.callback(made.limit, node, None)

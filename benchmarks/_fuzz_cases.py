@@ -231,7 +231,7 @@ class _Maker:
                 about = several(about, change_tree, self.rng)
             try:
                 write_safetensors(path, form, tensors, about)
-            except (ValueError, TypeError, RuntimeError, SafetensorError, PlaceitError):  # no file can hold this
+            except (ValueError, TypeError, RuntimeError, SafetensorError, PlaceitError):  # no file can contain this
                 return several(content, change_bytes, self.rng)
             return path.read_bytes()
         finally:
@@ -313,6 +313,6 @@ def make_case(seeds: Path, devices: tuple[str, str], seed: int, number: int) -> 
     maker = _Maker(seeds, random.Random(f"{seed} {number}"), devices)
     kind = _TURNS[number % len(_TURNS)]
     case = KINDS[kind](maker)
-    if kind != "cache":  # what an unchanged model takes need not be measured again and again
+    if kind != "cache":  # the costs of an unchanged model need not be measured repeatedly
         maker.add_all("cache", "cache")
     return case

@@ -34,7 +34,7 @@ STATUSES = ("done", "refused", "crashed", "hung", "bug", "unclear", "exit code",
 GIVEN = "given"
 """Folder with the files of the case as they were given to the command."""
 
-_MEMORY = 1 << 30  # bytes that a command on such small files may take
+_MEMORY = 1 << 30  # bytes of memory that a command on such small files may use
 _ADDRESSES = 3 << 30  # address space beyond what the process has, so that a case cannot take all memory of the machine
 _LONGEST = 1500  # characters of an error
 _NOISE = re.compile(
@@ -168,7 +168,7 @@ def execute(case: Case, room: Path, watch: _Watch, main: Main) -> Outcome:
             main(case.argv)
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:  # noqa: BLE001 (what escapes is the question)
+        except BaseException:  # noqa: BLE001 (tests which exceptions escape)
             trace = traceback.format_exc()
         finally:
             watch.on = False

@@ -146,7 +146,7 @@ def to_json(tree: Any) -> bytes:
     """Write a tree as JSON, with placeholders replaced by the values that they stand for."""
     try:
         text = json.dumps(tree)
-    except (ValueError, RecursionError):  # a swap has put a part into itself
+    except (ValueError, RecursionError):  # a swap has made a part contain itself
         text = "[" * 50
     return text.replace(f'"{_DEEP}"', "[" * 100_000 + "]" * 100_000).replace(f'"{_LONG}"', "9" * 5000).encode()
 

@@ -161,7 +161,7 @@ def _bomb(gigabytes: int = 2) -> bytes:
     block = bytes(1 << 20)
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     first = packer.compress(start) + packer.flush(zlib.Z_FULL_FLUSH)
-    middle = packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH)  # stands alone, so it can be repeated
+    middle = packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH)  # is independent of other blocks, so it can be repeated
     checksum, times = zlib.crc32(start), gigabytes << 10
     for _ in range(times):
         checksum = zlib.crc32(block, checksum)
@@ -213,7 +213,7 @@ def _learned(folder: Path) -> None:
         save_agent(make_agent(name, seed=0, **options), folder / "checkpoint" / f"{name}{len(options)}.safetensors", note="")
     with contextlib.chdir(folder):
         _call("generate", "single", "--count", "3", "-o", "problems")
-        for path in Path("problems").glob("single-*.json"):  # with its key, no changed cost would come any further
+        for path in Path("problems").glob("single-*.json"):  # with its key, every changed cost would be refused at once
             path.write_text(json.dumps({**json.loads(path.read_text()), "key": None}))
         _call(*TRAIN)
     (folder / "out.safetensors").replace(folder / "checkpoint" / "trained.safetensors")

@@ -97,7 +97,7 @@ def _cluster(
 ) -> None:
     plan = session.plan_of(placement)
     with session.serve(placement) as server:
-        with server.sequence() as sequence:  # what comes first takes longer
+        with server.sequence() as sequence:  # the first request takes longer
             generate(sequence.run, NAMES, prompt, 3)
         with server.sequence() as sequence:
             found, seconds = generate(sequence.run, NAMES, prompt, len(wanted))

@@ -93,7 +93,7 @@ def write_files(decoder: Decoder, folder: Path, seed: int) -> Files:
     genai = folder / "genai"
     genai.mkdir()
     stateful = write_decoder(decoder, folder / "decoder.xml", seed=seed)
-    # openvino_genai wants the input of beam search, which others do without
+    # openvino_genai needs the input of beam search, which the others do not need
     write_decoder(decoder, genai / "openvino_model.xml", beam_idx=True, seed=seed)
     return Files(decoder, stateful, write_decoder(decoder, folder / "decoder.onnx", seed=seed))
 
@@ -244,7 +244,7 @@ class _OnnxRuntime:
     def __init__(self, files: Files) -> None:
         self._runtime = import_onnxruntime()
         options = self._runtime.SessionOptions()
-        options.add_session_config_entry("session.force_spinning_stop", "1")  # as others have their turn after it
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # because other rivals run after it
         self._session = self._runtime.InferenceSession(files.onnx, options, providers=["CPUExecutionProvider"])
         self._decoder = files.decoder
         self.reset()
@@ -288,7 +288,7 @@ class _GenAi:
 
         self._streamer, self._config = Noting, openvino_genai.GenerationConfig()
         self._config.max_new_tokens, self._config.ignore_eos, self._config.do_sample = tokens, True, False
-        self._config.set_eos_token_id(0)  # it wants one, though it ignores it
+        self._config.set_eos_token_id(0)  # it requires one, but ignores it
         self._tensors, self._inputs = openvino.Tensor, openvino_genai.TokenizedInputs
         options = _PRECISION | {"ATTENTION_BACKEND": attention}
         self._pipeline = openvino_genai.LLMPipeline(str(files.stateful.parent / "genai"), "CPU", **options)
@@ -304,7 +304,7 @@ class _GenAi:
         self._left = deque((token, seconds) for (token, _), seconds in zip(self._made, taken, strict=True))
         return self._left.popleft()
 
-    def further(self, token: int) -> tuple[int, float]:  # noqa: ARG002 (it knows)
+    def further(self, token: int) -> tuple[int, float]:  # noqa: ARG002 (the rival keeps its last token)
         return self._left.popleft()
 
 

@@ -274,7 +274,7 @@ def _text(value: Value) -> str:
         return "[green]yes[/green]" if value else "[red]no[/red]"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-    return str(value).replace("[", r"\[")  # or rich would take placeit[cuda] for a style
+    return str(value).replace("[", r"\[")  # otherwise rich would read placeit[cuda] as a style
 
 
 def _finite(value: Value) -> Value:

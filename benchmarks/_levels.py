@@ -57,7 +57,7 @@ def empty_levels(cluster: Cluster) -> Iterator[LevelByLevel]:
     program = shard([value], 1, {f"relu{level}": {"i": len(devices)} for level in range(EMPTY_LEVELS)})
     model = of_program(program, shard([value], 1), name="empty levels")
     grouping = Grouping.singletons(model.graph)
-    placement = [*devices] * (EMPTY_LEVELS + 1)  # outputs come last
+    placement = [*devices] * (EMPTY_LEVELS + 1)  # outputs are last
     plan = Segmenter(grouping, Costs.zero(len(model.graph), cluster)).plan(placement, merge=False)
     with Runtime(model, grouping, cluster) as runtime:
         yield LevelByLevel(runtime, plan)

@@ -14,7 +14,7 @@ from placeit.core.problem import Problem
 
 __all__ = ["SHAPES", "large_problem", "list_problem"]
 
-_KINDS = 5  # of ops: each device is good at some
+_KINDS = 5  # number of kinds of ops: each device is fast for some of them
 
 Edges = list[tuple[int, int]]
 
@@ -35,7 +35,7 @@ def list_problem(shape: str, size: int, rng: np.random.Generator, *, tight: bool
     base = rng.lognormal(0.0, rng.uniform(0.2, 1.2), ops)
     compute = base[:, None] / speed[rng.integers(_KINDS, size=ops)] * rng.uniform(0.9, 1.1, (ops, devices))
     tail = np.array([u for u, _ in edges], np.int64)
-    bytes_of = rng.lognormal(0.0, rng.uniform(0.2, 1.0), ops)  # an op gives one tensor to all of its consumers
+    bytes_of = rng.lognormal(0.0, rng.uniform(0.2, 1.0), ops)  # all consumers of an op read the same tensor
     ratio = float(np.exp(rng.uniform(np.log(0.1), np.log(10.0))))
     mean_transfer = float((1.0 / bandwidth[~np.eye(devices, dtype=bool)]).mean())
     weights = rng.lognormal(0.0, 1.0, ops) if tight else np.zeros(ops)
@@ -134,13 +134,13 @@ def _devices(
     way = int(rng.choice(3, p=(0.5, 0.3, 0.2)))
     devices = int(rng.choice((2, 3, 4, 6, 8, 12, 16))) if way == 0 else int(rng.choice((2, 4, 8))) if way == 1 else 3
     speed, spread = np.ones((_KINDS, devices)), 0.0
-    if way == 0:  # anything
+    if way == 0:  # unequal devices on unequal links
         gap, spread = rng.uniform(0.0, 0.8), rng.uniform(0.0, 0.6)
         speed *= rng.uniform(1 - gap, 1 + gap, devices)
         speed *= rng.lognormal(0.0, rng.choice((0.0, 0.3, 0.6)), (_KINDS, devices))
     elif way == 1:  # a server: equal accelerators, or some of an older kind
         speed[:, devices // 2 :] *= rng.choice((1.0, 0.5))
-    else:  # a system on a chip: devices that are good at different kinds of ops
+    else:  # a system on a chip: devices that are fast for different kinds of ops
         speed *= rng.lognormal(0.0, 1.0, (_KINDS, devices))
     bandwidth = rng.uniform(1 - spread, 1 + spread, (devices, devices))
     return speed, (bandwidth + bandwidth.T) / 2, _latency(rng, devices), np.zeros((devices, devices), bool)

@@ -38,7 +38,7 @@ MEMORY_BOUND = ("mlp_64mb", "lstm", "decoder_step", "two_branches")
 _WIDE = 1024
 _DECODER = Decoder(layers=6, width=512, heads=8, kv_heads=4, hidden=1536, vocabulary=8192, positions=256)  # 92 MB
 _PROMPT, _TOKENS = 64, 48
-_STEPS = 600  # of a search among plans
+_STEPS = 600  # steps of a search among plans
 _FIRST = 0.2  # share of the runs that are left out, while the process warms up
 
 
@@ -153,7 +153,7 @@ def _steps(session: Session, placement: Placement, asked: _Alone) -> list[float]
                     return outputs[0]
 
                 generate(step, [*asked.sizes], prompt, _TOKENS)
-            seconds += times[1:]  # the first is of the prompt
+            seconds += times[1:]  # the first time is the prompt's
     return seconds
 
 

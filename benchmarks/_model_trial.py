@@ -44,8 +44,8 @@ Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 
 MOST = 1.05
 """Largest accepted ratio of the answer's time to the time of the fastest plain runtime."""
-_MORE_SHARE, _MORE_BYTES = 0.01, 10_000  # of constants that a reading may have beside OpenVINO's: shapes, for one
-_PROFILE_S = 2.0  # of random splits, which need not be fast
+_MORE_SHARE, _MORE_BYTES = 0.01, 10_000  # excess of constants over OpenVINO's that is allowed: shapes, for example
+_PROFILE_S = 2.0  # seconds of profiling for random splits, which need not be fast
 _BLOCK_S, _MOST_CALLS = 0.02, 200  # seconds and calls of a block
 
 
@@ -137,7 +137,7 @@ def serve(connection: Connection, log: str, cores: tuple[int, int], budget: floa
             os.dup2(stream.fileno(), number)
         faulthandler.enable(stream)
         warnings.simplefilter("ignore")
-        openvino_core().get_versions("CPU")  # what every process pays is no model's
+        openvino_core().get_versions("CPU")  # start-up memory that every process has does not count for the model
         connection.send("ready")
         while (sample := connection.recv()) is not None:
             cache = Cache(Path(log).parent / "costs")
@@ -193,7 +193,7 @@ class _Trying:
                 plain[name] = make(inputs)
                 plain[name].outputs()
                 self.found.plain[name] = ""
-            except Exception as error:  # noqa: BLE001 (the runtimes raise what they like)
+            except Exception as error:  # noqa: BLE001 (the runtimes raise any exception)
                 plain.pop(name, None)
                 self.found.plain[name] = " ".join(str(error).split())[:200] or type(error).__name__
         if model is not None:
@@ -216,7 +216,7 @@ class _Trying:
             try:
                 self.found.plain_constants = _constants(self._plain_model())
             except RuntimeError:
-                return model  # what OpenVINO says of it comes where it runs it
+                return model  # OpenVINO's error is reported when it runs the model
             more = self.found.constants - self.found.plain_constants
             if more > max(_MORE_SHARE * self.found.plain_constants, _MORE_BYTES):
                 self._fails("reads", "constants", f"They take {more / 1e6:.3g} MB more than by OpenVINO's own reading.")
@@ -280,7 +280,7 @@ class _Trying:
                     devices_of = np.where(able[np.arange(groups), drawn], drawn, np.argmax(able, axis=1)).astype(np.int32)
                     report = session.run(session.placement(devices_of), runs=1, warmup=0)
                     self.found.splits += 1
-                    if report.failed is not None:  # beside placeit's own reference
+                    if report.failed is not None:  # compared with placeit's own reference
                         self._fails("right", where, report.failed)
                     else:
                         self._compared(OutputDifference.between(report.outputs, expected), where, session.tolerance)
@@ -317,7 +317,7 @@ class _Trying:
     def _openvino(self, inputs: Arrays | None) -> Plain:
         compiled = openvino_core().compile_model(self._plain_model(), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         given = {i: _named(port, inputs or {}) for i, port in enumerate(compiled.inputs)}
-        # an output may have several names, of which placeit and ONNX take one: it is known by its place
+        # an output may have several names, of which placeit and ONNX use one: it is identified by its position
         names = self.names or [port.get_any_name() for port in compiled.outputs]
         return Plain(lambda: compiled(given), lambda answer: {name: answer[i] for i, name in enumerate(names)})
 
@@ -354,7 +354,7 @@ class _Trying:
             yield
         except PlaceitError as error:
             self._fails(what, where, str(error))
-        except Exception as error:  # noqa: BLE001 (which errors there are is the question)
+        except Exception as error:  # noqa: BLE001 (tests which errors occur)
             last = traceback.extract_tb(error.__traceback__)[-1]
             at = f"{Path(last.filename).name}:{last.lineno}"
             self._fails(what, where, f"A bug: {type(error).__name__} at {at}: {' '.join(str(error).split())[:300]}")

@@ -91,7 +91,7 @@ def random_splits(random: np.random.Generator, groups: int, count: int) -> list[
     placements: list[NDArray[np.int32]] = []
     while len(placements) < count:
         if len(placements) % 2 == 0:
-            # a share of its own for each, so that not all of them are half and half
+            # a different share for each, so that not all of them are half and half
             devices = (random.random(groups) < random.uniform(0.1, 0.9)).astype(np.int64)
         else:
             count_of_ends = int(random.integers(1, min(7, groups)))

@@ -223,7 +223,7 @@ def network(nodes: Sequence[str], *, rate: float = 100e6, delay: float = 5e-3) -
             _ip(name, "link", "set", "lo", "up")
             _ip(name, "link", "set", "eth0", "addrgenmode", "none", "up")
             _ip(name, "address", "add", f"{made.address(node)}/24", "dev", "eth0")
-            _ip(name, "route", "add", "default", "dev", "eth0")  # Ray asks which address leads outwards
+            _ip(name, "route", "add", "default", "dev", "eth0")  # Ray looks up the address of the outward interface
         yield made
 
 

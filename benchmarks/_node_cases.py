@@ -36,8 +36,8 @@ PLAIN = "plain"
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
-_TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1}  # of a model with values in such a type: a cut rounds where fused ops do not
-_RUNS = 12  # of the plain runtime: few random truth values may well be the same twice
+_TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1}  # for models with values of such a type: a cut rounds where fused ops do not
+_RUNS = 12  # runs of the plain runtime: a few random truth values can be equal in two runs
 _EXACT = 1e-3
 
 
@@ -71,7 +71,7 @@ def serve(connection: Connection, log: str) -> None:
             os.dup2(stream.fileno(), number)
         faulthandler.enable(stream)
         warnings.simplefilter("ignore")
-        # an onnx of another version may have other cases: they are what this one says
+        # another version of onnx may have other cases, so the names come from this one
         from onnx.backend.test.case.node import collect_testcases
 
         cases = {case.name: case for case in collect_testcases(None)}
@@ -105,7 +105,7 @@ class _Case:
                 finest = coarsen(session.model.graph, keep_together=session.model.together, co_locate=False)
                 session.placing = replace(session.placing, grouping=finest)
                 self._run(session, plain, inputs, reference, refused)
-        except Exception as error:  # noqa: BLE001 (which errors there are is the question)
+        except Exception as error:  # noqa: BLE001 (tests which errors occur)
             for form in FORMS:
                 self.found.setdefault(form, _failed(error, refused))
         return self.found
@@ -140,10 +140,10 @@ class _Case:
             return Outcome("passed", plain=refused)
         names = [value.name for value in self.case.model.graph.output]
         own = dict(zip(names, map(_array, self.case.data_sets[0][1]), strict=True)) if expected else None
-        if reference is None:  # the plain runtime refuses; ONNX itself says what it should have been
+        if reference is None:  # the plain runtime refuses, so ONNX's own outputs are the reference
             assert own is not None
             return self._differs(outputs, own, random, refused)
-        # OpenVINO's attention makes NaN of rows that are masked out, by what it can fuse: there ONNX's own outputs are right
+        # OpenVINO's attention may make NaN of masked rows, depending on fusion: then ONNX's own outputs are the reference
         judged, why = dict(reference), refused
         for name, value in reference.items():
             ours = outputs.get(name)
@@ -185,7 +185,7 @@ class _Plain:
         try:
             self.infer = self.infer or self.load()
             first, *again = [self.infer(inputs) for _ in range(_RUNS)]
-        except Exception as error:  # noqa: BLE001 (both runtimes raise what they like)
+        except Exception as error:  # noqa: BLE001 (both runtimes raise any exception)
             return None, " ".join(str(error).split())[:300] or type(error).__name__
         self.random = {
             name for name, value in first.items() if any(value.tobytes() != other[name].tobytes() for other in again)

@@ -27,7 +27,7 @@ from placeit.serve.network import NetworkServer, Options
 from placeit.serve.service import ServedModel
 from placeit.session import Session
 
-WIDTH = 256  # of the model's input and output, so that each has 1 kB
+WIDTH = 256  # width of the model's input and output, so that each has 1 kB
 
 
 def save_layers(path: Path, layers: int) -> Path:

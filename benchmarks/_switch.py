@@ -38,9 +38,9 @@ def forward(taps: Sequence[int], rate: float, delay: float, cut: Sequence[int]) 
     """
     ports = len(taps)
     numbers = {tap: number for number, tap in enumerate(taps)}
-    free = [0.0] * ports**2  # when each link has sent what it was given
+    free = [0.0] * ports**2  # when each link has sent its queued frames
     due: list[tuple[float, int, int, bytes]] = []
-    count, lost = itertools.count(), contextlib.suppress(OSError)  # of a node that does not keep up, or is gone
+    count, lost = itertools.count(), contextlib.suppress(OSError)  # errors of a node that does not keep up, or is gone
     while True:
         now = monotonic()
         while due and due[0][0] <= now:

@@ -102,7 +102,7 @@ def _compare(model: TensorProgram, cluster: Cluster, where: str, cache: Cache, a
     """Race placeit's placement of a graph against others, and return its plan that has each group as a segment."""
     what = f"{model.name}, {where}"
     budget = 20 if args.quick else 60
-    # the cores stand for two devices; what PyTorch does with both is a row of its own
+    # the cores stand for two devices; PyTorch on both cores is a separate row
     found = optimize(
         model, cluster, budget=budget, seed=args.seed, candidates=Candidates(plain=False), cache=cache, progress=progress
     )

@@ -75,7 +75,7 @@ def _graph(
     rng = np.random.default_rng(seed)
     model = _model(rng)
     grouping = Grouping.singletons(model.graph)
-    graph, order = grouping.graph, np.argsort(grouping.group_of)  # the op of each group
+    graph, order = grouping.graph, np.argsort(grouping.group_of)  # index of the op of each group
     names = [graph.names[v] for v in order]
     computes = np.array([graph.kinds[v] not in ("Parameter", "Result") for v in order])
     seconds = rng.uniform(LEAST_S, MOST_S, (len(names), 1)) * 2 ** rng.uniform(-1, 1, (len(names), len(NODES)))

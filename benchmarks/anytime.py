@@ -95,12 +95,12 @@ QUICK = Sizes(
 )
 _SHARES = {"reference": 0.06, "evaluations": 0.12, "seconds": 0.22, "large": 0.16, "measured": 0.36}
 """Shares of the minutes; the rest is for starting and for the last races."""
-_SEARCH = "annealing"  # whom learning is compared with in simulation
+_SEARCH = "annealing"  # the search that learning is compared with in simulation
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # before anything loads it, here and in the workers
+    os.environ["OMP_NUM_THREADS"] = "1"  # before any library reads it, here and in the workers
     options = parser("python -m benchmarks.anytime", __doc__)
     options.formatter_class = argparse.RawDescriptionHelpFormatter
     options.add_argument("--part", choices=PARTS, action="append", help="one of them alone; both without it")

@@ -182,7 +182,7 @@ class _Round:
                 used = self._used_again(victim.name, back, server, load)
             load.until(time.perf_counter() + LOADED_S)
             counts, outcomes = load.counts(expected)
-        # what was on its way to this process when the node failed does not count
+        # answers that were under way to this process when the node failed do not count
         ended = [one.ended for one in outcomes if one.begun > failed]
         resumed = min(ended) if anew is not None and ended else failed + ANSWER_S
         report.row(

@@ -31,9 +31,9 @@ from placeit.simulator.objectives import Latency
 ROUNDS = 40
 """Number of rounds within which a clear gain should be found."""
 _LATENCY = Latency()
-_SHORT_S = 0.005  # of a short run
-_COLD, _WARMS = 0.8, 0.3  # share that it takes beyond that after another placement, and what is left of the share in the next
-_CORRELATION = 0.8  # of the noise of one run with that of the run before, where it is correlated
+_SHORT_S = 0.005  # seconds of a short run
+_COLD, _WARMS = 0.8, 0.3  # excess of a run after another placement, as a share; factor per further run
+_CORRELATION = 0.8  # correlation of the noise of consecutive runs, if it is correlated
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def run(args: Args, report: Report) -> None:
             try:
                 with network(NODES, rate=rate, delay=delay) as made, cluster(made) as ray:
                     report.add(made.call("head", on_nodes, name, args, ray, made))
-            except Exception as error:  # noqa: BLE001 (the figures of the others are worth having)
+            except Exception as error:  # noqa: BLE001 (the other figures are still useful)
                 report.note(f"{name} at {rate / 1e6:g} Mbit/s failed: {type(error).__name__}: {error}")
                 failed += 1
     report.claim("models that failed", failed, "", at_most=0)

@@ -33,7 +33,7 @@ from placeit.session import Session
 
 QUICK = ("light_squeezenet", "light_shufflenet", "text_detector", "file_type")
 _BUDGET_S, _PASSED, _LONG_S = 30.0, 0.15, 1e-3
-_DIVISIONS, _CUT_PASSED = 30, 0.05  # of a model into segments; and error that a shorter profile may add to their times
+_DIVISIONS, _CUT_PASSED = 30, 0.05  # divisions of a model; error that a shorter profile may add
 
 
 def run(args: Args, report: Report) -> None:

@@ -79,7 +79,7 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
     path, cache = model_file(name), Cache(folder / "costs", runs=False)
     devices = [f"CPU@{core}" for core in cores]
     budget = 25 if args.quick else 90
-    # the cores stand for two devices; what OpenVINO does with both is a row of its own
+    # the cores stand for two devices; OpenVINO on both cores is a separate row
     found = optimize(
         path, devices, budget=budget, seed=args.seed, candidates=Candidates(plain=False), cache=cache, progress=progress
     )
@@ -87,7 +87,7 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
     split = found.chosen if found.chosen.placer != "single" else fastest_split(found) or found.chosen
     with (
         Session(path, devices, cache=cache) as session,
-        # what takes one thread runs on the first core, on a thread that is bound to it as placeit's is
+        # single-threaded candidates run on the first core, on a thread that is bound to it like placeit's thread
         bound_thread(cores[0]) as pinned,
         ProcessPoolExecutor(
             1, multiprocessing.get_context("spawn"), initializer=os.sched_setaffinity, initargs=(0, {cores[0]})

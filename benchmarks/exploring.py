@@ -136,7 +136,7 @@ _WAYS: Mapping[str, Way] = {
 
 
 def run(args: Args, report: Report) -> None:
-    logging.getLogger("placeit").setLevel(logging.ERROR)  # that time is up is no news here
+    logging.getLogger("placeit").setLevel(logging.ERROR)  # time limits are expected
     seconds = _QUICK_SECONDS if args.quick else _SECONDS
     models = args.models or (_QUICK if args.quick else MODELS)
     cases = itertools.product(models, _SLOWDOWNS[-1:] if args.quick else _SLOWDOWNS)

@@ -44,10 +44,10 @@ from placeit.session import Session
 from placeit.simulator.simulate import SimulatedCost
 
 _ALONE = "alone"
-_VARIED = "inception_v3"  # is also run on unequal devices and by other runtimes
-_BLOCK = 10  # placements that are measured at a time: each has compiled segments of its own, which take memory
+_VARIED = "inception_v3"  # model that is also run on unequal devices and by other runtimes
+_BLOCK = 10  # placements that are measured at a time: the compiled segments of each take memory
 _OTHERS = 6  # placements that the simulator is calibrated on
-_STEPS = 600  # of a search among plans
+_STEPS = 600  # steps of a search among plans
 
 
 def run(args: Args, report: Report) -> None:

@@ -1,17 +1,18 @@
-"""GPUs: what copies achieve, what the host adds to a launch, and models and tensor graphs on one and more of them.
+"""GPUs: the speed of copies, the host's part of a launch, and models and tensor graphs on one or more GPUs.
 
-Needs NVIDIA GPUs and a PyTorch built with CUDA; where something is missing, it says what and ends without an error.
+It needs NVIDIA GPUs and a PyTorch built with CUDA. If something is missing, it says what and ends without an error.
 
 Each graph is optimized for the first GPU, for the first two, and so on, as ``placeit optimize`` does; then all answers run in
-one race, interleaved. Every ratio is to plain PyTorch on the first GPU, which runs the uncut program. Utilisation is the
-driver's: the share of time in which some kernel ran, as a mean over GPUs.
+one race, interleaved. Every ratio is to plain PyTorch on the first GPU, which runs the uncut program. Utilisation is measured
+by the driver: the share of time in which some kernel ran, as a mean over GPUs.
 
-The networks are those of the examples, exported by PyTorch, each optimized for the first GPU and for the first GPU beside all
-CPU cores. Their rivals are PyTorch as it is, launching op by op, and the same launches as one CUDA graph. Networks read their
-inputs from the host's pinned memory, those of graphs are on the devices before; outputs are left in pinned memory by all.
+The networks are the networks of the examples, exported by PyTorch, each optimized for the first GPU and for the first GPU
+beside all CPU cores. Their baselines are plain PyTorch, launching op by op, and the same launches as one CUDA graph. Networks
+read their inputs from the host's pinned memory; inputs of graphs are on the devices before. All candidates leave outputs in
+pinned memory.
 
-The host overhead of an op is what an op takes in a chain of ops that compute next to nothing, each launched by itself: all of
-it is the host's, PyTorch's own part included, which is also given.
+The host overhead of an op is the time of an op in a chain of ops that compute next to nothing, each launched separately: all of
+it is spent on the host. It includes PyTorch's part, which is also given separately.
 """
 
 from __future__ import annotations
@@ -62,14 +63,14 @@ LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """Sizes that keep a GPU busy for milliseconds; with ``--quick``, the graphs' own."""
 
 COPY_BYTES = (1 << 12, 1 << 27)
-"""Of the copies that say what a link's latency and bandwidth are."""
+"""Sizes of the copies from which a link's latency and bandwidth are computed."""
 
 _HOPS, _REPEATS, _SAMPLED_S, _BUDGET_S = 64, 11, 2.0, 40.0
 _PLAIN = "PyTorch, uncut"
 
 
 def missing() -> str | None:
-    """Say what there is not: the driver or a GPU, or a PyTorch with CUDA; None if all is there."""
+    """Return what is missing: the driver or a GPU, or a PyTorch with CUDA; None if nothing is missing."""
     try:
         TorchAccelerator([Device("cuda:0", address=Address("cuda:0"))]).close()
     except DeviceError as error:
@@ -103,7 +104,7 @@ def measure(cluster: Cluster, args: Args, report: Report) -> None:
 def copies(accelerator: TorchAccelerator, report: Report) -> None:
     """Measure copies between pinned memory of the host and each device, and between devices.
 
-    A pair of devices that cannot reach each other's memory copies through the host, as the executor does: one leg after the
+    A pair of devices that cannot reach each other's memory copies through the host, as the executor does: one step after the
     other.
     """
     names = accelerator.names
@@ -137,7 +138,7 @@ def _copy_seconds(accelerator: TorchAccelerator, src: int, dst: int, size: int) 
             accelerator.copy(streams[0], source, destination, beside)
             accelerator.finish(streams[0])
 
-        return median([timed(once)() for _ in range(_REPEATS)][1:])  # the first one may set things up
+        return median([timed(once)() for _ in range(_REPEATS)][1:])  # the first one may include initialisation
     finally:
         for memory in ends:
             accelerator.free(memory)
@@ -146,7 +147,7 @@ def _copy_seconds(accelerator: TorchAccelerator, src: int, dst: int, size: int) 
 
 
 def overhead(cluster: Cluster, accelerator: TorchAccelerator, report: Report) -> None:
-    """Measure what an op takes that computes next to nothing, launched by placeit and by plain PyTorch."""
+    """Measure the time of an op that computes next to nothing, launched by placeit and by plain PyTorch."""
     model = tensor_model("chain-mm", size=1).chain(1, _HOPS)
     values = {name: value.to(accelerator.place(0)) for name, value in model.values.items()}
     grouping, first = Grouping.singletons(model.graph), Cluster(cluster.devices[:1])
@@ -221,7 +222,7 @@ def _network(name: str, cluster: Cluster, args: Args, report: Report) -> None:
             answers[who] = found.chosen
             session = stack.enter_context(Session(model, devices, cache=cache))
             candidates[who] = stack.enter_context(session.executor(found.chosen.plan)).time
-        candidates |= {_PLAIN: timed(_eager(module, inputs, place))}  # while float32 is not rounded, as in placeit
+        candidates |= {_PLAIN: timed(_eager(module, inputs, place))}  # here, float32 is not rounded, as in placeit
         if place.type == "cuda":
             candidates["PyTorch, as a CUDA graph"] = timed(_eager(_graphed(module, inputs, place), inputs, place))
         progress(f"{name}: racing {len(candidates)} candidates")
@@ -236,7 +237,7 @@ def _network(name: str, cluster: Cluster, args: Args, report: Report) -> None:
 
 
 def _figures(measured: Measurement, plain: Measurement, answer: Candidate | None) -> dict[str, float | None]:
-    """Columns about the time of a candidate; ``answer`` is None for one that is not placeit's."""
+    """Columns about the time of a candidate; ``answer`` is None if the candidate is not placeit's."""
     ratio = faster(measured, plain)
     return {
         "median_ms": measured.median * 1e3,
@@ -295,7 +296,7 @@ def _graphed(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], place:
 
 
 def _use(candidate: Callable[[], float], measured: Measurement, seconds: float) -> tuple[float | None, float | None]:
-    """Mean utilisation of the GPUs while a candidate runs again and again, and most memory in use, in gigabytes."""
+    """Mean utilisation of the GPUs while a candidate runs repeatedly, and most memory in use, in gigabytes."""
     with GpuSampler() as sampler:
         for _ in range(max(1, math.ceil(seconds / measured.median))):
             candidate()
@@ -306,7 +307,7 @@ def _use(candidate: Callable[[], float], measured: Measurement, seconds: float) 
 
 
 def _synchronize(place: torch.device) -> None:
-    """Wait for what PyTorch was asked outside of the accelerator's streams."""
+    """Wait for work that PyTorch launched outside of the accelerator's streams."""
     if place.type != "cpu":
         torch.get_device_module(place.type).synchronize(place)
 

@@ -1,7 +1,7 @@
 """Inception-V3 on a cluster of unequal cores: one case that splitting must win, and one that must not be split.
 
-Slow cores and slow links are emulated on this machine's cores, and run for real. In the first case the best split placement
-that was found is raced once more against every single device. In the second the answer must be the fast core alone.
+Slow cores and slow links are emulated on this machine's cores, and run for real. In the first case, the best split found is
+raced once more against every single device. In the second, the answer must be the fast core alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FAST, _SLOW = "fast", "slow"
 
 @dataclass(frozen=True)
 class Case:
-    """A fast core and a slowed one behind a link, as a cluster file says it."""
+    """A fast core and a slowed one behind a link, as described in a cluster file."""
 
     name: str
     slowdown: float
@@ -89,9 +89,9 @@ def _bound(found: Optimized) -> float:
 
 
 def _split_wins(found: Optimized, model: Path, cluster: Path, cache: Cache, args: Args, report: Report) -> None:
-    """Race the best split placement against the single devices, afresh, and claim what that says."""
+    """Race the best split placement against the single devices in new instances, and add the claims."""
     case, what = _MILD.name, "time of the best split placement over the best single device, upper end of its interval"
-    # a bound of 1 or more would show that nothing can win; below it, something may
+    # a bound of 1 or more would show that no split can win
     report.claim(f"{case}: bound over the best single device, cutting and links free", _bound(found), "")
     split = next((c for c in found.candidates if c.measured is not None and len(_used(c.placement.counts())) > 1), None)
     if split is None:

@@ -1,7 +1,7 @@
-"""Heuristics and search in simulation: how good their placements are, and how fast they are found.
+"""Heuristics and search in simulation: the quality of their placements, and the time to find them.
 
 The 20 problems of ``giph_dev.json`` are read from the folder that the environment variable PLACEIT_DATA names. A schedule
-length ratio (SLR) is a makespan over the least that the critical path can take (GiPH, section 5).
+length ratio (SLR) is a makespan over the least time of the critical path (GiPH, section 5).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _giph(path: Path, args: Args, report: Report) -> None:
 
 
 def _guided(problems: list[Problem], bounds: list[float], args: Args, report: Report) -> None:
-    """Compare guided search with annealing at ten times its evaluations, and at as many; means over seeds."""
+    """Compare guided search with annealing at ten times its evaluations, and at the same number; means over seeds."""
     many = Annealing().evaluations
     few = many // 10
     seeds = range(args.seed, args.seed + (1 if args.quick else 5))
@@ -75,7 +75,7 @@ def _guided(problems: list[Problem], bounds: list[float], args: Args, report: Re
 
 
 def _names(args: Args) -> list[str]:
-    """All placers; those that prove what they find, or train on each problem, give up early."""
+    """All placers. Placers that prove optimality, or train on each problem, give up early."""
     limits = {
         "cp-sat": f"cp-sat:effort={0.02 if args.quick else 0.2}",
         "doppler": f"doppler:updates={2 if args.quick else 50}",
@@ -99,7 +99,7 @@ def _row(
         start = time.perf_counter()
         try:
             placement = made.place(problem, cost, seed=seed, evaluations=None)
-        except (InfeasibleError, UsageError):  # no device can run all, or too large for an exact answer
+        except (InfeasibleError, UsageError):  # no device can run all ops, or the problem is too large for an exact answer
             continue
         seconds.append(time.perf_counter() - start)
         ratios.append(float(simulate(problem, placement[None], rules=GIPH_RULES)[0]) / unit)

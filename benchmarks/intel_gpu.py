@@ -1,12 +1,12 @@
 """The CPU and Intel GPUs: right outputs, no request lost, Ctrl-C, and the budget of a search.
 
-On real GPUs, or else on emulated ones (``tests/emulated_gpu``), which are the CPU: then no time that is shown here is a GPU's.
-Where neither can be had, it says why and ends without an error.
+It runs on real GPUs, or else on emulated ones (``tests/emulated_gpu``), which are the CPU; then none of the times is a GPU's.
+If neither is available, it says why and ends without an error.
 
 Random placements of a small model over the CPU and two GPUs run in one session, in float32 and in float16, and are compared to
 the CPU's float32 outputs. Requests with different inputs arrive at a rate on a placement over all devices, and each answer is
-compared with that of the CPU. Processes that compile for GPUs, or run on them, get Ctrl-C at random moments. And one search
-compiles for GPUs what nobody has compiled before; what it took is what ``placeit optimize --json`` says.
+compared with the CPU's. Processes that compile for GPUs, or run on them, get Ctrl-C at random moments. One search compiles for
+GPUs with an empty cache of compiled programs; its time is the one that ``placeit optimize --json`` reports.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from tests.emulated_gpu.models import branches
 __all__ = ["MOMENTS", "Ended", "answers", "interrupted", "on_all", "placed", "worst_error"]
 
 MOMENTS = {"compiling": 8.0, "racing": 2.0}
-"""What a process is doing when it gets Ctrl-C, and within how many seconds after the begin of that."""
+"""The step of a process in which it gets Ctrl-C, and the seconds after the begin of that step within which it does."""
 
 _BATCHES = 8
-_PATIENCE_S = 120.0  # for a process to end, or a request to be answered
+_PATIENCE_S = 120.0  # longest time for a process to end, or a request to be answered
 _BUDGET_S, _OVER = 60.0, 1.2
 _TELLING = f"""
 import sys
@@ -83,7 +83,7 @@ def gpus() -> list[str]:
 
 
 def placed(session: Session, groups: Sequence[int], *, merge: bool = True) -> Placement:
-    """Place the groups of a session on devices, by number; the segments are the placement's own, so that it needs no costs."""
+    """Place the groups of a session on devices, by number. The placement has segments, so it needs no costs."""
     costs = Costs.zero(len(groups), session.cluster)
     plan = Segmenter(session.grouping, costs).plan(np.asarray(groups, np.int32), merge=merge)
     return session.placement(plan.group_devices, plan)
@@ -118,7 +118,7 @@ def answers(session: Session, placement: Placement, requests: int, rate: float, 
         for number, future in enumerate(futures):
             try:
                 outputs = future.result(_PATIENCE_S)
-            except Exception:  # noqa: BLE001 (whatever it was, the request is lost)
+            except Exception:  # noqa: BLE001 (after any error, the request is lost)
                 lost += 1
             else:
                 wrong += OutputDifference.between(outputs, expected[number % _BATCHES]).wrong(tolerance) is not None
@@ -126,9 +126,9 @@ def answers(session: Session, placement: Placement, requests: int, rate: float, 
 
 
 def interrupted(model: Path, placement: Path, moment: str, after: float, folder: Path) -> Ended:
-    """Send Ctrl-C to a process that runs a placement, so many seconds after it began to compile or to race."""
+    """Send Ctrl-C to a process that runs a placement, some seconds after it began to compile or to race."""
     command = [sys.executable, "-c", _TELLING, "run", str(model), "-p", str(placement), "--runs", "10000000"]
-    # what is in a cache of compiled programs takes no time to compile
+    # programs in a cache of compiled programs take no time to compile
     env = os.environ | {"PLACEIT_CACHE": str(folder), "PLACEIT_MODEL_CACHE": "1" if moment == "racing" else "0"}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8", env=env) as process:
         assert process.stderr is not None
@@ -153,7 +153,7 @@ def run(args: Args, report: Report) -> None:
         return
     for name in found:
         report.note(f"{name}: {openvino_core().get_property(name, 'FULL_DEVICE_NAME')}")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of a shell's background job inherit that it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell inherit that SIGINT is ignored
     placements, requests, interrupts = (6, 100, 4) if args.quick else (50, 1000, 50)
     devices = ("CPU", *found[:2])
     with tempfile.TemporaryDirectory() as name:
@@ -219,7 +219,7 @@ def _search(model: Path, devices: Sequence[str], folder: Path, report: Report) -
 
 
 def _with_gpus() -> None:
-    """Start this process anew with emulated GPUs, if there are no real ones: they have to be there from the start."""
+    """Restart this process with emulated GPUs, if there are no real ones: they have to be there from the start."""
     if MISSING in os.environ or "EMULATED_GPUS" in os.environ or gpus():
         return
     try:

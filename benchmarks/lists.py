@@ -1,10 +1,11 @@
 """List schedulers on all kinds of problems and sizes: makespans in multiples of the better of HEFT's and PEFT's, and seconds.
 
-HEFT and PEFT are those of their papers, which plan as if transfers never waited. ``over channels`` are the same, planned by
-the rules of the simulator that values them. ``drawn`` is what the orders and the look-ahead of ``best-list`` have to beat: the
-best of as many plans with an order, and a share of the look-ahead for every op, that are drawn.
+HEFT and PEFT are as in their papers, which plan as if transfers never waited. ``over channels`` are the same schedulers,
+planning by the rules of the simulator that evaluates them. ``drawn`` is the baseline for the orders and the look-ahead of
+``best-list``: the best of the same number of plans, with an order and a share of the look-ahead for every op that are drawn at
+random.
 
-Means are geometric, with intervals of 95%; problems are drawn from seeds that nothing was tuned on.
+Means are geometric, with intervals of 95%; problems are drawn from seeds that no option was tuned on.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.registry import find_dataset
 
 _FIRST_SEED = 7000
-_LARGE = 10_000  # ops from which on what only explains the other rows is left out
+_LARGE = 10_000  # for this many ops and more, explanatory rows are left out
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class _Family:
 
     Attributes:
         name: of the kind.
-        rules: by which they are simulated.
+        rules: rules by which they are simulated.
         problems: draws them.
     """
 

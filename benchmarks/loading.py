@@ -1,11 +1,11 @@
-"""Models as placeit runs them on the whole CPU, against OpenVINO alone: latency, weights and memory.
+"""Models in placeit on the whole CPU, against OpenVINO alone: latency, weights and memory.
 
 OpenVINO alone means ``Core.read_model``, ``compile_model`` and one request. Both run in one race, interleaved; the ratio is
-paired by round. What a model takes is measured in processes of its own, one for each way: the bytes of its constants, each
-counted once; how much larger the process is after the first request than before it read the model; and the seconds until the
-model is read, in placeit with its task graph.
+paired by round. The cost of loading a model is measured in separate processes, one for each way: the bytes of its constants,
+each counted once; how much larger the process is after the first request than before it read the model; and the seconds until
+the model is read, in placeit with its task graph.
 
-Beside the whole model there is a plan that cuts it into four segments on one device.
+In addition to the whole model there is a plan that cuts it into four segments on one device.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def _memory(kind: str, path: Path, tiny: Path, report: Report) -> None:
 
 
 def _taken(way: str, path: Path, tiny: Path) -> dict[str, float]:
-    """Return what a model takes until its first request is answered, in this process.
+    """Return the memory and time of a model until its first request is answered, in this process.
 
-    A tiny model goes the same way first, so that libraries and kernels of the process do not count.
+    A tiny model is loaded in the same way first, so that libraries and kernels of the process do not count.
     """
     _go(way, tiny)
     give_back_freed_memory()

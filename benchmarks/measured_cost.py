@@ -1,9 +1,9 @@
-"""How long it takes to measure different plans of ResNet-50 on two core sets, with nothing of them compiled before.
+"""The time to measure different plans of ResNet-50 on two core sets, with none of them compiled before.
 
 Placements are random: half of them dense (each group on a random device), half a few runs of consecutive groups. All of them
-are run, whatever is expected of them, in one session and in one call. Opening plans, which is mostly compiling, is counted
-apart from the rest: output checks, warm-up, rounds, the incumbent's part in every batch, and the races in which what looks
-better than the incumbent is run once more. Profiling comes before and is given beside it.
+are run, whatever time is expected of them, in one session and in one call. Opening plans, which is mostly compiling, is counted
+separately from the rest: output checks, warm-up, rounds, the incumbent's part in every batch, and the races in which plans that
+look better than the incumbent are run once more. Profiling comes before, and its time is also given.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def run(args: Args, report: Report) -> None:
             ci_low=None if best.ratio is None else best.ratio.ci_low,
             ci_high=None if best.ratio is None else best.ratio.ci_high,
         )
-    limit = 120 * count / 100  # of fewer plans, as much less
+    limit = 120 * count / 100  # proportional to the number of plans
     report.claim(f"{count} plans of {_MODEL} measured, nothing compiled before", seconds, "s", at_most=limit)
     report.claim("of them measured", sources.count("measured"), "plans", at_least=count)
 
 
 def _different(session: Session, count: int, seed: int) -> np.ndarray:
-    """Random placements of which different programs run."""
+    """Random placements whose programs differ."""
     random, segmenter = np.random.default_rng(seed), session.segmenter
     found: dict[frozenset[tuple[int, tuple[int, ...]]], np.ndarray] = {}
     while len(found) < count:

@@ -1,18 +1,18 @@
-"""Whether placeit holds on real kinds of models: what it reads, how fast its answer is, and whether splits compute the same.
+"""placeit on real kinds of models: whether it reads them, how fast its answer is, and whether splits compute the same.
 
-Models come with packages, or are published architectures with random weights, as files of every kind that placeit reads
-(``_architectures``). Each is read, and given to ``placeit.optimize`` with no devices named and a small budget. The answer runs
-as programs call it, by ``Optimized.run``, beside the plain runtimes as programs call these without placeit: OpenVINO
-(``read_model``, ``compile_model`` in float32, ``compiled(inputs)``), ONNX Runtime (``InferenceSession.run``, its defaults), and
-PyTorch for its own programs. All are timed by the clock of the caller, in interleaved blocks of consecutive calls. Another
-column has the answer's time by placeit's clock.
+Models are part of packages, or are published architectures with random weights, as files of every kind that placeit reads
+(``_architectures``). Each is read, and given to ``placeit.optimize`` with no devices named and a small budget. The answer is
+called by ``Optimized.run``, as programs do, in the same race as the plain runtimes, which are called as programs without
+placeit call them: OpenVINO (``read_model``, ``compile_model`` in float32, ``compiled(inputs)``), ONNX Runtime
+(``InferenceSession.run``, its defaults), and PyTorch for its own programs. All are timed by the clock of the caller, in
+interleaved blocks of consecutive calls. Another column has the answer's time by placeit's clock.
 
 A model holds if it is read, with no more memory for constants than OpenVINO takes; if a call of the answer takes at most 1.05
 times as long as a call of the fastest plain runtime, within the interval of the ratio; and if the outputs of the answer, and of
-random splits over two cores, by each runtime that runs the model, are those of the plain runtime within placeit's tolerance.
+random splits over two cores, by each runtime that runs the model, equal the plain runtime's within placeit's tolerance.
 
-Each model has a process of its own: its peak of memory is that from the file to the answer, and where it crashes or hangs, that
-is its row. Below the table is why models do not hold, in the words of the error.
+Each model is tried in a separate process: its peak of memory is the peak from the file to the answer. If it crashes or hangs,
+its row says so. Below the table, the reasons why models do not hold are listed, in the words of the errors.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def run(args: Args, report: Report) -> None:
 
 
 def _serve_making(connection: Connection, _: str) -> None:
-    """Write models into folders, by name, and answer with the sample, or with why there is none."""
+    """Write models into folders, by name, and answer with the sample, or with the reason why there is none."""
     connection.send("ready")
     while (request := connection.recv()) is not None:
         name, folder = request
         try:
             connection.send(make(name, folder))
-        except Exception as error:  # noqa: BLE001 (tools of other libraries raise what they like)
-            connection.send((error,))  # a string would say what is being done
+        except Exception as error:  # noqa: BLE001 (tools of other libraries raise any exception)
+            connection.send((error,))  # strings are messages about the current step
 
 
 def _made(maker: Child, name: str, folder: Path) -> Sample | str:
@@ -95,7 +95,7 @@ def _tried(sample: Sample | str, folder: Path, arguments: tuple[object, ...]) ->
 
 
 def fill(report: Report, found: Mapping[str, Trial]) -> None:
-    """Add the table, what does not hold, and the claims."""
+    """Add the table, the checks that do not hold, and the claims."""
     for name, trial in found.items():
         report.row(
             model=name,
@@ -146,7 +146,7 @@ def fill(report: Report, found: Mapping[str, Trial]) -> None:
 
 
 def _told(trial: Trial) -> str:
-    """What came of a model, in a line."""
+    """Return the outcome of a model in a line."""
     ratio = trial.ratio
     time = "not raced" if ratio is None else f"{ratio.ratio:.3g} ({ratio.ci_low:.3g} to {ratio.ci_high:.3g}) of the fastest"
     return f"{time}; {trial.splits} splits; {len(trial.wrong)} wrong"

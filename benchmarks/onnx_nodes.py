@@ -2,10 +2,10 @@
 
 Each case runs on two one-core devices of OpenVINO and of ONNX Runtime: uncut on one of them, and cut between all of its ops;
 with the case's own inputs, and with inputs that placeit generates. The plain runtime is OpenVINO or ONNX Runtime without
-placeit. What it refuses, or crashes on, placeit may refuse, too. Where it draws random numbers only shapes are compared; where
-it alone makes NaN, the outputs that ONNX's case has count, and with generated inputs there are none.
+placeit. If it refuses a case, or crashes on it, placeit may refuse the case, too. If it draws random numbers, only shapes are
+compared. If only the plain runtime makes NaN, the outputs in ONNX's case count; with generated inputs there are none.
 
-The cases run in child processes, many in one; one that crashes, or takes longer than a minute for a case, is replaced.
+The cases run in child processes, many in one. A process that crashes, or takes longer than a minute for a case, is replaced.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def _report(report: Report, found: dict[tuple[str, str], dict[str, Outcome]], ca
 
 
 def _class(reason: str) -> str:
-    """A reason without what is particular to a case."""
+    """Return a reason without the details of one case."""
     reason = re.sub(r"/\S*case\.onnx(: )?", "", reason)
     reason = re.sub(r"\((Range|\w+)\)|'[^']*'|\[[^\]]*\]", "...", reason)
     return re.sub(r"\d+", "N", reason)[:160]
 
 
 def ask(child: Child, name: str, devices: tuple[str, str]) -> dict[str, Outcome]:
-    """Run a case on two devices: what came of it, by form."""
+    """Run a case on two devices, and return the outcome by form."""
     try:
         found: dict[str, Outcome] = child.ask((name, devices))
     except Ended as end:

@@ -1,10 +1,10 @@
-"""How much one and the same plan differs from itself when it is opened twice: what no interval of a race can contain.
+"""How much the same plan differs from itself when it is opened twice, which no interval of a race can contain.
 
-A whole model on one core, opened in two sessions of its own, raced as ``placeit optimize`` decides: interleaved, one look at
-the end, an interval that allows for openings. Nothing is faster than itself: each ratio whose interval lies below 1 is false.
-``by_rounds`` is the share of those by the interval of the rounds alone. The rounds of a race say how much its median varies by
-chance (``chance``, the standard deviation of the logarithm); what the ratios of all races vary beyond that is due to the
-opening: where buffers and weights come to lie.
+A whole model on one core is opened in two separate sessions and raced as ``placeit optimize`` decides: interleaved, with one
+look at the end and an interval that allows for openings. Nothing is faster than itself, so each ratio whose interval lies below
+1 is false. ``by_rounds`` is the share of false ratios by the interval of the rounds alone. The rounds of a race give the
+variation of its median by chance (``chance``, the standard deviation of the logarithm). The additional variation of the ratios
+of all races is due to the opening: the addresses of buffers and weights.
 """
 
 from __future__ import annotations

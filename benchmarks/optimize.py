@@ -1,6 +1,6 @@
-"""How long ``placeit optimize`` takes on ResNet-50 with two core sets: from an empty cost cache, and from a full one.
+"""The time of ``placeit optimize`` on ResNet-50 with two core sets: with an empty cost cache, and with a full one.
 
-Both run the command in a process of its own, with its default options; imports count.
+Both run the command in a separate process, with its default options; imports count.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def _timed(command: list[str], folder: Path) -> tuple[float, dict[str, Any]]:
-    """Run a command with the cost cache in a folder; return the seconds it took and what it printed."""
+    """Run a command with the cost cache in a folder; return the seconds and the output."""
     environment = os.environ | {"PLACEIT_CACHE": str(folder / "costs")}
     begin = time.perf_counter()
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", check=False)

@@ -1,9 +1,10 @@
-"""What learned placers would add to the default search: ``placeit optimize`` as it is, with the policies that ship with it, and
-with a surrogate that also learns from runs, all with equal budgets.
+"""Learned placers in the default search: ``placeit optimize`` alone, with the shipped policies, and with a surrogate.
 
-Three models on two clusters of two cores, of which one is slowed 2 and 3 times, so that placements differ. All searches begin
-with the same profiled costs, and their answers are raced against each other, interleaved. Where a search finds nothing new, it
-ends before its budget does; the rows have the seconds of each. ``--quick`` is one case with 40 s.
+The surrogate also learns from runs. All searches have equal budgets.
+
+Three models run on two clusters of two cores, of which one is slowed 2 and 3 times, so that placements differ. All searches
+begin with the same profiled costs, and their answers are raced against each other, interleaved. A search that finds nothing new
+ends before its budget is over; the rows have the seconds of each. ``--quick`` is one case with 40 s.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def run(args: Args, report: Report) -> None:
     for search, those in ratios.items():
         mean = math.exp(np.log([ratio.ratio for ratio in those]).mean()) if those else None
         report.claim(f"{search}: time of the answer over that with {_PLAIN}, geometric mean of all cases", mean, "")
-        # what has to hold for these placers to be asked by default
+        # conditions for making these placers default placers
         faster_in = sum(ratio.faster for ratio in those)
         report.claim(f"{search}: cases in which the answer is faster beyond the interval", faster_in, "", at_least=1)
         report.claim(f"{search}: cases in which it is slower", sum(ratio.ci_low > 1 for ratio in those), "", at_most=0)
@@ -65,7 +66,7 @@ def _cluster(slowdown: float) -> Cluster:
 
 
 def _case(name: str, slowdown: float, args: Args, report: Report) -> dict[str, Ratio]:
-    """Search in all ways and race the answers: the time of each over that of the search in which nothing was learned."""
+    """Search in all ways and race the answers: the time of each over the time of the answer found without learning."""
     model, cluster = load(model_file(name)), _cluster(slowdown)
     budget = _QUICK_BUDGET_S if args.quick else _BUDGET_S
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +102,7 @@ def _case(name: str, slowdown: float, args: Args, report: Report) -> dict[str, R
 
 
 def _raced(session: Session, found: Mapping[str, Optimized], seed: int) -> dict[str, Ratio]:
-    """Time of each answer over that of :data:`_PLAIN`, of the same rounds; 1 if they are the same; without those that fail."""
+    """Time of each answer over :data:`_PLAIN`'s in the same rounds; 1 if they are the same; without answers that fail."""
     placements = {search: tuple(one.placement.as_dict().items()) for search, one in found.items()}
     distinct = {placement: search for search, placement in reversed(placements.items())}  # the first search that found it
     if len(distinct) == 1:

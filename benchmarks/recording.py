@@ -1,9 +1,9 @@
-"""What recording costs: latency while meters are read and runs are kept, over latency without, and the size of the files.
+"""The cost of recording: latency while meters are read and runs are kept, over latency without, and the size of the files.
 
-Blocks of runs with and without recording take turns, and the ratio is that of their medians, paired by turn. On a busy machine
-it is as uncertain as its interval says; the CPU time of reading meters while nothing runs is not. Short requests are those of
-40 segments that keep two devices busy for 100 us each; long ones those of Inception-V3, half of it on each core. The largest
-recording is one of made-up spans, as many as a recording keeps.
+Blocks of runs with and without recording take turns, and the ratio is the ratio of their medians, paired by turn. On a busy
+machine it is uncertain, as its interval shows; the CPU time of reading meters while nothing else runs is not. Short requests
+are requests of 40 segments that keep two devices busy for 100 us each; long ones are requests of Inception-V3, half of it on
+each core. The largest recording has as many made-up spans as a recording keeps.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from placeit.session import Session
 ROUNDS, QUICK_ROUNDS = 30, 8  # blocks of either kind
 BLOCK_S = 0.3  # length of a block: meters are read a few times
 METERS_S = 5.0  # for which meters are read while nothing runs
-REQUESTS = 100  # of the recordings whose size is shown
-OPS = 5000  # of the largest recording
+REQUESTS = 100  # requests in the recordings whose size is shown
+OPS = 5000  # ops in the largest recording
 
 
 def run(args: Args, report: Report) -> None:

@@ -1,13 +1,14 @@
-"""A server that refines what it serves: what that takes from the requests, and what comes of it.
+"""A server that refines its placement: the cost for its requests, and the result.
 
-Inception-V3 is served on the slower of two one-core devices, one of which is slowed two times, at half of what that placement
-sustains, and requests arrive at random. So there is a better placement, and requests are alone on the server or not. The server
-may look for it all the time; the benchmark ends when it expects no better one, or after a while.
+Inception-V3 is served on the slower of two one-core devices, one of which is slowed two times, at half of the rate that this
+placement sustains, and requests arrive at random. So there is a better placement, and some requests are alone on the server and
+others are not. The server may look for it all the time; the benchmark ends when the server expects no better one, or after a
+time limit.
 
-Times are those of all requests, also of those that tried a candidate: from begin to end, as the limits of the server mean it,
-and from arrival. They are told apart by when requests ended: *before* the first change, outside of trials; in a *trial* until
-then, which begins with the check of the candidate; *after* the change, later trials included. Every answer is compared with the
-uncut model's. The quick form serves a smaller model.
+Times include all requests, also requests that tried a candidate: from begin to end, as the limits of the server define it, and
+from arrival. They are divided by when requests ended: *before* the first change, outside of trials; in a *trial* until then,
+which begins with the check of the candidate; *after* the change, later trials included. Every answer is compared with the uncut
+model's. The quick form serves a smaller model.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from placeit.session import Session
 from placeit.simulator.load import poisson_arrivals
 
 _SLOWDOWN, _LOAD, _INPUTS = 2.0, 0.5, 3
-_SECONDS, _QUICK = 1200.0, 60.0  # at most
-_MORE = 200  # requests when all is over
-_MOST = 1_000_000  # requests
+_SECONDS, _QUICK = 1200.0, 60.0  # time limits in seconds, in full and quick
+_MORE = 200  # requests after the last trial
+_MOST = 1_000_000  # maximum number of requests
 
 
 @dataclass(frozen=True)
 class _Ended:
-    """A request that has ended well: when, and what it took from begin to end and from arrival."""
+    """A request that ended without an error: when it ended, and its time from begin to end and from arrival."""
 
     phase: str
     seconds: float
@@ -75,13 +76,13 @@ def _once(server: Server, inputs: Arrays) -> float:
 
 
 class _Load:
-    """Requests that arrive at a server, and what becomes of them.
+    """Requests that arrive at a server, and their outcomes.
 
     Attributes:
-        start: of the first one.
-        ended: requests that have ended well.
-        trials: what the server said of each trial last, by number.
-        submitted, failed, wrong: requests.
+        start: start of the first one.
+        ended: requests that have ended without an error.
+        trials: the last report of the server about each trial, by number.
+        submitted, failed, wrong: numbers of requests.
     """
 
     def __init__(self, server: Server, batches: Sequence[Arrays], expected: Sequence[Arrays], tolerance: float) -> None:
@@ -95,13 +96,13 @@ class _Load:
 
     @property
     def refinement(self) -> Refinement:
-        """What the server says now."""
+        """The server's present report."""
         found = self._server.refinement
         assert found is not None
         return found
 
     def offer(self, arrivals: NDArray[np.float64], seconds: float) -> None:
-        """Submit requests as they are due, until nothing is left to try, or for some seconds; and wait for all of them."""
+        """Submit requests as they are due, until nothing is left to try, or for some seconds; then wait for all of them."""
         left = _MORE
         for number, due in enumerate(arrivals.tolist()):
             while (now := time.perf_counter() - self.start) < due:
@@ -118,7 +119,7 @@ class _Load:
             time.sleep(0.005)
 
     def _look(self) -> None:
-        """Take into account what has ended, and what the server does."""
+        """Record requests that have ended, and the server's report."""
         while self._under_way and self._under_way[0][0].done():
             answer, due, which = self._under_way.popleft()
             try:
@@ -183,7 +184,7 @@ def _tell(name: str, rate: float, load: _Load, found: Refinement, seconds: float
 
 
 def _percentile(values: Sequence[float], percent: float) -> float:
-    """NaN if there are none."""
+    """Return NaN if there are no values."""
     return float(np.percentile(values, percent)) if values else math.nan
 
 

@@ -1,16 +1,16 @@
 """ONNX models on OpenVINO, on ONNX Runtime and on both: latency side by side, and whether the outputs are equal; all in f32.
 
-For each model one race, interleaved: both runtimes alone with one thread on the first core; the whole model on one device of
-either runtime, by placeit; and what ``placeit.optimize`` answers for two one-core devices of OpenVINO, two of ONNX Runtime, and
-one of each. Where it answers with a single device, the fastest split that it measured runs as well. Every ratio is to plain
-OpenVINO on one core, paired by round; output errors are against the same.
+For each model there is one race, interleaved: both runtimes without placeit, with one thread on the first core; the whole model
+on one device of either runtime, by placeit; and the answers of ``placeit.optimize`` for two one-core devices of OpenVINO, two
+of ONNX Runtime, and one of each. If an answer is a single device, the fastest measured split runs as well. Every ratio is to
+plain OpenVINO on one core, paired by round; output errors are against the same.
 
-What a cut costs stands in rows of its own: what a segment that computes nothing takes from end to end (``dispatch_us``), the
-whole model in one segment (``whole_ms``), and what all groups take beyond that when each is a segment (``cut_ms``).
+The cost of a cut is in separate rows: the time of a segment that computes nothing, from end to end (``dispatch_us``), the whole
+model in one segment (``whole_ms``), and the additional time if each group is a segment (``cut_ms``).
 
-What groups cost on a device is measured once, and kept in a cache of the run's own, where a later cluster with the same groups
-finds it; dispatch and links are measured for each cluster. Both cores must be free: candidates on two devices suffer from any
-other work more than those on one.
+The costs of groups on a device are measured once, and kept in a separate cache of the run, where a later cluster with the same
+groups finds them; dispatch and links are measured for each cluster. Both cores must be free: other work affects candidates on
+two devices more than candidates on one.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _model(name: str, clusters: Mapping[str, tuple[str, str]], cache: Cache, arg
 def _placed(
     model: OpenVinoModel, runtime: str, devices: Sequence[str], cache: Cache, args: Args, report: Report
 ) -> dict[str, Candidate]:
-    """What is found for two devices: the answer and, if that is a single device, the fastest split."""
+    """The plans for two devices: the answer and, if that is a single device, the fastest split."""
     found = optimize(
         model,
         devices,
@@ -104,7 +104,7 @@ def _placed(
 
 
 def _plain(model: OpenVinoModel, path: Path, thread: ThreadPoolExecutor) -> dict[str, Plain]:
-    """Both runtimes alone, with inputs in place."""
+    """Both runtimes without placeit, with inputs in place."""
     inputs = model.random_inputs()
     compiled = openvino_core().compile_model(model.ov_model, "CPU", openvino_options(1))
     return {
@@ -114,7 +114,7 @@ def _plain(model: OpenVinoModel, path: Path, thread: ThreadPoolExecutor) -> dict
 
 
 def _on(placement: Placement) -> str:
-    """How many ops are on which device."""
+    """Return the number of ops on each device."""
     return ", ".join(f"{device} {ops}" for device, ops in placement.counts().items() if ops)
 
 

@@ -1,10 +1,11 @@
-"""What ``placeit serve`` adds to a request, and whether it loses any at the limit of the devices.
+"""The time that ``placeit serve`` adds to a request, and whether it loses any request at the limit of the devices.
 
-One client asks, in turns, a bare handler of Starlette that gives 1 kB back, one that runs a model of one layer on it, and a
-server of that model over HTTP and gRPC. How much longer one takes than another is the median of the differences in a turn: by
-the clock, and in CPU time of the process that has all servers, which says the same on a busy machine.
+One client sends requests, in turns, to a bare handler of Starlette that returns 1 kB, to one that runs a model of one layer on
+it, and to a server of that model over HTTP and gRPC. The difference of two is the median of their differences in a turn: by the
+clock, and in CPU time of the process that has all servers, which is reliable on a busy machine, too.
 
-Then several clients at once ask for a model that keeps both devices busy. Every answer is compared with the right one.
+Then several clients at once send requests for a model that keeps both devices busy. Every answer is compared with the right
+one.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def run(args: Args, report: Report) -> None:
     process.start()
     port, address, bare, given, right = ours.recv()
     assert process.pid is not None
-    cpu = partial(time.clock_gettime, ~process.pid << 3 | 2)  # what clock_getcpuclockid(3) gives on Linux
+    cpu = partial(time.clock_gettime, ~process.pid << 3 | 2)  # the clock that clock_getcpuclockid(3) returns on Linux
     _overheads(report, QUICK_TURNS if args.quick else TURNS, port, address, bare, given, cpu)
     progress("asking at the limit")
     model = str(LAYERS[-1])
@@ -109,11 +110,11 @@ def _overheads(report: Report, turns: int, port: int, address: str, bare: int, g
             for kind, ask in kinds.items():
                 begin = time.perf_counter(), cpu()
                 ask()
-                if turn >= turns // 10:  # until everything is warm
+                if turn >= turns // 10:  # earlier turns are warm-up
                     times[kind].append((time.perf_counter() - begin[0], cpu() - begin[1]))
     for connection in (model, plain):
         connection.close()
-    spent = {kind: 1e3 * np.array(taken).T for kind, taken in times.items()}  # milliseconds by the clock, and of CPU time
+    spent = {kind: 1e3 * np.array(taken).T for kind, taken in times.items()}  # milliseconds of wall-clock time and of CPU time
     for kind, (wall, busy) in spent.items():
         p95 = np.quantile(wall, 0.95)
         report.row(what=kind, requests=turns, median_ms=np.median(wall), p95_ms=p95, cpu_ms=np.median(busy))
@@ -125,7 +126,7 @@ def _overheads(report: Report, turns: int, port: int, address: str, bare: int, g
 
 
 def _at_the_limit(port: int, model: str, requests: int, given: Any, right: Any) -> Counter[str]:
-    """Ask for a model with many clients at once; return how many answers were right or wrong."""
+    """Send requests for a model from many clients at once; return how many answers were right or wrong."""
     path, body, headers = _body(model, given)
     left, outcomes = iter(range(requests)), list[str]()
 

@@ -1,14 +1,15 @@
-"""A server under load and in trouble for 20 minutes: is every request accounted for and right, and does nothing grow?
+"""A server under load and in trouble for 20 minutes: every request must end and be right, and memory must not grow.
 
 Inception-V3 is served on two one-core devices, cut in the middle by work, with three requests in flight and a few waiting all
-the time. Every third request comes with trouble, of twelve kinds in turns: it is cancelled, its deadline is soon over, its
-owner reshapes its arrays or sets its future, a callback of its future raises an exception or SystemExit; or there is no memory
-for inputs or outputs, the bell or the queue of the server fails, the run in flight is given up, or somebody else runs on the
-same devices and gives up. A request may fail only if one of these was put into it, and every output is compared with that of
-the same inputs alone. What the process takes in the end counts over what it took after the first tenth of the time.
+the time. Every third request comes with trouble, of twelve kinds in turns: it is cancelled, its deadline passes soon, its owner
+reshapes its arrays or sets its future, a callback of its future raises an exception or SystemExit; or there is no memory for
+inputs or outputs, the bell or the queue of the server fails, the run in flight is given up, or another executor runs on the
+same devices and gives up. A request may fail only if one of these was put into it, and every output is compared with the output
+of the same inputs alone. Memory and threads of the process at the end are compared with those after the first tenth of the
+time.
 
-Before that, up to 100,000 requests wait on a device that computes nothing, which must slow down neither the server nor those
-that submit.
+Before that, up to 100,000 requests wait on a device that computes nothing. This must slow down neither the server nor the
+threads that submit.
 
 The exit code is 1 if a bound is exceeded.
 """
@@ -49,13 +50,13 @@ Values = dict[str, NDArray[np.generic]]
 
 @dataclass
 class _Load:
-    """A server, what it is asked, and what comes of that.
+    """A server, the requests made to it, and their outcomes.
 
     Attributes:
         cases: inputs and the outputs that belong to them.
         other: an executor on the same devices.
-        ended: how often requests have ended in which way.
-        troubles: how often there was which kind of trouble.
+        ended: number of requests by outcome.
+        troubles: number of troubles by kind.
         hit: requests that may fail.
     """
 
@@ -79,7 +80,7 @@ class _Load:
         return answer, mine
 
     def look(self, most: int) -> None:
-        """Take up answers until so many are left."""
+        """Wait for answers until at most a number of requests is left."""
         while len(self.waiting) > most:
             self.ended[_outcome(*self.waiting.popleft())] += 1
 
@@ -112,7 +113,7 @@ def _called(error: type[BaseException]) -> Callable[[_Load], None]:
 
 
 def _fails(owner: Callable[[_Load], Any], name: str, error: type[Exception], hit: int) -> Callable[[_Load], None]:
-    """Trouble that consists of one call that fails."""
+    """A trouble that is one failing call."""
 
     def trouble(load: _Load) -> None:
         with _failing_once(owner(load), name, error) as happened:
@@ -176,7 +177,7 @@ def run(args: Args, report: Report) -> None:
     _waiting.run(core, report, counts=_WAITING[: 2 if args.quick else None], seconds=0.2 if args.quick else 2.0)
     name = (args.models or ("inception_v3",))[0]
     choose = random.Random(args.seed)
-    logging.getLogger("placeit").setLevel(logging.CRITICAL)  # which says of each trouble that there was some
+    logging.getLogger("placeit").setLevel(logging.CRITICAL)  # which otherwise reports each trouble
     with Session(load_model(name), discover([f"CPU@{core}" for core in two_cores()]), cache=None) as session:
         session.profile(budget_s=2.0 if args.quick else 10.0)
         times = session.costs.core[:, 0]
@@ -225,7 +226,7 @@ def _row(report: Report, load: _Load, seconds: float, now: Use, first: Use) -> N
 def _outcome(answer: Answer, outputs: Values) -> str:
     if answer.cancelled():
         return "cancelled"
-    error = answer.exception(60)  # not result(), whose error would hold this frame, and the answer with it
+    error = answer.exception(60)  # not result(), whose error would keep this frame, and with it the answer, alive
     if error is None:
         found = answer.result()
         right = all(np.allclose(found[name], value, rtol=1e-4, atol=1e-6) for name, value in outputs.items())

@@ -1,14 +1,14 @@
 """Devices that share cores: some ops on both cores and others on one each, against the whole CPU and against the best split.
 
-The models are ones whose ops scale badly: three CNNs that come with the package onnx (their weights are constants; they take as
+The models have ops that scale badly: three CNNs that are part of the package onnx (their weights are constants; they take as
 long), and two models of convolutions and LSTMs with random weights. For each there is one interleaved race: the whole CPU as
 OpenVINO uses it; the fastest placement on two cores, each a device; and the fastest one on these two and both cores as a third
 device, ``CPU@0-1,CPU@0,CPU@1``. Ratios are paired by round. Each placement was selected in earlier races.
 
-Where the last is not faster than all others beyond the interval, the placer ``cp-sat`` searches for a minute, by costs that are
-calibrated with the times of the race, cuts included. What it finds is raced, too. If that is not faster either, the makespan of
-its plan, in segments as it would run, is told over that of the fastest other one by the same costs. The placer itself sees
-groups, whose neighbours on a device it takes to be fused: its own makespan, in the rows, is shorter.
+If the last is not faster than all others beyond the interval, the placer ``cp-sat`` searches for a minute, by costs that are
+calibrated with the times of the race, cuts included. The placement that it finds is raced, too. If that is not faster either,
+the makespan of its plan, in segments as it would run, is reported over the makespan of the fastest other one by the same costs.
+The placer itself sees groups, and assumes that neighbours on a device are fused: its own makespan, in the rows, is shorter.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from placeit.runtime.measure import Measurement, faster
 from placeit.session import Session, optimize
 
 LIGHT = ("inception_v1", "shufflenet", "squeezenet")
-"""Models that come with the package onnx."""
+"""Models that are part of the package onnx."""
 WHOLE, SPLIT, SHARED, EXACT = "whole CPU", "one core each", "shared cores", "cp-sat, shared cores"
 CLOSE = 0.97
 _PLACERS = (*DEFAULT_PLACERS, "cp-sat")
-_EFFORT = 10**6  # the time limits it
+_EFFORT = 10**6  # the time limit ends it earlier
 
 
 def run(args: Args, report: Report) -> None:
@@ -60,7 +60,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def model_file(name: str) -> Path:
-    """Find a model, or export it. Raises UsageError if the package that it comes with is not installed."""
+    """Find a model, or export it. Raises UsageError if the package that contains it is not installed."""
     if name in LIGHT:
         found = importlib.util.find_spec("onnx")
         if found is None or found.origin is None:
@@ -75,7 +75,7 @@ def model_file(name: str) -> Path:
 
 
 def _model(name: str, cache: Cache, args: Args, report: Report) -> bool:
-    """Measure one model; return whether shared cores are faster than all else."""
+    """Measure one model; return whether shared cores are faster than all other candidates."""
     model = backends.load(model_file(name))
     one, other = (f"CPU@{core}" for core in two_cores())
     both = f"CPU@{format_cores(two_cores())}"
@@ -94,7 +94,7 @@ def _model(name: str, cache: Cache, args: Args, report: Report) -> bool:
     with Session(model, [both, one, other], cache=cache) as session:
         session.profile()
         plans = {f"{device} alone": _alone(session, d) for d, device in enumerate(session.cluster.names)}
-        for plain in plain_devices(session.cluster):  # none, if both cores are not all
+        for plain in plain_devices(session.cluster):  # none, if there are more than these two cores
             plans[WHOLE] = alone_on(session.alone(plain), WHOLE).plan
         plans |= {} if split is None else {SPLIT: session.plan_of(split)}
         known, costs = _race(name, session, plans | ({} if shared is None else {SHARED: session.plan_of(shared)}), args, report)
@@ -107,7 +107,7 @@ def _model(name: str, cache: Cache, args: Args, report: Report) -> bool:
         planned = segmenter.plan(exact.placement)
         results, _ = _race(name, session, plans | {EXACT: planned}, args, report)
     better = min(plans, key=lambda who: known[who].median)
-    # of the whole CPU nothing is simulated, so that its time stands for itself
+    # the whole CPU is not simulated, so its measured time is used
     seconds_of_better = known[better].median if better == WHOLE else segmenter.priced(plans[better]).schedule.makespan
     report.row(
         model=name,
@@ -132,7 +132,7 @@ def _alone(session: Session, device: int) -> Plan:
 def _race(
     name: str, session: Session, plans: Mapping[str, Plan], args: Args, report: Report
 ) -> tuple[dict[str, Measurement], Costs]:
-    """Race plans, the last against the others; return their times, and the costs as these times correct them."""
+    """Race plans, the last against the others; return their times, and the costs corrected by these times."""
     with ExitStack() as stack:
         runs = {who: stack.enter_context(session.executor(plan)) for who, plan in plans.items()}
         results = settled_race({who: run.time for who, run in runs.items()}, rounds=30 if args.quick else 80, seed=args.seed)

@@ -1,4 +1,4 @@
-"""How fast placements are simulated: evaluations a second on one core, growth with the graph, and the same model in SimPy."""
+"""The speed of simulation: evaluations a second on one core, growth with the graph, and the same model in SimPy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def in_simpy(problem: Problem, place: list[int], links: LinkModel, queue: Queue)
     edges = list(enumerate(problem.edges.tolist()))
     ready = [env.event() for _ in edges]
     into = [[e for e, (_, w) in edges if w == v] for v in range(len(place))]
-    # requests are served as they come while a channel is idle: the most urgent has to come first
+    # an idle channel serves requests in order of arrival, so the most urgent has to arrive first
     out = [sorted([(e, w) for e, (u, w) in edges if u == v], key=lambda edge: urgency[edge[1]]) for v in range(len(place))]
 
     def move(e: int, src: int, w: int) -> Generator[simpy.Event, Any, None]:
@@ -76,7 +76,7 @@ def in_simpy(problem: Problem, place: list[int], links: LinkModel, queue: Queue)
 
 
 def best(work: Callable[[], object], seconds: float) -> float:
-    """Seconds that the work takes when least disturbed: the shortest of as many runs as fit into a time, at least three."""
+    """Seconds of the work when least disturbed: the shortest of as many runs as fit into a time, at least three."""
     work()
     times: list[float] = []
     while len(times) < 3 or sum(times) < seconds:
@@ -87,7 +87,7 @@ def best(work: Callable[[], object], seconds: float) -> float:
 
 
 def placements_of(problem: Problem, count: int, rng: np.random.Generator) -> NDArray[np.int32]:
-    """Uniformly random placements, most of whose edges cross devices: the slow kind."""
+    """Uniformly random placements, most of whose edges cross devices, which is the slow case."""
     return rng.integers(0, problem.devices, (count, len(problem)), np.int32)
 
 

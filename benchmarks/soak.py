@@ -1,9 +1,9 @@
-"""Many placements in one session: what the process takes in memory and threads, and what is left of it after the session.
+"""Many placements in one session: memory and threads of the process during the session, and what is left after it.
 
-Random placements of Inception-V3 on two one-core devices are compiled, run twice and closed, one after the other, as a long
-search does. What counts is the most that the process had at any time, over what it had before the model was loaded. Half of the
-placements are dense (each group on a random device), half are a few runs of consecutive groups: most segments have not been
-there before and are compiled, and nothing but the runtime's own bounds lets go of any.
+Random placements of Inception-V3 on two one-core devices are compiled, run twice and closed, one after the other, as in a long
+search. The figure is the most that the process had at any time, over what it had before the model was loaded. Half of the
+placements are dense (each group on a random device), half are a few runs of consecutive groups. So most segments are new and
+are compiled, and only the runtime's own limits release any of them.
 
 The exit code is 1 if a bound is exceeded.
 """
@@ -28,14 +28,14 @@ _MOST = Use(2e9, 10)
 
 @dataclass
 class _Growth:
-    """What the process has taken since this was made."""
+    """Memory and threads that the process has gained since this object was made."""
 
     def __post_init__(self) -> None:
         self.start = own_use()
         self.most = Use(0.0, 0.0)
 
     def now(self) -> Use:
-        """Measure, and remember the most."""
+        """Measure, and keep the maximum."""
         found = own_use()
         grown = Use(found.bytes - self.start.bytes, found.threads - self.start.threads)
         self.most = Use(max(self.most.bytes, grown.bytes), max(self.most.threads, grown.threads))

@@ -1,12 +1,12 @@
 """Throughput: simulated against measured, replicas against one core and OpenVINO's throughput mode, and unequal devices.
 
-Whatever is compared takes turns, round by round; ratios of seconds per request are paired by round, with their intervals.
+Compared candidates take turns, round by round; ratios of seconds per request are paired by round, with their intervals.
 
 - Two equal cores: seconds per request of single cores, replicas, random splits and the best split that a search finds, as they
-  were simulated before anything of them ran, and as they are measured with many requests in flight; replicas against one core,
-  and against OpenVINO's throughput mode on as many cores (of the process: run it with ``taskset`` where it has more).
+  were simulated before any of them ran, and as they are measured with many requests in flight; replicas against one core, and
+  against OpenVINO's throughput mode on as many cores (of the process: run it with ``taskset`` where it has more).
 - ``slowed``: a core, and one slowed three times; ``memory``: a core, and one that can hold 60 % of the weights. The best split
-  that was found against the best replicas (or the only device that serves whole requests), and what the simulator says of both.
+  found against the best replicas (or the only device that serves whole requests), and the simulated values of both.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MODELS = ("inception_v3", "resnet50")
 _ONE, _REPLICAS, _OPENVINO, _SEARCHED = "one core", "replicas", "OpenVINO, throughput mode", "searched split"
 _SLOWDOWN, _HELD = 3.0, 0.6
 _BUDGET_S, _QUICK_S = 180.0, 30.0
-_SAYS = 0.98  # of the best replicas: from there on the simulator says that a split wins
+_SAYS = 0.98  # share of the best replicas' time below which the simulator predicts that a split wins
 
 
 def run(args: Args, report: Report) -> None:
@@ -115,7 +115,7 @@ def _equal(name: str, model: Model, cache: Cache, args: Args, report: Report) ->
 
 
 def _unequal(case: str, model: Model, cluster: Cluster, cache: Cache, args: Args, report: Report) -> None:
-    """The best split that is found against the best replicas."""
+    """The best split found against the best replicas."""
     progress(f"{case}: optimizing")
     budget = _QUICK_S if args.quick else _BUDGET_S
     found = optimize(
@@ -167,7 +167,7 @@ def _found(case: str, found: Optimized, report: Report) -> None:
 
 
 def _best(found: Optimized, *, splits: bool) -> Candidate | None:
-    """The best candidate, as it was measured, or else simulated, among splits or among what serves whole requests."""
+    """The best candidate, as measured or else as simulated, among splits or among candidates that serve whole requests."""
     some = [one for one in found.candidates if (one.placer not in ("single", "replicas")) == splits and one.failed is None]
     some = [one for one in some if not splits or len(np.unique(one.groups)) > 1]
     return min(
