@@ -1,4 +1,4 @@
-"""The placers of the benchmark: every registered placer, without a limit of its own on its running time where possible."""
+"""The placers of the benchmark: every registered placer, if possible without its own limit on the running time."""
 
 from __future__ import annotations
 

@@ -119,9 +119,9 @@ class Simulated:
         return budgets[-1] in answered(runs, key.unit, budgets)
 
     def _expected(self, unit: Unit, before: Sequence[float], budget: float, cases: Sequence[Case]) -> float:
-        """Seconds of all placers for one problem: of those that did not come to their end before, all their budget.
+        """Seconds of all placers for one problem, counting the full budget for placers that did not end by themselves before.
 
-        What evaluations take grows with their number, from what the smallest budget takes.
+        The seconds for a number of evaluations are extrapolated from the seconds for the smallest budget.
         """
         totals, placers = [], self.asked_about(unit)
         for case in cases:
@@ -139,7 +139,7 @@ class Simulated:
         return budget * len(placers) if unit == "seconds" else _FIRST_S + _EVALUATION_S * budget
 
     def _run(self, todo: Iterable[tuple[Key, Case]], end: float) -> None:
-        """Have questions answered that the journal has no answer to, as long as there is time to begin."""
+        """Have the questions without an answer in the journal answered, as long as there is time to begin."""
         waiting = [(key, case) for key, case in todo if key not in self.journal]
         if not waiting:
             return
@@ -156,7 +156,7 @@ class Simulated:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 key, error = running.pop(future), future.exception()
-                if isinstance(error, BrokenExecutor):  # a process was killed: no fault of who is asked next
+                if isinstance(error, BrokenExecutor):  # a process was killed, which is not the fault of the next placer
                     raise error
                 answer = future.result() if error is None else Answer(None, 0.0, 0, f"{type(error).__name__}: {error}")
                 self.journal.add(key, replace(answer, commit=self.commit))
@@ -168,13 +168,13 @@ class Simulated:
 
 
 def _grown(took_s: Mapping[float, float], budget: float, least: float) -> float:
-    """Seconds that a number of evaluations is expected to take, by what smaller ones took; ``least`` more than the smallest."""
+    """Expected seconds for a number of evaluations, from the seconds of smaller numbers; ``least`` more than the smallest."""
     first, last = min(took_s), max(took_s)
     return took_s[first] + max(least, (took_s[last] - took_s[first]) * budget / last)
 
 
 class _Counted(SimulatedCost):
-    """A simulator that counts what it is asked about."""
+    """A simulator that counts the placements that it is asked about."""
 
     asked = 0
 
@@ -185,7 +185,7 @@ class _Counted(SimulatedCost):
 
 
 def prepare(placers: Sequence[str]) -> None:
-    """Have everything imported and compiled that placers need, so that it is no part of their time."""
+    """Import and compile everything that placers need, so that it does not count as their time."""
     import torch
 
     from placeit.core.memory import keep_freed_memory
@@ -195,7 +195,7 @@ def prepare(placers: Sequence[str]) -> None:
     problem = random_problem(6, 2)
     for placer in placers:
         for rules in (GIPH_RULES, EXECUTED_RULES):
-            with contextlib.suppress(Exception):  # it is asked again, and what it raises is told
+            with contextlib.suppress(Exception):  # it is asked again later, and its error is reported then
                 deadline = clock.now() + _WARM_S
                 cost = SimulatedCost(problem, rules=rules)
                 parse_placer(placer).place(problem, cost, seed=0, evaluations=40, deadline=deadline)
@@ -244,7 +244,7 @@ _said = [0.0]
 
 
 def _progress(text: str, last: bool) -> None:
-    """Say how far it is, twice a second at most."""
+    """Print the progress, twice a second at most."""
     if last or clock.now() - _said[0] > 0.5:
         _said[0] = clock.now()
         _tell(text)

@@ -1,4 +1,4 @@
-"""Tables of regrets, the decision, and both as files."""
+"""Tables of regrets and the conclusion, printed and as files."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ class Table:
         unit: of the budgets: ``seconds`` or ``evaluations``.
         problems: name of the family.
         budgets: ascending.
-        regrets: by budget, placer and problem; a problem is there if it is decided about for every placer
-            that was asked at all.
-        counts: by budget, on how many problems all placers were tried.
-        search: whom learning is compared with.
+        regrets: by budget, placer and problem; only problems for which every placer of the table has been tried.
+        counts: by budget, the number of problems on which all placers were tried.
+        search: the search that learning is compared with.
     """
 
     part: str
@@ -54,7 +53,7 @@ class Table:
         best: Mapping[str, float],
         search: str,
     ) -> Table:
-        """Make a table from values by placer, budget and problem, as far as they are decided about."""
+        """Make a table from values by placer, budget and problem, of the problems that count for every placer."""
         asked = {placer: some for placer, some in values.items() if any(some.values())}
         regrets: dict[float, dict[str, dict[str, float]]] = {}
         counts: dict[float, int] = {}
@@ -71,7 +70,7 @@ class Table:
 
 
 def tell(tables: Iterable[Table], report: Report, seed: int) -> list[dict[str, Any]]:
-    """Add the rows of all tables and of the decisions to a report; return every mean with its interval."""
+    """Add the rows of all tables and of the conclusions to a report; return every mean with its interval."""
     points: list[dict[str, Any]] = []
     tables = list(tables)
     for each in tables:
@@ -129,7 +128,7 @@ def _regret_rows(table: Table, report: Report, seed: int) -> list[dict[str, Any]
 
 
 def _decision_rows(table: Table, report: Report, seed: int) -> list[bool]:
-    """Say who is on the front at each budget, and whether a placer that learns beats the search; return the latter."""
+    """Add the front at each budget, and whether a placer that learns beats the search; return the latter."""
     pays = []
     for budget in table.budgets:
         regrets = table.regrets[budget]
@@ -157,7 +156,7 @@ def _after(budget: float, unit: str) -> str:
 
 
 def _cell(interval: Interval | None, of: int) -> str | None:
-    """A mean in percent with its interval, and on how many problems if not on all."""
+    """A mean in percent with its interval, and the number of problems if it is not all."""
     if interval is None:
         return None
     text = f"{100 * interval.mean:.1f}"
@@ -167,10 +166,10 @@ def _cell(interval: Interval | None, of: int) -> str | None:
 
 
 def write_results(folder: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write ``report.json`` and ``report.md`` of some parts; those that were not run stay as the folder has them.
+    """Write ``report.json`` and ``report.md`` of some parts. Parts that were not run stay as they are in the folder.
 
     Args:
-        folder: made if it is not there.
+        folder: created if it does not exist.
         parts: by name, each with its origin (``command``, ``commits``, ``seed``, ``machine``, ``note``, ``plan``) and its
             ``rows`` and ``claims``; of ``points``, which ``--json`` prints, the rows have the rounded values.
     """
