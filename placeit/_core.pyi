@@ -185,7 +185,7 @@ def seconds_per_request(tables: Tables, placements: numpy.typing.NDArray[numpy.i
 
 class Bell:
     """
-    A counter of the kernel to poll, closed when nobody refers to it, nor a run that rings it.
+    A counter of the kernel to poll, closed when neither Python nor a run refers to it.
     """
 
     def __init__(self) -> None: ...
@@ -246,9 +246,6 @@ class Ended:
     def slot(self) -> int: ...
 
     @property
-    def number(self) -> int: ...
-
-    @property
     def at(self) -> float: ...
 
 class Failed:
@@ -277,7 +274,7 @@ class Late:
         """int64, nodes that had started then, and had not ended."""
 
 class Broken:
-    """Nobody knows any more what is to run."""
+    """It is not known any more what is to run."""
 
     @property
     def why(self) -> str: ...
@@ -362,21 +359,8 @@ class Executor:
     def open(self, bell: Bell) -> None:
         """Begin a run that requests are added to."""
 
-    def admit(self, slot: int) -> int:
-        """
-        Begin a request in a slot, and return its number; -1 if the run was stopped.
-        """
-
-    def number(self, slot: int) -> int:
-        """
-        The number of the last request that has begun in a slot; -1 before the first.
-        """
-
-    def await_request(self, slot: int, number: int, until: float) -> bool:
-        """Wait for the end of a request; return whether it has ended well."""
-
-    def known(self, slot: int, number: int) -> None:
-        """Forget that a request has ended."""
+    def admit(self, slot: int) -> bool:
+        """Begin a request in a slot; False if the run was stopped."""
 
     def admit_no_more(self) -> None: ...
 
@@ -433,6 +417,161 @@ def spend() -> int:
     The address of an entry that keeps its thread busy: its argument is that of int64[3], nanoseconds to take, how
     often it was called, and what it returns.
     """
+
+class State(enum.Enum):
+    """What has become of a request of a queue."""
+
+    outside = 0
+
+    waiting = 1
+
+    flying = 2
+
+    ended = 3
+
+    expired = 4
+
+    cancelled = 5
+
+class Submission:
+    """A request of a queue."""
+
+    def __init__(self, inputs: Sequence[object], outputs: Sequence[object], deadline: float) -> None:
+        """
+        'inputs' and 'outputs': contiguous arrays, to be kept by the caller until it is settled.
+        """
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def settled(self) -> bool: ...
+
+    @property
+    def replica(self) -> int: ...
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def number(self) -> int:
+        """Of those that began."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other one was in flight meanwhile."""
+
+    @property
+    def begun(self) -> float:
+        """Seconds, by time.perf_counter."""
+
+    @property
+    def ended(self) -> float:
+        """Seconds, by time.perf_counter."""
+
+    def ran(self) -> list[tuple[int, float, float]]:
+        """Node, start and finish of what ran, by start; of one that has ended."""
+
+class RequestQueue:
+    """
+    The requests of a server that need no Python from their submission to their end.
+    """
+
+    def __init__(self) -> None: ...
+
+    def add(self, executor: Executor, slots: Sequence[object], bell: Bell, every: int) -> int:
+        """
+        Add a replica, and return its number. 'slots': (inputs, outputs) of each slot, arrays that are kept by the caller,
+        as the executor is. 'every': of a candidate, which takes one request in 'every', one at a time; else 0.
+        """
+
+    def open(self, replica: int) -> None:
+        """
+        Have the executor of a replica begin a run, and the replica take requests.
+        """
+
+    def close(self, replica: int) -> None:
+        """Have a replica take no more requests."""
+
+    def retire(self, replica: int) -> bool:
+        """
+        Have a replica take no more requests; return whether none is in flight there.
+        """
+
+    def adopt(self, replica: int) -> None:
+        """Have a candidate take as many requests as any other replica."""
+
+    def again(self, replica: int) -> None:
+        """
+        Have what is in flight on a closed replica, whose run is over, wait again.
+        """
+
+    def put(self, submission: Submission) -> bool:
+        """
+        Have a request wait, and begin as soon as it can; return whether no other one has an earlier deadline.
+        """
+
+    def cancel(self, submission: Submission) -> bool:
+        """Take a request out that waits; return whether it is cancelled."""
+
+    def watch(self, submission: Submission) -> None:
+        """Have a replica's thread see to a request as soon as it is over."""
+
+    def wait(self, submission: Submission, until: float) -> bool:
+        """Wait for the end of a request; return whether it is over."""
+
+    def over(self, due: bool) -> list[Submission]:
+        """
+        Those that are over and not settled; 'due': those that no other thread sees to.
+        """
+
+    def settle(self, submission: Submission) -> None:
+        """Take note that a request that is over was seen to."""
+
+    def expire(self) -> float:
+        """Have requests leave whose deadline is over; return the next deadline."""
+
+    def withdraw(self) -> list[Submission]:
+        """Take out all that wait."""
+
+    def flying(self) -> list[Submission]:
+        """Those in flight."""
+
+    def in_slot(self, replica: int, slot: int) -> Submission | None:
+        """The one in flight in a slot; None if there is none."""
+
+    def drop(self, replica: int, slot: int) -> None:
+        """Take the one in a slot out, as it has failed or was given up."""
+
+    def reserve(self, replica: int) -> int:
+        """Take a slot for a request that Python begins; -1 if none is free."""
+
+    def release(self, replica: int, slot: int) -> None: ...
+
+    def in_flight(self, replica: int) -> int: ...
+
+    def enter(self) -> int:
+        """Count a request that Python begins, and return its number."""
+
+    def exit(self) -> None: ...
+
+    def tell_all(self) -> None:
+        """Have the bells ring for all that end."""
+
+    def wait_for_room(self, seen: int, until: float) -> None:
+        """Wait until 'room' is not 'seen', or a signal comes."""
+
+    def make_room(self) -> None: ...
+
+    @property
+    def room(self) -> int:
+        """A counter that is raised when one leaves."""
+
+    @property
+    def begun(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
 
 def in_arena_of_one(library: str, function: Callable[[], object]) -> object:
     """

@@ -25,6 +25,7 @@
 
 #include "bindings/arrays.hpp"
 #include "bindings/exclusive.hpp"
+#include "bindings/plan_executor.hpp"
 #include "executor/bell.hpp"
 #include "executor/clock.hpp"
 #include "executor/lane.hpp"
@@ -56,49 +57,6 @@ private:
     nb::callable what_;
 };
 
-struct PlanExecutor;
-
-/// A function of Python's that runs a node, or that starts it and is given what to report the end to; and what went wrong last.
-struct Call {
-    PlanExecutor& owner;
-    Index node;
-    nb::callable function;
-    nb::object error;
-
-    static int run(void* argument);
-    static int start(void* argument);
-};
-
-struct PlanExecutor : Executor {
-    PlanExecutor(const std::shared_ptr<Exclusive<Machine>>& machine, const std::vector<std::shared_ptr<Lane>>& lanes,
-                 Span<const double> slowdown)
-        : Executor(machine, lanes, slowdown), use(*machine, "The machine") {}
-    ~PlanExecutor() {
-        const nb::gil_scoped_release no_gil;
-        leave();
-    }
-    std::unordered_map<Index, std::unique_ptr<Call>> calls;  // by node; their addresses are the arguments of entries
-    Use use;                                                 // of the machine, for good
-};
-
-std::atomic<bool> exiting{false};
-
-/// Gives the interpreter's lock back while a thread waits. Once the interpreter exits, the thread waits for ever: it is a
-/// daemon, and what it would do in Python could end the process.
-class Aside {
-public:
-    Aside() : state_(PyEval_SaveThread()) {}
-    ~Aside() {
-        while (exiting) pause();
-        PyEval_RestoreThread(state_);
-    }
-    Aside(const Aside&) = delete;
-    Aside& operator=(const Aside&) = delete;
-
-private:
-    PyThreadState* state_;
-};
-
 /// What a device is given to report the end of a node to, once.
 class Report {
 public:
@@ -111,7 +69,7 @@ public:
         try {
             const double time = now();
             tell(time, time, nb::module_::import_("builtins").attr("RuntimeError")("its end was never reported"));
-        } catch (...) {  // no memory, so that nobody hears of it
+        } catch (...) {  // no memory to tell of it
             PyErr_Clear();
         }
     }
@@ -131,6 +89,8 @@ private:
     std::uint64_t serial_;
     bool told_ = false;
 };
+
+}  // namespace
 
 int Call::run(void* argument) {
     auto& call = *static_cast<Call*>(argument);
@@ -156,11 +116,7 @@ int Call::start(void* argument) {
     return 0;
 }
 
-/// Let the interpreter run signal handlers, if this is its main thread.
-void look() {
-    const nb::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
+namespace {
 
 /// The slots of the requests that begin at once, after a check of how many do and how many follow.
 std::vector<Index> first_slots(const PlanExecutor& executor, Index requests, std::int64_t waiting) {
@@ -195,8 +151,7 @@ void bind_executor(nb::module_& module) {
         }
     });
 
-    nb::class_<Bell>(module, "Bell",
-                     "A counter of the kernel to poll, closed when nobody refers to it, nor a run that rings it.")
+    nb::class_<Bell>(module, "Bell", "A counter of the kernel to poll, closed when neither Python nor a run refers to it.")
         .def(nb::init<>())
         .def_prop_ro("descriptor", &Bell::descriptor)
         .def("ring", &Bell::ring);
@@ -232,7 +187,6 @@ void bind_executor(nb::module_& module) {
 
     nb::class_<Ended>(module, "Ended", "A request has ended, well unless a node of it has failed.")
         .def_ro("slot", &Ended::slot)
-        .def_ro("number", &Ended::number)
         .def_ro("at", &Ended::at);
     nb::class_<Failed>(module, "Failed", "The first node that failed; in a run with a bell, of a request.")
         .def_ro("node", &Failed::node)
@@ -241,7 +195,7 @@ void bind_executor(nb::module_& module) {
     nb::class_<Cancelled>(module, "Cancelled", "The run was stopped.").def_ro("at", &Cancelled::at);
     nb::class_<Late>(module, "Late", "The deadline of the run was over before the run was.")
         .def_ro("running", &Late::running, "int64, nodes that had started then, and had not ended.");
-    nb::class_<Broken>(module, "Broken", "Nobody knows any more what is to run.").def_ro("why", &Broken::why);
+    nb::class_<Broken>(module, "Broken", "It is not known any more what is to run.").def_ro("why", &Broken::why);
     nb::enum_<Waited>(module, "Waited", "How waiting for a run has ended.")
         .value("over", Waited::over)
         .value("late", Waited::late)
@@ -308,7 +262,9 @@ void bind_executor(nb::module_& module) {
             },
             "slot"_a, "Have nothing of a slot that is not in flight be carried out any more, and let go of its functions.")
         .def("grow", &PlanExecutor::grow, "slots"_a, "Make room for more slots, in the rules, too.")
-        .def("spin", &PlanExecutor::spin, "seconds"_a, "Have callers wait awake for so long before they sleep.")
+        .def(
+            "spin", [](PlanExecutor& executor, double seconds) { executor.spin(seconds); }, "seconds"_a,
+            "Have callers wait awake for so long before they sleep.")
         .def(
             "run",
             [](PlanExecutor& executor, Index requests, std::int64_t waiting, double deadline) {
@@ -344,36 +300,16 @@ void bind_executor(nb::module_& module) {
             },
             "until"_a, "Wait for the end of what runs, until some time at most; return whether it has come.")
         .def_prop_ro("inside", &PlanExecutor::inside, "Whether this thread waits for a run, in the middle of a signal handler.")
-        .def("open", &PlanExecutor::open, "bell"_a, "Begin a run that requests are added to.")
+        .def(
+            "open", [](PlanExecutor& executor, std::shared_ptr<Bell> bell) { executor.open(std::move(bell)); }, "bell"_a,
+            "Begin a run that requests are added to.")
         .def(
             "admit",
             [](PlanExecutor& executor, Index slot) {
                 check_index("slot", slot, executor.slots());
                 return executor.admit(slot);  // the interpreter's lock would come back later than this takes
             },
-            "slot"_a, "Begin a request in a slot, and return its number; -1 if the run was stopped.")
-        .def(
-            "number",
-            [](const PlanExecutor& executor, Index slot) {
-                check_index("slot", slot, executor.slots());
-                return executor.number(slot);
-            },
-            "slot"_a, "The number of the last request that has begun in a slot; -1 before the first.")
-        .def(
-            "await_request",
-            [](PlanExecutor& executor, Index slot, std::int64_t number, double until) {
-                check_index("slot", slot, executor.slots());
-                const Aside aside;
-                return executor.await(slot, number, until, look);
-            },
-            "slot"_a, "number"_a, "until"_a, "Wait for the end of a request; return whether it has ended well.")
-        .def(
-            "known",
-            [](PlanExecutor& executor, Index slot, std::int64_t number) {
-                check_index("slot", slot, executor.slots());
-                executor.known(slot, number);
-            },
-            "slot"_a, "number"_a, "Forget that a request has ended.")
+            "slot"_a, "Begin a request in a slot; False if the run was stopped.")
         .def("admit_no_more", &PlanExecutor::admit_no_more, nb::call_guard<nb::gil_scoped_release>())
         .def("stop", &PlanExecutor::stop, nb::call_guard<nb::gil_scoped_release>())
         .def("incidents", &PlanExecutor::incidents, "What has happened since this was last asked.")

@@ -5,6 +5,7 @@ namespace placeit {
 
 void bind_arena(nanobind::module_& module);
 void bind_executor(nanobind::module_& module);
+void bind_request_queue(nanobind::module_& module);
 void bind_machine(nanobind::module_& module);
 void bind_enumeration(nanobind::module_& module);
 void bind_planning(nanobind::module_& module);
@@ -24,6 +25,7 @@ NB_MODULE(_core, module) {
     placeit::bind_enumeration(module);
     placeit::bind_simulator(module);
     placeit::bind_executor(module);
+    placeit::bind_request_queue(module);
     placeit::bind_arena(module);
     placeit::bind_placers(module);
     placeit::bind_policies(module);

@@ -3,7 +3,7 @@
 
 namespace placeit {
 
-/// A counter that is closed when its last owner lets go of it, so that nobody rings at a descriptor that is another file by
+/// A counter that is closed when its last owner lets go of it: a late ring never reaches a descriptor that is another file by
 /// then.
 class Bell {
 public:

@@ -16,7 +16,7 @@ namespace {
 constexpr double look_s = 0.5;
 constexpr std::size_t kept_samples = 1000;
 
-/// Incidents of a run that nobody has asked for: requests that have failed and ended, why it was stopped, and what broke.
+/// Incidents of a run that were not fetched yet: requests that have failed and ended, why it was stopped, and what broke.
 constexpr std::size_t most_incidents(Index slots) {
     return 2 * at(slots) + 3;
 }
@@ -60,9 +60,9 @@ void Executor::grow(Index slots) {
     }
     todo_.resize(at(slots) * (each + 1) + 1);
     failed_.resize(at(slots));
-    awaited_.resize(at(slots));
+    relayed_.resize(at(slots));
+    relay_next_.reserve(at(slots));
     offered_.resize(at(slots));
-    while (ends_.size() < at(slots)) ends_.emplace_back();
     incidents_.reserve(most_incidents(slots));
     slots_ = slots;
 }
@@ -104,10 +104,12 @@ Waited Executor::run(Span<const Index> slots, std::int64_t waiting, double deadl
     return wait(lock, deadline, look);
 }
 
-void Executor::open(std::shared_ptr<Bell> bell) {
+void Executor::open(std::shared_ptr<Bell> bell, Relay relay) {
+    auto kept = relay ? std::make_shared<const Relay>(std::move(relay)) : nullptr;
     const Lock lock(mutex_);
     check_idle(-1);
     prepare(std::move(bell), now());
+    relay_ = std::move(kept);
 }
 
 void Executor::begin(Span<const Index> slots, std::int64_t waiting, double time) {
@@ -138,72 +140,33 @@ bool Executor::inside() const {
     return caller_ == std::this_thread::get_id();
 }
 
-std::int64_t Executor::admit(Index slot) {
+bool Executor::admit(Index slot, bool relayed) {
     Lock lock(mutex_);
-    std::int64_t number = -1;
-    if (!stopped_ && admitting_) {
+    const bool begins = !stopped_ && admitting_;
+    if (begins) {
         ++left_;
+        relayed_[at(slot)] = relayed;
         try {
             begin_request(slot);
-            number = rules_->request(slot).age;
             told(now());
         } catch (const std::exception& error) {
             break_down(error.what());
         }
     }
     if (const Last last = let_go(lock)) last();
-    return number;
+    return begins;
 }
 
-bool Executor::await(Index slot, std::int64_t number, double until, const Look& look) {
+void Executor::run_offered(Index slot) {
+    if (in_background()) return;
     Lock lock(mutex_);
-    const auto flies = [&] { return rules_->request(slot).age == number && rules_->request(slot).active && !stopped_; };
-    const auto leave = [&] {
-        --awaited_[at(slot)];
-        const bool well = rules_->request(slot).age == number && !flies() && !stopped_ && !failed_[at(slot)];
-        ring_ |= !well && !flies() && bell_;
-        if (const Last last = let_go(lock)) last();
-        return well;
-    };
-    ++awaited_[at(slot)];
-    if (Task* const task = offered_[at(slot)]; task && flies() && rules_->node(task->node).on_its_way() && lends(*task)) {
-        Helper helper;
-        if (!in_background() && uses_[at(task->step.lane)].lane->hold(*task)) {  // its thread has still to wake
-            --inside_;
-            helper = {task, task->step.lane};
-            help(lock, helper);
-        }
-    }
-    Event& end = ends_[at(slot)];  // which stays where it is when there are more
-    try {
-        for (bool first = true; flies() && now() < until; first = false) {
-            const std::uint32_t seen = end.count();
-            lock.unlock();
-            if (!first) look();
-            if (first && spin_ > 0.0) wait_awake(end, seen, spin_);
-            if (end.count() == seen) end.wait(seen, std::min(until, now() + look_s));
-            lock.lock();
-        }
-    } catch (...) {
-        lock.lock();
-        leave();
-        throw;
-    }
-    return leave();
-}
-
-std::int64_t Executor::number(Index slot) const {
-    const Lock lock(mutex_);
-    return rules_->request(slot).age;
-}
-
-void Executor::known(Index slot, std::int64_t number) {
-    const Lock lock(mutex_);
-    const auto found = std::find_if(incidents_.begin(), incidents_.end(), [&](const Incident& one) {
-        const auto* const ended = std::get_if<Ended>(&one);
-        return ended && ended->slot == slot && ended->number == number;
-    });
-    if (found != incidents_.end()) incidents_.erase(found);
+    Task* const task = offered_[at(slot)];
+    if (!task || !rules_->request(slot).active || !rules_->node(task->node).on_its_way() || !lends(*task)) return;
+    if (!uses_[at(task->step.lane)].lane->hold(*task)) return;  // its thread is awake
+    --inside_;
+    Helper helper{task, task->step.lane};
+    help(lock, helper);
+    if (const Last last = let_go(lock)) last();
 }
 
 void Executor::admit_no_more() {
@@ -376,12 +339,24 @@ Executor::Last Executor::let_go(Lock& lock) {
         return next;
     };
     Task* direct = next_direct();
+    const std::shared_ptr<const Relay> relay = relay_next_.empty() ? nullptr : relay_;
+    const auto next_relayed = [&] {
+        const Index slot = relay_next_.empty() ? -1 : relay_next_.back();
+        if (slot >= 0) relay_next_.pop_back();
+        return slot;
+    };
+    Index relayed = next_relayed();
     lock.unlock();
     for (Place& use : uses_) {
         if (use.asleep.load(std::memory_order_relaxed) && use.asleep.exchange(false)) use.lane->wake();
     }
     if (bell) bell->ring();
     if (ended) changed_.raise();
+    while (relayed >= 0) {
+        (*relay)(relayed);
+        const Lock again(mutex_);
+        relayed = next_relayed();
+    }
     while (direct) {
         if (Last other = carry_out(*direct, nullptr)) last = std::move(other);
         const Lock again(mutex_);
@@ -465,6 +440,8 @@ void Executor::prepare(std::shared_ptr<Bell> bell, double time) {
     ++runs_;
     incidents_.clear();
     direct_.clear();
+    relay_next_.clear();
+    relay_ = nullptr;
     bell_ = std::move(bell);
     admitting_ = bell_ != nullptr;
     left_ = admitting_;
@@ -542,10 +519,12 @@ void Executor::told(double time) {
             add();
         } else {
             const Index slot = -1 - n;
-            if (bell_ && !stopped_) incidents_.push_back(Ended{slot, rules_->request(slot).age, time});
-            const bool awaited = awaited_[at(slot)] > 0;
-            if (awaited) ends_[at(slot)].raise();
-            ring_ |= bell_ && !(awaited && !failed_[at(slot)]);
+            if (std::exchange(relayed_[at(slot)], false) && relay_ && !failed_[at(slot)] && !stopped_) {
+                relay_next_.push_back(slot);
+            } else if (bell_) {
+                if (!stopped_) incidents_.push_back(Ended{slot, time});
+                ring_ = true;
+            }
             one_less(time);
         }
     }
@@ -579,7 +558,6 @@ void Executor::end_with(Incident why, double time) {
     waiting_ = 0;
     ring_ = bell_ != nullptr;
     halted_.raise();
-    for (Event& end : ends_) end.raise();
     incidents_.push_back(std::move(why));
     for (Index slot = 0; slot < slots_; ++slot) {
         rules_->abort(slot);
@@ -602,7 +580,6 @@ void Executor::break_down(const char* why) noexcept {
     admitting_ = false;
     ring_ = bell_ != nullptr;
     halted_.raise();
-    for (Event& each : ends_) each.raise();
     end(now());
     try {
         incidents_.push_back(Broken{why});

@@ -1,8 +1,8 @@
 // Runs a plan on lanes, by the rules that the simulator follows.
 //
-// Lanes belong to devices and links, and live as long as these; any number of executors uses them. Whoever reports an end
-// carries out what the rules answer: it queues what starts on the lanes, and wakes these before it goes on itself. The state of
-// an executor is under one mutex. Nothing is called with the mutex taken.
+// Lanes belong to devices and links, and live as long as these; any number of executors uses them. The thread that reports an
+// end carries out what the rules answer: it queues what starts on the lanes, and wakes these before it goes on itself. The
+// state of an executor is under one mutex. Nothing is called with the mutex taken.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,7 @@ struct Entry {
 };
 
 /// How a node is carried out: by an entry, by waiting, or by an entry that starts it, whose return value does not count and
-/// after which somebody reports the end.
+/// after which another thread reports the end.
 struct Step {
     Index lane = -1;  // -1: on the thread that decides so; what has no entry there ends as soon as it starts
     Entry entry;
@@ -50,7 +50,6 @@ struct Ran {
 // What happens in a run.
 struct Ended {  // a request has ended, well unless a node of it has failed
     Index slot;
-    std::int64_t number;  // of the request, as `admit` has returned it
     double at;
 };
 struct Failed {  // the first node that failed, of all or, in a run with a bell, of a request
@@ -64,7 +63,7 @@ struct Cancelled {  // the run was stopped
 struct Late {                    // the deadline was over before the run was
     std::vector<Index> running;  // nodes that had started, and had not ended
 };
-struct Broken {  // nobody knows any more what is to run
+struct Broken {  // it is not known any more what is to run
     std::string why;
 };
 using Incident = std::variant<Ended, Failed, Cancelled, Late, Broken>;
@@ -77,14 +76,16 @@ enum class Waited : std::int32_t {
     gone     // the thread of a lane has ended
 };
 
-/// A plan, its lanes, and one run after another. Any thread may call any method. Whoever calls `set`, `grow` or `admit` sees to
-/// it that no other thread calls one of them, or asks for numbers of slots, at the same time.
+/// A plan, its lanes, and one run after another. Any thread may call any method. No two threads may call
+/// `set` or `grow` at the same time, or `admit` for one slot.
 class Executor {
 public:
     static constexpr double never = std::numeric_limits<double>::infinity();
 
     /// Called by a thread that waits, twice a second and after each signal; what it throws stops the run.
     using Look = std::function<void()>;
+    /// Told of the slot of a request that has ended.
+    using Relay = std::function<void(Index)>;
 
     /// `slowdown`, [L]: the factor by which segments on a lane are prolonged.
     Executor(std::shared_ptr<Machine> rules, const std::vector<std::shared_ptr<Lane>>& lanes, Span<const double> slowdown);
@@ -104,8 +105,9 @@ public:
     /// Make room for more slots, in the rules, too; nothing of the new ones is carried out before it is set.
     void grow(Index slots);
 
-    /// Have callers wait awake for so many seconds before they sleep, while cores are idle.
+    /// Have callers wait awake for some seconds before they sleep, while cores are idle.
     void spin(double seconds) { spin_ = seconds; }
+    double spin() const { return spin_; }
 
     /// Run requests and wait for the end. What is left of a run that was given up is stopped, and waited for, first.
     ///
@@ -115,18 +117,14 @@ public:
     Waited run(Span<const Index> slots, std::int64_t waiting, double deadline, const Look& look);
 
     /// Begin a run that requests are added to. `bell` is rung when one has ended, or the run was stopped. Throws
-    /// std::logic_error during a run.
-    void open(std::shared_ptr<Bell> bell);
-    /// Begin one more request of such a run, unless the run was stopped, and return its number, which no other one has. One
-    /// that fails is dropped, and the others go on; without a bell, it ends the run.
-    std::int64_t admit(Index slot);
-    /// The number of the last request that has begun in a slot; -1 before the first.
-    std::int64_t number(Index slot) const;
-    /// Wait for the end of such a request, until some time at most; the bell is not rung for it meanwhile. Returns whether it
-    /// has ended well, and nobody else has been told: if not, the bell is rung.
-    bool await(Index slot, std::int64_t number, double until, const Look& look);
-    /// Forget that a request has ended, as whoever waited for it knows.
-    void known(Index slot, std::int64_t number);
+    /// std::logic_error during a run. `relay` is called instead, on the thread that ends a request, for each that was admitted
+    /// so and has ended well.
+    void open(std::shared_ptr<Bell> bell, Relay relay = {});
+    /// Begin one more request of such a run; false if the run was stopped. One that fails is dropped, and the others go on;
+    /// without a bell, it ends the run.
+    bool admit(Index slot, bool relayed = false);
+    /// Run on this thread what a lane was given last of the request in a slot, if the lane has not begun with it.
+    void run_offered(Index slot);
     /// Have it be over when nothing of it is in flight.
     void admit_no_more();
 
@@ -163,7 +161,7 @@ public:
     /// float64[V]: the median of the seconds that each op took in its last runs, a thousand at most; or in the very last one. 0
     /// if it has not run.
     void seconds(bool last, Span<double> found) const;
-    /// Have some seconds, [V], count for the last runs of each op, of which there were so many; ops of 0 s are left out.
+    /// Have some seconds, [V], replace the last `runs` runs of each op; ops of 0 s are left out.
     void blend(std::size_t runs, Span<const double> seconds);
 
     /// Have a function called once, when the run is over, on the thread that ends it; false if it is over already.
@@ -229,9 +227,10 @@ private:
     mutable std::mutex mutex_;
     std::vector<Incident> incidents_;  // room for all that can happen is reserved
     std::vector<Task*> offered_;       // [R] what a lane was given last of the request in a slot
-    std::deque<Event> ends_;           // [R] for who waits for the request in a slot
-    std::vector<int> awaited_;         // [R] how many do
-    std::deque<Task*> direct_;         // what starts on the thread that decides so
+    std::vector<Flag> relayed_;        // [R] whether the relay is told of its end
+    std::vector<Index> relay_next_;    // slots that it is to be told of
+    std::shared_ptr<const Relay> relay_;
+    std::deque<Task*> direct_;  // what starts on the thread that decides so
     std::shared_ptr<Bell> bell_;
     std::function<void()> when_over_;
     bool ring_ = false, admitting_ = false, ended_ = false;

@@ -6,9 +6,11 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -22,6 +24,7 @@
 
 #include "executor/clock.hpp"
 #include "executor/executor.hpp"
+#include "executor/request_queue.hpp"
 
 using namespace placeit;
 
@@ -254,10 +257,10 @@ int serve(Random& random, Executor& executor, Index slots, const Bell& bell, int
     while (!executor.stopped() && (admitted < wanted || ended < static_cast<std::size_t>(admitted))) {
         while (!free.empty() && admitted < wanted) {
             const Index slot = free.back();
-            const std::int64_t number = executor.admit(slot);
+            const bool begins = executor.admit(slot);
             free.pop_back();
             ++admitted;
-            if (number >= 0 && random.chance(0.3)) executor.await(slot, number, now() + random.below(1e-3), [] {});
+            if (begins && random.chance(0.3)) executor.run_offered(slot);
         }
         if (std::exchange(grow, false)) executor.grow(executor.slots() + 1);  // while others run
         pollfd polled{bell.descriptor(), POLLIN, 0};
@@ -363,6 +366,85 @@ const char* run(Random& random, Graph& graph, Reporters& reporters, Counts& coun
     return nullptr;
 }
 
+/// A request of a queue, whose output has to be its input.
+struct Sent {
+    double in = 0.0, out = -1.0;
+    std::shared_ptr<Submission> request;
+};
+
+Memory memory(double& value) {
+    return {reinterpret_cast<std::byte*>(&value), sizeof value};
+}
+
+/// Requests of a queue: one thread submits, cancels and waits, and this one does what a replica's thread does, and stops the
+/// run now and then. Returns what is wrong, or null.
+const char* run_queue(Random& random, Graph& graph, Reporters& reporters) {
+    Executor& executor = *graph.executor;
+    for (Segment& segment : graph.segments) {
+        segment.runs = 0;
+        segment.fails = random.chance(0.05);
+    }
+    const auto queue = std::make_shared<RequestQueue>();
+    const auto bell = std::make_shared<Bell>();
+    std::deque<double> values(at(graph.slots));
+    std::vector<Tensors> slots;
+    for (double& value : values) slots.push_back({{memory(value)}, {memory(value)}});
+    const Index replica = queue->add(executor, slots, bell, 0);
+    queue->open(replica);
+
+    std::deque<Sent> sent;
+    std::atomic<bool> submitted{false};
+    const int wanted = random.below(20);
+    std::thread client([&, chance = Random{std::mt19937_64(random.engine())}]() mutable {
+        for (int i = 0; i < wanted; ++i) {
+            Sent& one = sent.emplace_back();
+            one.in = i;
+            const double deadline = chance.chance(0.2) ? now() + chance.below(1e-3) : Executor::never;
+            one.request = std::make_shared<Submission>(Tensors{{memory(one.in)}, {memory(one.out)}}, deadline);
+            queue->put(one.request);
+            if (chance.chance(0.1)) queue->cancel(one.request);
+            if (chance.chance(0.1)) queue->watch(*one.request);
+            if (chance.chance(0.5)) queue->wait(*one.request, now() + chance.below(1e-3), [] {});
+        }
+        submitted = true;
+    });
+    const char* wrong = nullptr;
+    while (!wrong && (!submitted || queue->waiting() > 0 || queue->in_flight(replica) > 0)) {
+        pollfd polled{bell->descriptor(), POLLIN, 0};
+        poll(&polled, 1, 1);
+        std::uint64_t rung;
+        if (polled.revents && read(bell->descriptor(), &rung, sizeof rung) < 0) std::perror("read");
+        for (const Incident& incident : executor.incidents()) {
+            if (std::holds_alternative<Broken>(incident)) wrong = "the rules broke down";
+            const auto* const ended = std::get_if<Ended>(&incident);
+            if (ended) queue->drop(replica, ended->slot);
+        }
+        queue->expire();
+        for (const auto& request : queue->over(random.chance(0.5))) queue->settle(request);
+        if (random.chance(0.02)) {  // as whoever serves had an exception
+            executor.stop();
+            queue->close(replica);
+            executor.wait(Executor::never, [] {});
+            reporters.drain();
+            queue->again(replica);
+            queue->open(replica);
+        }
+    }
+    client.join();
+    queue->close(replica);
+    executor.admit_no_more();
+    executor.wait(Executor::never, [] {});
+    reporters.drain();
+    executor.leave();
+    for (const Sent& one : sent) {
+        const State state = one.request->state;
+        if (state == State::waiting || state == State::flying) return "a request of a queue is not over";
+        if (state == State::ended && one.in != one.out) return "a request of a queue has another one's output";
+        if (state != State::ended && one.out != -1.0) return "a request of a queue that has not ended well has an output";
+    }
+    return wrong;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -375,7 +457,8 @@ int main(int count, char** arguments) {
         Graph graph(random, lanes, reporters);
         for (int turn = 0; turn < 3; ++turn) {
             alarm(patience_s);
-            if (const char* wrong = run(random, graph, reporters, counts)) {
+            const bool queued = random.chance(0.3);
+            if (const char* wrong = queued ? run_queue(random, graph, reporters) : run(random, graph, reporters, counts)) {
                 std::fprintf(stderr, "graph %d, run %d: %s\n", i, turn, wrong);
                 return 1;
             }

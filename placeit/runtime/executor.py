@@ -35,7 +35,6 @@ from placeit.simulator.scheduler import Scheduler, Start, Transfer
 
 __all__ = ["Executor"]
 
-_FORGOTTEN_S = 0.5  # after which a request begins that the thread which submitted it has not begun
 _EXIT_PATIENCE_S = 2.0  # for segments that run when the interpreter exits
 
 
@@ -124,7 +123,6 @@ class Executor(PlanExecutor):
         for slot in self._slots.values():
             self._connect(slot)
         self._run = self._single = _EngineRun(self._engine)  # of times(), one after the other
-        self._previous: dict[int, int] = {}  # by slot: the number of the last request before the one that is in flight
         self._blended: tuple[list[Ran], list[Moved]] | None = None  # in place of what ran last in the first slot
         _OPEN.add(self)
 
@@ -251,10 +249,28 @@ class Executor(PlanExecutor):
         """Seconds that the threads of its lanes have spun, for whatever executor."""
         return sum(lane.spun for lane in {worker.lane for worker in self._workers})
 
-    @property
-    def begins_anywhere(self) -> bool:
-        """True if other threads may begin requests of :meth:`serve`."""
-        return self.pool.wait is None
+    def join(self, queue: _core.RequestQueue, bell: Bell, every: int) -> int | None:
+        """See :meth:`placeit.runtime.plan_executor.PlanExecutor.join`."""
+        slots = self._ordinary
+        if self.pool.wait is not None or bell.counter is None or any(slot.renew is not None for slot in slots):
+            return None
+        if not all(end.plain for slot in slots for end in (*slot.inputs.values(), *slot.outputs.values())):
+            return None
+        inputs = [[slot.inputs[name].memory for name in self.inputs] for slot in slots]
+        outputs = [[slot.outputs[name].memory for name in self.outputs_wanted] for slot in slots]
+        memory = [*zip(inputs, outputs, strict=True)]
+        return queue.add(self._engine, memory, bell.counter, every)
+
+    def told(self, number: int, ran: Sequence[Ran]) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
+        """See :meth:`placeit.runtime.plan_executor.PlanExecutor.told`."""
+        segments, moved, base = list[Ran](), list[Moved](), number * self._nodes
+        for node, start, finish in ran:
+            if node - base < self._segments:
+                segments.append((node - base, start, finish))
+            else:
+                step = narrowed(Transfer, self._scheduler.instruction(number, node - base))
+                moved.append((step.tensor, step.src, step.dst, start, finish))
+        return tuple(segments), tuple(moved)
 
     @property
     def host_paced(self) -> tuple[str, ...]:
@@ -383,7 +399,7 @@ class Executor(PlanExecutor):
         """Take note of what has happened in a run."""
         for incident in self._engine.incidents():
             match incident:
-                case _core.Ended() if incident.number > self._previous.get(incident.slot, -1):
+                case _core.Ended():
                     run.ended.append(incident.slot)
                 case _core.Failed() if run.bell is not None:
                     run.failures.setdefault(incident.node // self._nodes, self._failure(incident.node))
@@ -404,9 +420,8 @@ class Executor(PlanExecutor):
             if not isinstance(error, Exception) and self.pool.wait is not None:
                 raise error  # an interrupt of this thread, and not what a device says
         if isinstance(step, Transfer):
-            name, names = self.book.grouping.tensor_name(self.plan.tensors[step.tensor]), self.pool.cluster.names
             why = error if isinstance(error, BaseException) else ExecutionError("its link does not say why")
-            return failure_of(f"Moving '{name}' from {names[step.src]} to {names[step.dst]} failed", why)
+            return failure_of(f"Moving {self._transfer(step)} failed", why)
         segment = self.plan.segments[step.op]
         first, device = self.book.op_names(segment)[0], self._devices[segment.device]
         if not isinstance(error, BaseException):
@@ -415,22 +430,19 @@ class Executor(PlanExecutor):
         said = f"Inference failed on {device.name}: "
         return failure_of(f"The segment that starts with '{first}' failed on {device.name}", error, said)
 
-    def _late(self, run: ActiveRun, running: Sequence[int] | None = None) -> ExecutionError:  # noqa: ARG002
-        return self._overdue(self._names(self._engine.running() if running is None else running))
+    def _late(self, run: ActiveRun, running: Sequence[int] | None = None) -> ExecutionError:
+        return self._overdue(self._running(run) if running is None else self._names(running))
 
     def _running(self, run: ActiveRun) -> list[str]:  # noqa: ARG002
         return self._names(self._engine.running())
 
     def _names(self, nodes: Sequence[int]) -> list[str]:
-        names, what = self.pool.cluster.names, []
-        for node in nodes:
-            step = self._scheduler.instruction(*divmod(node, self._nodes))
-            if isinstance(step, Start):
-                what.append(self._segment(step.op))
-            else:
-                name = self.book.grouping.tensor_name(self.plan.tensors[step.tensor])
-                what.append(f"'{name}' from {names[step.src]} to {names[step.dst]}")
-        return what
+        steps = [self._scheduler.instruction(*divmod(node, self._nodes)) for node in nodes]
+        return [self._segment(step.op) if isinstance(step, Start) else self._transfer(step) for step in steps]
+
+    def _transfer(self, step: Transfer) -> str:
+        names = self.pool.cluster.names
+        return f"'{self.book.grouping.tensor_name(self.plan.tensors[step.tensor])}' from {names[step.src]} to {names[step.dst]}"
 
     # -- requests as they come -----------------------------------------------------------------------------------------------
 
@@ -446,63 +458,17 @@ class Executor(PlanExecutor):
         self._engine.open(_core.Bell() if counter is None else counter)
 
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:  # noqa: ARG002
-        self._previous[request] = self._engine.number(request)
-        self._admit_here(request, inputs)
-
-    def _admit_here(self, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
         slot = self._slots[request]
         self._put(inputs, request)
         self._renew(slot)
         slot.written = None
         self._engine.admit(request)
 
-    def reserve(self, item: Any) -> int | None:
-        """Have a request be in flight for a call of :meth:`serve` that another thread makes; None if there is none, or no room.
-
-        To be followed by :meth:`begin_here`; otherwise the other thread has it begin some time.
-
-        Returns:
-            Its number among those in flight.
-        """
-        with self._lock:
-            serving = self.serving
-            number = None if serving is None or serving.run.stopped else serving.reserve()
-            if serving is not None and number is not None:
-                self._previous[number] = self._engine.number(number)
-                serving.flying[number] = item
-        return number
-
-    def begin_here(self, number: int, item: Any) -> None:
-        """Have a request begin that was reserved, on this thread, unless it has."""
-        with item.turn, self._beginning:
-            serving = self.serving
-            if serving is not None and serving.has(number, item) and self._is_to_begin(number):
-                self._admit_here(number, item.inputs)
-
-    def _is_to_begin(self, number: int) -> bool:
-        return self._engine.number(number) == self._previous[number]
-
-    def help(self, number: int, item: Any, until: float, ended: Callable[..., object]) -> None:
-        """Wait for a request of :meth:`serve` on this thread, and call ``ended`` as the other thread would, if it ends well."""
-        serving, last = self.serving, self._engine.number(number)
-        if serving is None or not serving.has(number, item) or last == self._previous.get(number):
-            return
-        if self._engine.await_request(number, last, until):
-            with item.turn:
-                if serving.has(number, item):
-                    ended(item, *self._outcome(serving.run, number))
-                    serving.ended(number, item)
-                    self._engine.known(number, last)
-
     def _admit_no_more(self, run: ActiveRun) -> None:  # noqa: ARG002
         self._engine.admit_no_more()
 
     def _ended(self, run: ActiveRun) -> list[int]:
         self._conclude(run)
-        for number, item in [*self.serving.flying.items()] if self.serving is not None else ():
-            # the thread that was to have it begin was interrupted
-            if self._is_to_begin(number) and perf_counter() - item.future.arrived > _FORGOTTEN_S:
-                self.begin_here(number, item)
         return [run.ended.popleft() for _ in range(len(run.ended))]
 
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:  # noqa: ARG002
@@ -532,14 +498,7 @@ class Executor(PlanExecutor):
 
     def _ran(self, number: int) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
         """Return what has run and moved since the request in a slot began, by start."""
-        segments, moved, base = list[Ran](), list[Moved](), number * self._nodes
-        for node, start, finish in self._engine.ran(number):
-            if node - base < self._segments:
-                segments.append((node - base, start, finish))
-            else:
-                step = narrowed(Transfer, self._scheduler.instruction(number, node - base))
-                moved.append((step.tensor, step.src, step.dst, start, finish))
-        return tuple(segments), tuple(moved)
+        return self.told(number, self._engine.ran(number))
 
     def _record(self, slot: Slot) -> None:
         """Have a slot remember what was written in a run that is checked."""
@@ -610,13 +569,18 @@ class Executor(PlanExecutor):
 
 
 def _start(slot: Slot, what: tuple[int, ...], start: Callable[..., object], instance: Instance, done: DoneCallback) -> None:
-    start(instance, done if slot.written is None else functools.partial(_recorded, slot, what, done))
+    start(instance, _recording(slot, what, done))
 
 
 def _move(
     slot: Slot, what: tuple[int, ...], transport: Transport, source: Buffer, destination: Buffer, done: DoneCallback
 ) -> None:
-    transport.start(source, destination, done if slot.written is None else functools.partial(_recorded, slot, what, done))
+    transport.start(source, destination, _recording(slot, what, done))
+
+
+def _recording(slot: Slot, what: tuple[int, ...], done: DoneCallback) -> DoneCallback:
+    """What an end is reported to: in a run that is checked, it also has the slot remember what was written."""
+    return done if slot.written is None else functools.partial(_recorded, slot, what, done)
 
 
 def _recorded(

@@ -21,11 +21,12 @@ from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
 from placeit.core.threads import Gate
 from placeit.runtime.spans import Moved, Ran
 
-__all__ = ["Bell", "Feed", "Outcome", "report"]
+__all__ = ["Bell", "Feed", "Outcome", "Slots", "report"]
 
 T = TypeVar("T")
 _LOG = logging.getLogger("placeit")
 _LOOK_S = 0.5
+_SHORT_S = 1e-3
 
 
 class Bell:
@@ -87,7 +88,7 @@ class Outcome(Future[T]):
         self._condition = _Condition()
         self._gate = Gate()
         self._begun = False
-        self.helper: Callable[[float], object] | None = None  # may end it on a thread that waits, until some time
+        self.helper: Callable[[float], object] | None = None  # waits for what it is about, until some time, and may end it
 
     def result(self, timeout: float | None = None) -> T:
         """See ``concurrent.futures.Future``."""
@@ -98,6 +99,11 @@ class Outcome(Future[T]):
         """See ``concurrent.futures.Future``."""
         self._wait(timeout)
         return super().exception(0)
+
+    @property
+    def has_callbacks(self) -> bool:
+        """True if it has callbacks that were not called yet."""
+        return bool(self._done_callbacks)
 
     def begin(self) -> bool:
         """Have the future not be cancelled any more; False if it has ended, as it was cancelled or its owner has set it."""
@@ -119,10 +125,10 @@ class Outcome(Future[T]):
         except InvalidStateError:  # its owner has set it just now
             pass
         except BaseException as error:  # noqa: BLE001 (it belongs to this future, and the thread serves others)
-            self._end_after(error)
+            self.end_after(error)
 
-    def _end_after(self, error: BaseException) -> None:
-        """End, after an exception that has come while the future ended."""
+    def end_after(self, error: BaseException) -> None:
+        """End, after an exception that has come while the future ended; never raise."""
         forget_frames(error)  # which hold this future
         try:
             if self.done():
@@ -154,13 +160,37 @@ class Outcome(Future[T]):
 
     def _wait(self, timeout: float | None) -> None:
         until = math.inf if timeout is None else perf_counter() + timeout
-        if self.helper is not None and not self._done_callbacks and not self.done():
-            self.helper(until)
-        while not self._gate.wait(max(0.0, min(_LOOK_S, until - perf_counter()))):
+        while not self._gate.is_open:
+            patience = min(until, perf_counter() + _LOOK_S)
+            if self.helper is not None and not self._done_callbacks:
+                self.helper(patience)
+                patience = min(patience, perf_counter() + _SHORT_S)  # while another thread resolves it
+            if self._gate.wait(max(0.0, patience - perf_counter())):
+                return
             if self.done():  # and who cancelled it was interrupted before the gate was open
                 return
             if perf_counter() >= until:
                 raise TimeoutError
+
+
+class Slots(Protocol):
+    """The slots of an executor, which other threads may have requests begin in while it serves."""
+
+    def open(self) -> None:
+        """Have the executor begin a run, and others use it."""
+        ...
+
+    def reserve(self) -> int | None:
+        """Take a slot; None if none is free."""
+        ...
+
+    def release(self, number: int) -> None:
+        """Give a slot back."""
+        ...
+
+    def retire(self) -> bool:
+        """Have others use it no more; return whether nothing of theirs is in flight."""
+        ...
 
 
 class Feed(Protocol):
@@ -178,8 +208,7 @@ class Feed(Protocol):
         """The next request; None if there is none to take now.
 
         It has ``inputs``, by name as the model wants them, and ``slot``: the number of the slot that its sequence has
-        (:meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`), where nothing runs; None for one of no sequence. And it
-        has ``turn``, a lock that is held by the thread that has it begin, or sees to its end.
+        (:meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`), where nothing runs; None for one of no sequence.
 
         Args:
             room: whether it may be one of no sequence.
@@ -192,6 +221,15 @@ class Feed(Protocol):
 
     def stays(self) -> bool:
         """Whether serving goes on while no request is in flight, as others may come."""
+        ...
+
+    @property
+    def slots(self) -> Slots | None:
+        """Where numbers of slots come from, if other threads have requests begin beside the one that serves; else None."""
+        ...
+
+    def at(self, number: int) -> Any | None:
+        """The request that another thread has had begin in a slot; None if there is none."""
         ...
 
     def ended(self, item: Any, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]) -> None:

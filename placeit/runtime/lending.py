@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,32 @@ def is_lendable(buffer: Buffer) -> bool:
     )
 
 
-class Entrance:
+class _End:
+    """An input or an output of the model.
+
+    Attributes:
+        buffer: its memory.
+    """
+
+    buffer: Buffer
+    _bind: Bind | None
+
+    @property
+    def plain(self) -> bool:
+        """True if its memory stays where it is and holds the value as callers have it."""
+        buffer = self.buffer
+        if self._bind is not None or not isinstance(buffer, HostBuffer) or buffer.spec.limits is not None:
+            return False
+        memory, spec = buffer.tensor.data, buffer.spec
+        return bool(memory.flags.c_contiguous and memory.shape == spec.shape and memory.dtype.name == spec.dtype)
+
+    @property
+    def memory(self) -> NDArray[np.generic]:
+        """Its memory, if it is plain."""
+        return cast("NDArray[np.generic]", narrowed(HostBuffer, self.buffer).tensor.data)
+
+
+class Entrance(_End):
     """An input of the model.
 
     Args:
@@ -86,7 +111,7 @@ class _Memory:
         return sys.getrefcount(self.array) > self._references
 
 
-class Exit:
+class Exit(_End):
     """An output of the model.
 
     Args:

@@ -11,7 +11,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -19,13 +18,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit import _core
 from placeit.backends.base import Arrays, Sample, checked_inputs
 from placeit.core.errors import ExecutionError, NoRoomError, PlaceitError, UsageError, forget_frames
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.feed import Bell, Feed
+from placeit.runtime.feed import Bell, Feed, Slots
 from placeit.runtime.slots import Slot
 from placeit.runtime.spans import Labels, Moved, Ran, Span, Timed
 from placeit.runtime.stats import DeviceStats
@@ -91,7 +91,7 @@ def check_out(out: Mapping[str, NDArray[Any]], wanted: Mapping[str, BufferSpec],
             raise UsageError(f"'out' has {array.dtype} {list(array.shape)} for '{name}', which is {spec.dtype} {list(shape)}.")
         for other, memory in others:
             if isinstance(memory, np.ndarray) and np.may_share_memory(array, memory):
-                raise UsageError(f"'out' has an array for '{name}' that shares memory with {other}: give it one of its own.")
+                raise UsageError(f"'out' has an array for '{name}' that shares memory with {other}: use another one.")
         others.append((f"that for '{name}'", array))
 
 
@@ -101,52 +101,40 @@ def check_requests(in_flight: int) -> None:
         raise UsageError(f"An executor is made for at least one request in flight; got {in_flight}.")
 
 
-@dataclass
 class Serving:
     """A call of ``serve``.
 
-    Attributes:
+    Args:
         run: of its requests.
         in_flight: how many requests of no sequence may be in flight.
-        free: numbers of those that may begin; those of sequences have higher ones.
+        slots: where numbers come from, if other threads take some, too.
+
+    Attributes:
         item: the request that something is done for just now; None if that is for none or for several.
-        flying: the requests in flight, by their numbers.
+        flying: the requests in flight, by their numbers; those of sequences have higher ones than all others.
     """
 
-    run: ActiveRun
-    in_flight: int
-    free: set[int] = field(init=False)
-    item: Any = None
-    flying: dict[int, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.free = set(range(self.in_flight))
+    def __init__(self, run: ActiveRun, in_flight: int, slots: Slots | None) -> None:
+        self.run, self._in_flight, self._slots = run, in_flight, slots
+        self._free = [*range(in_flight)][::-1]
+        self.item: Any = None
+        self.flying: dict[int, Any] = {}
 
     def reserve(self) -> int | None:
-        """Take the number of a request that may begin; None if as many as can be are in flight. From any thread."""
-        try:
-            return self.free.pop()
-        except KeyError:
-            return None
-
-    def has(self, number: int, item: Any) -> bool:
-        """Return whether a request is in flight, under a number."""
-        return self.flying.get(number) is item
+        """Take the number of a request that may begin; None if as many as can be are in flight."""
+        if self._slots is not None:
+            return self._slots.reserve()
+        return self._free.pop() if self._free else None
 
     def give_back(self, number: int) -> None:
         """Have a number be free, if it is not that of a sequence."""
-        if number < self.in_flight:
-            self.free.add(number)
+        if number < self._in_flight:
+            self._free.append(number) if self._slots is None else self._slots.release(number)
 
-    def mend(self) -> None:
-        """Have numbers be free that a thread has taken, or was to give back, when it was interrupted."""
-        self.free.update(set(range(self.in_flight)) - self.flying.keys())
-
-    def ended(self, number: int, item: Any) -> None:
-        """Take note that a request is not in flight any more; nothing happens if that is known. From any thread."""
-        if self.has(number, item):
-            del self.flying[number]
-            self.give_back(number)
+    def ended(self, number: int) -> None:
+        """Take note that a request is not in flight any more."""
+        del self.flying[number]
+        self.give_back(number)
 
 
 class PlanExecutor(ABC):
@@ -187,8 +175,6 @@ class PlanExecutor(ABC):
         self._run: ActiveRun | None = None  # the last one
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
-        self.serving: Serving | None = None  # a call of serve() that other threads may begin requests of
-        self._beginning = threading.Lock()  # of other threads that do
         self.uncounted, self.inner = 1.0, 0.0
         self._given: dict[int, Mapping[str, NDArray[np.generic]]] = {}  # the inputs in place, by request, as they were given
         self._timed_on: Sequence[Sample] = ()  # what times() runs on, if that is more than one request
@@ -285,6 +271,23 @@ class PlanExecutor(ABC):
         for segment, weights in zip(self.plan.segments, problem.param_bytes.tolist(), strict=False):
             used[segment.device] += weights
         return dict(zip(problem.device_names, (problem.memory - used).tolist(), strict=True))
+
+    def join(self, queue: _core.RequestQueue, bell: Bell, every: int) -> int | None:  # noqa: ARG002
+        """Have a queue of requests run them here while it serves, if they need no Python for that, and ring a bell for others.
+
+        Args:
+            queue: the queue.
+            bell: of the thread that serves.
+            every: of a candidate, which takes one request in ``every``, one at a time; 0 of any other executor.
+
+        Returns:
+            The number of the executor in the queue; None if its requests need Python.
+        """
+        return None
+
+    def told(self, number: int, ran: Sequence[Ran]) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
+        """Segments and transfers of a request of such a queue, by its number among those in flight and what the queue says."""
+        raise NotImplementedError
 
     def close_slot(self, slot: Slot) -> None:  # noqa: B027 (there may be none)
         """Release a slot of :meth:`open_slot`, of which nothing runs. A second call has no effect."""
@@ -505,9 +508,7 @@ class PlanExecutor(ABC):
         with self._turn:
             self._check_known()
             self._settle()
-            with self._beginning:  # a request of an earlier call
-                self.serving = None
-            serving = Serving(self._prepare(0, feed.bell), self.in_flight)
+            serving = Serving(self._prepare(0, feed.bell), self.in_flight, feed.slots)
             run = serving.run
             item, number = _next(feed, serving)
             if item is None and not feed.stays():
@@ -522,8 +523,6 @@ class PlanExecutor(ABC):
                 forget_frames(error)  # which hold the request that is to hold the error; and so does this one
                 feed.failed(serving.item, failure_of("This request could not be served", error.with_traceback(None)))
                 return
-            finally:
-                self.serving = None
             if run.error is None:
                 if run.stopped:
                     raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
@@ -538,8 +537,10 @@ class PlanExecutor(ABC):
         """Run requests until none is left, or the run is stopped, and nothing of it runs any more."""
         run = serving.run
         self._run = run
-        self._start(run)
-        self.serving = serving
+        if feed.slots is None:
+            self._start(run)
+        else:
+            feed.slots.open()
         while not run.stopped:
             while item is not None and not run.stopped:
                 serving.item = item
@@ -553,17 +554,12 @@ class PlanExecutor(ABC):
                     self._admit(run, number, inputs)
                 serving.item = None
                 item, number = _next(feed, serving)
-            if not feed.stays():
-                with self._lock:  # a request of another thread is in flight, or cannot begin any more
-                    if not serving.flying:
-                        self.serving = None
-                        break
+            if not (serving.flying or feed.stays()) and (feed.slots is None or feed.slots.retire()):
+                break
             self._pass_time(run)
             if not run.stopped:
                 feed.bell.wait(min(_LOOK_S, feed.patience()))
             self._hand_over(feed, serving)
-            with self._lock:  # which others hold while they take one
-                serving.mend()
             self._check_lanes()
             if not serving.flying and (gone := self.gone) is not None:
                 raise gone
@@ -576,18 +572,19 @@ class PlanExecutor(ABC):
     def _hand_over(self, feed: Feed, serving: Serving) -> None:
         """Tell the feed of requests that have ended."""
         for number in self._ended(serving.run):
-            item = serving.flying.get(number)
+            mine = number in serving.flying
+            item = serving.flying[number] if mine else feed.at(number)
             if item is None:
-                continue  # who waited for it has seen to it
+                continue
             if number in serving.run.failures and (gone := self.gone) is not None:
                 raise gone
             serving.item = item
-            with item.turn:
-                if number in serving.run.failures:
-                    feed.failed(item, serving.run.failures.pop(number))
-                elif serving.has(number, item):
-                    feed.ended(item, *self._outcome(serving.run, number))
-                serving.ended(number, item)
+            if number in serving.run.failures:
+                feed.failed(item, serving.run.failures.pop(number))
+            elif mine:
+                feed.ended(item, *self._outcome(serving.run, number))
+            if mine:
+                serving.ended(number)
             serving.item = None
 
     def blank(self, sentinel: int) -> str | None:

@@ -1,9 +1,8 @@
-"""Run the requests of a server: an executor with a thread of its own, and its replacement when it is lost."""
+"""Run the requests of a server: an executor and a thread, and its replacement when it is lost."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import threading
@@ -16,13 +15,12 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit import _core
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Gate, Worker
 from placeit.runtime.answers import Answer, Pending
-from placeit.runtime.executor import Executor
-from placeit.runtime.feed import Bell, report
-from placeit.runtime.history import History
+from placeit.runtime.feed import Bell, Slots, report
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
 from placeit.runtime.spans import Moved, Ran
 
@@ -69,20 +67,15 @@ class Host(Protocol):
 
     Attributes:
         replacements: of executors, in order.
-        history: of the last requests and events.
+        queued: requests that need no Python.
     """
 
     replacements: list[Replacement]
-    history: History
+    queued: _core.RequestQueue
 
     @property
     def able(self) -> bool:
         """True if requests are taken, and there are devices that run them."""
-        ...
-
-    @property
-    def waiting(self) -> int:
-        """Number of waiting requests."""
         ...
 
     def take(self, replica: Replica, *, room: bool) -> Pending | None:
@@ -91,6 +84,18 @@ class Host(Protocol):
 
     def patience(self) -> float:
         """End what was given up or is too late, and return the seconds until that has to be done again."""
+        ...
+
+    def happened(self, what: str, why: str, *, seconds: float = 0.0, until: float | None = None) -> None:
+        """Record an event; see :meth:`placeit.runtime.history.History.happened`."""
+        ...
+
+    def queued_at(self, replica: int, slot: int) -> Pending | None:
+        """The request of the compiled queue that is in a slot of a replica; None if there is none."""
+        ...
+
+    def drop(self, request: Pending) -> None:
+        """Take a request out of the compiled queue that has failed."""
         ...
 
     def wait_for_work(self, replica: Replica) -> bool:
@@ -133,9 +138,11 @@ class Replica:
         server: the server whose requests it takes.
         executor: closed with it.
         replacement: logged with its first answer; None if this replica replaces none.
-        exploring: whether it is a candidate, which gets a small share of the requests.
+        every: of a candidate, which gets one request in ``every``; 0 of any other replica.
 
     Attributes:
+        number: in the compiled queue of the server; None if its requests need Python.
+        exploring: whether it is a candidate.
         flying: requests in flight, for the server's lock.
         lost: whether nothing can run on it any more.
         retired: whether it is to take no more requests.
@@ -148,9 +155,9 @@ class Replica:
         executor: PlanExecutor,
         replacement: Replacement | None = None,
         *,
-        exploring: bool = False,
+        every: int = 0,
     ) -> None:
-        self.executor, self._server, self._replacement, self.exploring = executor, server, replacement, exploring
+        self.executor, self._server, self._replacement, self.exploring = executor, server, replacement, every > 0
         self._ready = perf_counter()
         self.bell, self.gone = Bell(), Gate()
         self.flying: list[Pending] = []
@@ -158,6 +165,7 @@ class Replica:
         self._thread = 0
         self._failures = 0  # in a row, that were no request's
         self._worker = Worker("placeit serving")
+        self.number = executor.join(server.queued, self.bell, every)
 
     def start(self) -> None:
         """Have its thread take requests."""
@@ -171,7 +179,17 @@ class Replica:
     @property
     def room(self) -> bool:
         """True if it may take a request of no sequence; those of sequences have slots of their own."""
-        return self.able and sum(request.line is None for request in self.flying) < self.executor.in_flight
+        ordinary = sum(request.line is None for request in self.flying) if self.number is None else self._relayed
+        return self.able and ordinary < self.executor.in_flight
+
+    @property
+    def _relayed(self) -> int:
+        return 0 if self.number is None else self._server.queued.in_flight(self.number)
+
+    @property
+    def load(self) -> int:
+        """How many requests are in flight there, as far as that decides which replica takes the next one."""
+        return len(self.flying) + self._relayed
 
     def is_here(self) -> bool:
         """Return whether this is its thread."""
@@ -203,6 +221,8 @@ class Replica:
                         return
                 except BaseException as error:  # noqa: BLE001 (the thread serves others)
                     reason = self._end_of(error)
+            if self.number is not None:
+                self._server.queued.close(self.number)
             self._server.lose(self, reason)
         finally:
             self.gone.open()
@@ -210,6 +230,8 @@ class Replica:
     def _run_what_waits(self) -> bool:
         """Run requests until none waits; False if no more will come. What is in flight after an error begins again."""
         self._thread = threading.get_ident()
+        if self.number is not None:
+            self._server.queued.close(self.number)
         self.executor.settle()
         self._server.again(self)
         if not self.stays() and not self._server.wait_for_work(self):
@@ -245,25 +267,39 @@ class Replica:
 
     def stays(self) -> bool:
         """See :class:`placeit.runtime.feed.Feed`."""
-        return isinstance(self.executor, Executor) and self.executor.begins_anywhere and self.able and self._server.able
+        return self.number is not None and self.able and (self._server.able or self._server.queued.waiting > 0)
 
-    def reserve(self, request: Pending) -> bool:
-        """Have a request be in flight here that is to begin on the thread that submits it; return whether there is room."""
-        number = self.executor.reserve(request) if isinstance(self.executor, Executor) else None
-        request.number_there = -1 if number is None else number
-        return number is not None
+    @property
+    def slots(self) -> Slots | None:
+        """See :class:`placeit.runtime.feed.Feed`."""
+        return None if self.number is None else self
 
-    def begin_here(self, request: Pending) -> None:
-        """Have a request begin for which there is room. If this is interrupted, the replica's thread has it begin."""
-        request.future.begun = perf_counter()
-        request.future.helper = functools.partial(self._help, request)
-        narrowed(Executor, self.executor).begin_here(request.number_there, request)
+    def open(self) -> None:
+        """See :class:`placeit.runtime.feed.Slots`."""
+        self._server.queued.open(narrowed(int, self.number))
 
-    def _help(self, request: Pending, until: float) -> None:
-        """Wait for the end of a request, and see to it, on a thread that waits for its future."""
-        narrowed(Executor, self.executor).help(request.number_there, request, until, self.ended)
-        if self._server.waiting:
-            self.bell.ring()
+    def reserve(self) -> int | None:
+        """See :class:`placeit.runtime.feed.Slots`."""
+        slot = self._server.queued.reserve(narrowed(int, self.number))
+        return slot if slot >= 0 else None
+
+    def release(self, number: int) -> None:
+        """See :class:`placeit.runtime.feed.Slots`."""
+        self._server.queued.release(narrowed(int, self.number), number)
+
+    def retire(self) -> bool:
+        """See :class:`placeit.runtime.feed.Slots`."""
+        return self.number is None or self._server.queued.retire(self.number)
+
+    def adopt(self) -> None:
+        """Have a candidate get as many requests as any other replica."""
+        self.exploring = False
+        if self.number is not None:
+            self._server.queued.adopt(self.number)
+
+    def at(self, number: int) -> Pending | None:
+        """See :class:`placeit.runtime.feed.Feed`."""
+        return None if self.number is None else self._server.queued_at(self.number, number)
 
     def ended(
         self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]
@@ -275,7 +311,7 @@ class Replica:
             if not self._server.release(self, item, ran, moved, ended) and item.future.done():
                 return
             item.future.ended = ended
-            self._first_answer(ended)
+            self.first_answer(ended)
             self._server.tell(item, ran, self)
         except BaseException as error:  # noqa: BLE001 (the outputs are there)
             report("A request has ended and was not counted:", error)
@@ -290,13 +326,13 @@ class Replica:
 
         item.future.end(tell)
 
-    def _first_answer(self, ended: float) -> None:
+    def first_answer(self, ended: float) -> None:
         """Say how long the first answer has taken, if this replica replaces another one."""
         replacement, self._replacement = self._replacement, None
         if replacement is not None:
             replacement.answered_s = ended - self._ready
             self._server.replacements.append(replacement)
-            self._server.history.happened("first answer", str(replacement), seconds=ended - self._ready, until=ended)
+            self._server.happened("first answer", str(replacement), seconds=ended - self._ready, until=ended)
             _LOG.warning("%s", replacement)
 
     def failed(self, item: Pending, error: PlaceitError, *, begun: bool = True) -> None:
@@ -314,6 +350,8 @@ class Replica:
 
         item.future.end(tell)
         _settle(item, error)
+        if item.submission is not None:
+            self._server.drop(item)
 
 
 def _settle(item: Pending, error: BaseException) -> None:

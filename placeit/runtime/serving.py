@@ -8,17 +8,21 @@ import math
 import os
 import threading
 from collections import abc
+from concurrent.futures import InvalidStateError
 from dataclasses import replace as changed
 from time import perf_counter
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
+from placeit import _core
 from placeit.backends.base import Arrays, checked_inputs
 from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, SequenceError, UsageError
-from placeit.core.threads import Gate, apart
+from placeit.core.threads import apart
 from placeit.core.views import Closable, Watched
 from placeit.planning.segments import Plan
-from placeit.runtime.answers import Answer, Outputs, Pending, fail, late
+from placeit.runtime.answers import Answer, Outputs, Pending, Queued, fail, late
 from placeit.runtime.attendant import Attendant, Request
 from placeit.runtime.history import History
 from placeit.runtime.line import Line
@@ -40,16 +44,20 @@ _LOOK_S = 0.5
 class Server(Watched):
     """Runs requests as they come. Use it as a context manager, or call :meth:`close`.
 
-    Requests wait in one bounded queue. Whichever executor has the fewest in flight takes the next one, the first of those named
-    if several have; each has a thread for that. What fails is the future of the request that failed, and no other one: those
-    that were in flight beside it begin again. A request runs on its inputs alone, so nothing shows of that but time.
+    Requests wait in one bounded queue. The executor with the fewest in flight takes the next one, the first of those named if
+    several have. What fails is the future of the request that failed, and no other one: those that were in flight beside it
+    begin again. A request runs on its inputs alone, so nothing shows of that but time.
+
+    Where inputs and outputs are small, and all executors have lanes, requests need no Python from their submission to their
+    end (:class:`placeit._core.RequestQueue`): the thread that waits for a future resolves it. All others, and requests of
+    sequences, are begun and ended by a thread of each executor.
 
     An executor is lost when its session is closed, a thread of a device has died or a device of another node is lost. Others
     take over what it had, and so does the one that ``replace`` makes. When none is left, and none comes, every future fails
     with the reason.
 
     Args:
-        executors: of the same model, which nobody else is to call meanwhile; closed with the server.
+        executors: of the same model, for this server alone; closed with it.
         queue: how many requests may wait, besides those in flight.
         replace: makes an executor in place of one that is lost; None for no such thing.
         state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now. On a
@@ -61,7 +69,6 @@ class Server(Watched):
         vacant: how many executors were lost, and nothing runs in their place.
         repeated: how often a request ended that had ended before; a future keeps its first outcome. More than 0 is an error of
             the server.
-        history: of the last requests, and of what has happened, for a trace. :meth:`stats` sums it up.
         sequences: those that are open.
         ends_with_sequences: whether it is closed with the last of its sequences.
     """
@@ -82,24 +89,28 @@ class Server(Watched):
             raise UsageError(f"A server lets at least one request wait; got {queue}.")
         self.queue = queue
         self.replacements: list[Replacement] = []
-        self.history = History()
-        self.busy = self.history.busy
+        self._history = History()
+        self.happened = self._history.happened
+        self.busy = self._history.busy
         self._replace, self._replacing = replace, 0
         self.vacant = self.repeated = 0
-        self._inputs = executors[0].inputs
+        self._inputs, self._outputs = executors[0].inputs, executors[0].outputs_wanted
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._waiting = Waiting(self._notice)
-        self._room: Gate | None = None  # for threads that wait for room, if any does
+        self.queued = _core.RequestQueue()
+        self._submitted: dict[_core.Submission, Pending] = {}  # what is there, until its end was seen to
+        self._waiting = Waiting(self.queued.make_room)
         self._closed = self._over = False
         self._reason: PlaceitError | None = None  # why nothing can run
-        self._begun = 0  # how often a request has
         self.ends_with_sequences = False
-        self.sequences = Sequences(self._lock, self._waiting, self._for_sequences, self._call_somebody, state_memory)
+        self.sequences = Sequences(self._lock, self._waiting, self._for_sequences, self._wake_replicas, state_memory)
         self._attendants: list[Attendant] = []
         self._watchers: list[Closable] = []
         self._every, self._since = 1, 0  # which request a candidate takes, and how many have begun since its last one
-        self._replicas = [Replica(self, executor) for executor in executors]
+        self._replicas: list[Replica] = []
+        self._numbered: dict[int, Replica] = {}  # by number in the compiled queue
+        for executor in executors:
+            self._add(Replica(self, executor))
         for replica in self._replicas:
             replica.start()
 
@@ -157,14 +168,12 @@ class Server(Watched):
         if not wait or any(replica.is_here() for replica in self._replicas):
             until = -math.inf
         while (room := self._put(request, until, behind=behind)) is not None:
-            room.wait(max(0.0, min(until - perf_counter(), _LOOK_S)))
-        if request.here is not None:
-            request.here.begin_here(request)
+            self.queued.wait_for_room(room, min(until, perf_counter() + _LOOK_S))
         return request.future
 
-    def _put(self, request: Pending, until: float, *, behind: bool) -> Gate | None:
-        """Queue a request; if there is no room, return a gate that opens when there may be, or after some time raise."""
-        outcomes = self.history.outcomes
+    def _put(self, request: Pending, until: float, *, behind: bool) -> int | None:
+        """Queue a request; if there is no room, return what the queue counts until there may be, or after some time raise."""
+        outcomes, room = self._history.outcomes, self.queued.room
         with self._lock:
             if self._closed or self._reason is not None:
                 outcomes["refused"] += 1
@@ -183,10 +192,9 @@ class Server(Watched):
                         "future of that one, or let requests of a sequence queue."
                     )
                 outcomes["refused"] -= 1
-            if len(self._waiting) >= self.queue:
+            if self.waiting >= self.queue:
                 if now < until:
-                    self._room = self._room or Gate()
-                    return self._room
+                    return room
                 if until == request.deadline:
                     outcomes["expired"] += 1
                     raise DeadlineError("The deadline of this request was over before there was room for it in the queue.")
@@ -195,8 +203,8 @@ class Server(Watched):
                     f"{self.queue} requests wait already: requests come faster than they are served, or nobody has taken up "
                     "what they wait for. Submit fewer, wait longer, or make the queue larger."
                 )
-            at_once = line is None and now < request.deadline and not self._waiting and not self._waiting.over
-            if at_once and self._begins_at_once(request):
+            if line is None and self._waiting.first() is None and self._is_compiled:
+                self._submit(request)
                 return None
             try:
                 if line is not None:
@@ -205,21 +213,129 @@ class Server(Watched):
                 self._waiting.add(request)
                 if request.deadline == self._waiting.soonest < math.inf:
                     self._ring()  # any of the replicas may be the one that has the time to look
-                self._call_somebody()
+                self._wake_replicas()
             except BaseException:
                 self._waiting.remove(request)
                 raise
         return None
 
-    def _begins_at_once(self, request: Pending) -> bool:
-        """Have a replica with room run a request that the thread which submits it has begin; with the lock."""
-        replica = self._next()
-        if replica is None or replica.is_here() or not replica.reserve(request):
-            return False
-        request.future.begin()
-        self._hand_over(request, replica)
-        request.started, request.here = True, replica
-        return True
+    def _add(self, replica: Replica) -> None:
+        """Have one more replica, which is to be started."""
+        if replica.number is not None:
+            self._numbered[replica.number] = replica
+        self._replicas = [*self._replicas, replica]
+
+    # -- requests that need no Python ------------------------------------------------------------------------------------------
+
+    @property
+    def _is_compiled(self) -> bool:
+        """True if requests of no sequence need no Python; with the lock."""
+        able = [replica.number is not None for replica in self._replicas if replica.able]
+        return bool(able) and all(able)
+
+    def _submit(self, request: Pending) -> None:
+        """Put a request into the compiled queue; with the lock."""
+        inputs = [np.ascontiguousarray(request.inputs[name]) for name in self._inputs]
+        request.inputs = dict(zip(self._inputs, inputs, strict=True))
+        request.outputs = {name: np.empty(spec.shape, spec.dtype) for name, spec in self._outputs.items()}
+        submission = _core.Submission(inputs, [*request.outputs.values()], request.deadline)
+        request.submission = submission
+        request.future.attach(Queued(self.queued, submission), functools.partial(self._wait_for, request))
+        self._submitted[submission] = request
+        if self.queued.put(submission):  # any of the replicas may be the one that has the time to look at deadlines
+            self._ring()
+
+    def _wait_for(self, request: Pending, until: float) -> None:
+        """Wait for a request of the compiled queue until some time, and see to its end if it has come."""
+        submission = request.submission
+        if submission is not None and self.queued.wait(submission, until):
+            self.see_to(request)
+
+    def see_to(self, request: Pending) -> None:
+        """Count a request of the compiled queue that is over, and resolve its future; from any thread, also once more.
+
+        A signal handler may interrupt this anywhere: then a thread of a replica does it again.
+        """
+        submission, future = request.submission, request.future
+        outcome: abc.Callable[[Answer], object]
+        if submission is None or submission.settled:
+            return
+        future.detach()
+        if submission.state == _core.State.ended:
+            replica = self._numbered[submission.replica]
+            future.begun, future.ended = submission.begun, submission.ended
+            if not request.over:
+                request.number, request.alone = submission.number, submission.alone
+                request.explored = replica.exploring
+                ran, moved = replica.executor.told(submission.slot, submission.ran())
+                self._count(request, replica, ran, moved, submission.ended)
+                replica.first_answer(submission.ended)
+                self.tell(request, ran, replica)
+            outcome = functools.partial(Answer.set_result, result=request.outputs)
+        else:
+            outcome = Answer.cancel
+            late_ = submission.state == _core.State.expired
+            with self._lock:
+                self._history.outcomes["expired" if late_ else "cancelled"] += not request.over
+                request.over = True
+            if late_:
+                outcome = functools.partial(Answer.set_exception, exception=late())
+        try:
+            if not future.done():
+                outcome(future)
+        except InvalidStateError:  # its owner has set it just now
+            pass
+        except BaseException as error:
+            if not any(one.is_here() for one in self._replicas):
+                raise
+            future.end_after(error)
+        future.begin()  # tells those that wait for several futures of one that was cancelled
+        self._submitted.pop(submission, None)
+        self.queued.settle(submission)
+
+    def _see_to_all(self, *, due: bool = False, callbacks: bool = False) -> None:
+        """See to the requests that are over.
+
+        Args:
+            due: only to those that no other thread sees to.
+            callbacks: also to those whose futures have callbacks, which are called on this thread.
+        """
+        for submission in self.queued.over(due):
+            request = self._submitted.get(submission)
+            if request is not None and (callbacks or not request.future.has_callbacks):
+                self.see_to(request)
+
+    def queued_at(self, replica: int, slot: int) -> Pending | None:
+        """The request of the compiled queue that is in a slot of a replica; None if there is none."""
+        submission = self.queued.in_slot(replica, slot)
+        return None if submission is None else self._submitted.get(submission)
+
+    def drop(self, request: Pending) -> None:
+        """Have a request not be in the compiled queue any more; a second call has no effect."""
+        submission = request.submission
+        if submission is None:
+            return
+        request.future.detach()
+        if submission.state == _core.State.flying:
+            self.queued.drop(submission.replica, submission.slot)
+        self._submitted.pop(submission, None)
+        self.queued.settle(submission)
+        request.submission = None
+
+    def _withdraw(self) -> list[Pending]:
+        """Take all requests out of the compiled queue that wait; with the lock."""
+        found = [self._submitted[submission] for submission in self.queued.withdraw()]
+        for request in found:
+            self.drop(request)
+        return found
+
+    def _sort(self) -> None:
+        """Have the threads of replicas begin requests that only these can run any more; with the lock."""
+        if self.queued.waiting and any(replica.able for replica in self._replicas) and not self._is_compiled:
+            for request in self._withdraw():
+                self._waiting.add(request)
+
+    # --------------------------------------------------------------------------------------------------------------------------
 
     def sequence(self, *, recompute: bool = False) -> Sequence:
         """Make a sequence of requests, each of which goes on from the model's state that the one before has left.
@@ -241,7 +357,7 @@ class Server(Watched):
         return Sequence(self, self.sequences.open(recompute=recompute))
 
     def check_thread(self) -> None:
-        """Raise ExecutionError if this is a callback of one of its futures, in which nobody can wait for another one."""
+        """Raise ExecutionError if this is a callback of one of its futures, which cannot wait for another one."""
         if any(replica.is_here() for replica in self._replicas):
             raise ExecutionError("A callback of one of a server's futures cannot wait for its requests: submit them instead.")
 
@@ -249,8 +365,8 @@ class Server(Watched):
         """Close a sequence; see :meth:`placeit.runtime.sequences.Sequence.close`."""
         with self._lock:
             dropped = self.sequences.end(line, drain=drain)
-            self.history.outcomes["failed"] += len(dropped)
-            self._make_room()
+            self._history.outcomes["failed"] += len(dropped)
+            self.queued.make_room()
             last = self.ends_with_sequences and not any(self.sequences.open_lines)
         fail(dropped, SequenceError(f"Sequence {line.number} was closed before this request had begun."))
         if last:
@@ -263,9 +379,9 @@ class Server(Watched):
         return [replica for replica in self._replicas if replica.able and not replica.exploring]
 
     def turn_away(self) -> None:
-        """Count a request as refused that nobody submits, as the queue was full when it was to arrive."""
+        """Count a request as refused that was not submitted, as the queue was full when it was to arrive."""
         with self._lock:
-            self.history.outcomes["refused"] += 1
+            self._history.outcomes["refused"] += 1
 
     def _expire(self, now: float) -> None:
         """Have requests leave that were given up, or whose deadline is over; with the lock."""
@@ -277,17 +393,6 @@ class Server(Watched):
         for replica in self._replicas:
             replica.bell.ring()
 
-    def _notice(self) -> None:
-        """Have a request that was given up while it waited make room, if anybody waits for room; from any thread."""
-        if self._room is not None:
-            self._ring()
-
-    def _make_room(self) -> None:
-        """Have threads that wait for room look again; with the lock."""
-        if self._room is not None:
-            self._room.open()
-            self._room = None
-
     @property
     def able(self) -> bool:
         """True if requests are taken, and there are devices that run them."""
@@ -296,7 +401,13 @@ class Server(Watched):
     @property
     def waiting(self) -> int:
         """Number of waiting requests."""
-        return len(self._waiting)
+        return len(self._waiting) + self.queued.waiting
+
+    @property
+    def history(self) -> History:
+        """The last requests, and what has happened, for a trace. :meth:`stats` sums it up."""
+        self._see_to_all()
+        return self._history
 
     def stats(self) -> ServerStats:
         """What has become of requests and devices so far. A request counts before its future shows its outcome."""
@@ -307,9 +418,10 @@ class Server(Watched):
             outcomes, latency_s, busy = history.outcomes.copy(), history.latency_s, history.busy.copy()
             outcomes["expired"] += self._waiting.expired
             outcomes["cancelled"] += self._waiting.cancelled
-            waiting, replicas = len(self._waiting), self._replicas.copy()
+            waiting, replicas = self.waiting, self._replicas
             sequences, state_bytes = len(self.sequences), self.sequences.bytes
-            in_flight = 0 if self._over else sum(len(replica.flying) for replica in replicas)
+            flying = len(self.queued.flying()) + sum(len(replica.flying) for replica in replicas)
+            in_flight = 0 if self._over else flying
         devices = {device.name: device for replica in replicas for device in replica.executor.devices()}
         for name in busy:
             devices.setdefault(name, DeviceStats(name))
@@ -368,8 +480,9 @@ class Server(Watched):
         """Do it, on a thread where no signal handler raises; also while another thread does."""
         with self._lock:
             self._closed = True
+            self.queued.tell_all()
             dropped = [] if drain else self._drop()
-            self._make_room()
+            self.queued.make_room()
         fail(dropped, self._why())
         self._ring()
         limit = (math.inf if drain else PATIENCE_S) if timeout is None else timeout
@@ -383,7 +496,8 @@ class Server(Watched):
             left = self._drop()
             if not self._over:
                 flying = [request for replica in self._replicas for request in replica.flying]
-                self.history.outcomes["failed"] += len(flying)
+                flying += [self._submitted[submission] for submission in self.queued.flying()]
+                self._history.outcomes["failed"] += len(flying)
                 left += flying
             self._over = True
         for replica in self._replicas:
@@ -391,6 +505,9 @@ class Server(Watched):
                 replica.executor.give_up("The server was closed, and this had not ended in time.")
         self._end_late()
         fail(left, _too_late())
+        for request in left:
+            self.drop(request)
+        self._see_to_all(callbacks=True)
         for replica in self._replicas:
             replica.close()
         for watcher in self._watchers:
@@ -398,8 +515,8 @@ class Server(Watched):
 
     def _drop(self) -> list[Pending]:
         """Take out all requests that wait, which are to fail; with the lock."""
-        dropped = self._waiting.clear()
-        self.history.outcomes["failed"] += len(dropped)
+        dropped = self._waiting.clear() + self._withdraw()
+        self._history.outcomes["failed"] += len(dropped)
         return dropped
 
     def _why(self) -> PlaceitError:
@@ -410,7 +527,7 @@ class Server(Watched):
 
     # -- for replicas ------------------------------------------------------------------------------------------------------
 
-    def _call_somebody(self) -> None:
+    def _wake_replicas(self) -> None:
         """Wake the replicas whose turn it is to take what waits, if they have room; with the lock."""
         following = None if self._waiting.first() is None else self._next()
         for replica in self._replicas if self._waiting else ():
@@ -422,10 +539,10 @@ class Server(Watched):
         able = [replica for replica in self._replicas if replica.room]
         if any(replica.able and not replica.exploring for replica in self._replicas):
             for replica in able:
-                if replica.exploring and not replica.flying and self._since >= self._every - 1:
+                if replica.exploring and not replica.load and self._since >= self._every - 1:
                     return replica
             able = [replica for replica in able if not replica.exploring]
-        return min(able, key=lambda replica: len(replica.flying), default=None)
+        return min(able, key=lambda replica: replica.load, default=None)
 
     def _is_turn_of(self, replica: Replica) -> bool:
         """Return whether a replica that asks may have the next request of no sequence; with the lock."""
@@ -434,7 +551,7 @@ class Server(Watched):
             return True
         if not replica.able or replica.exploring or (following is not None and following.exploring):
             return False
-        return following is None or len(following.flying) >= len(replica.flying)
+        return following is None or following.load >= replica.load
 
     def take(self, replica: Replica, *, room: bool) -> Pending | None:
         """The next request for a replica; None if there is none, or another replica has to take it.
@@ -476,34 +593,35 @@ class Server(Watched):
                     if not request.replay:
                         self._waiting.add_first(request)
                     raise
-            self._make_room()
-            self._call_somebody()
+            self.queued.make_room()
+            self._wake_replicas()
         self._end_late()
         return taken
 
     def _hand_over(self, request: Pending, replica: Replica) -> None:
         """Have a replica run a request; with the lock."""
-        request.number, request.alone = self._begun + 1, not any(other.flying for other in self._replicas)
+        request.alone = not any(other.load for other in self._replicas)
+        request.number = self.queued.enter()
         request.explored = replica.exploring
         replica.flying.append(request)
         if request.line is not None:
             request.line.flying, request.settled = True, False
-        self._begun = request.number
         self._since = 0 if replica.exploring else self._since + 1
 
     def patience(self) -> float:
         """End what was given up or is too late, and return the seconds until that has to be done again.
 
-        Half a second at most: then somebody should look whether all is well.
+        Half a second at most: then it is checked whether all is well.
         """
         with self._lock:
             now = perf_counter()
             self._waiting.expire(now)
             self.sequences.tidy()
             if self._waiting.over:
-                self._make_room()
-            soonest = self._waiting.soonest
+                self.queued.make_room()
+            soonest = min(self._waiting.soonest, self.queued.expire())
         self._end_late()
+        self._see_to_all(due=True, callbacks=True)
         return max(0.0, min(_LOOK_S, soonest - now))
 
     def _end_late(self) -> None:
@@ -545,21 +663,35 @@ class Server(Watched):
                 return False
             if request in replica.flying:
                 replica.flying.remove(request)
-            request.over = True
-            request.alone &= self._begun == request.number
+                self.queued.exit()
+            request.alone &= self.queued.begun == request.number
             if request.line is not None:
                 self.sequences.released(request.line, request, failure, well=math.isfinite(ended))
-                self._call_somebody()
+                self._wake_replicas()
             self.sequences.tidy()
             if self._closed and not self._waiting:
                 self._ring()
-            future = request.future
-            labels = replica.executor.labels
-            if not self._over and not request.replay:  # what has not ended before counts as failed
-                of = 0 if request.line is None else request.line.number
-                times = future.arrived, future.begun, ended
-                self.history.ended(Done(request.number, labels, *times, ran, moved, sequence=of))
+            self._record(request, replica, ran, moved, ended)
         return True
+
+    def _count(
+        self, request: Pending, replica: Replica, ran: abc.Sequence[Ran], moved: abc.Sequence[Moved], ended: float
+    ) -> None:
+        """Count a request of the compiled queue that has ended well, once."""
+        with self._lock:
+            if not request.over:
+                self._record(request, replica, ran, moved, ended)
+
+    def _record(
+        self, request: Pending, replica: Replica, ran: abc.Sequence[Ran], moved: abc.Sequence[Moved], ended: float
+    ) -> None:
+        """Record a request that is over; with the lock."""
+        request.over = True
+        if self._over or request.replay:  # what has not ended before counts as failed
+            return
+        future, of = request.future, 0 if request.line is None else request.line.number
+        times = future.arrived, future.begun, ended
+        self._history.ended(Done(request.number, replica.executor.labels, *times, ran, moved, sequence=of))
 
     def without(self, replica: Replica) -> bool:
         """Give no more requests to a replica, if there are others; return whether."""
@@ -583,6 +715,8 @@ class Server(Watched):
             replica: that had them.
             why: what is the matter with it; None if nothing is any more.
         """
+        if replica.number is not None:
+            self.queued.again(replica.number)
         with self._lock:
             left = [request for request in replica.flying if not request.future.done()]
             for request in replica.flying:
@@ -596,21 +730,23 @@ class Server(Watched):
                 for request in broken:
                     self._waiting.over[request] = None
                 given_up, failed = 0 if self._over else len(replica.flying) - len(left), len(broken)
+                for _ in replica.flying:
+                    self.queued.exit()
                 replica.flying.clear()
-                self.history.outcomes["cancelled"] += given_up
-                self.history.outcomes["failed"] += failed
+                self._history.outcomes["cancelled"] += given_up
+                self._history.outcomes["failed"] += failed
             except BaseException:
                 for request in again:
                     self._waiting.remove(request)
                 raise
-            self._call_somebody()
+            self._wake_replicas()
         if self._over:
             fail(left, _too_late())
         self._end_late()
 
     def lose(self, replica: Replica, error: PlaceitError) -> None:
-        """Nothing runs on a replica any more: have another one made. If there is none, nobody waits in vain."""
-        noticed, happened = perf_counter(), self.history.happened
+        """Nothing runs on a replica any more: have another one made, or fail what waits."""
+        noticed, happened = perf_counter(), self.happened
         happened("lost", str(error), until=noticed)
         self.again(replica, error)
         with self._lock:
@@ -618,7 +754,7 @@ class Server(Watched):
             self.sequences.lose(replica, error)
             self._replacing += 1
             left = [other.executor for other in self._replicas if other.able and not other.exploring]
-            self._call_somebody()
+            self._wake_replicas()
         made = None
         try:
             if self._replace is not None and not (self._over or replica.exploring or replica.retired):
@@ -639,13 +775,14 @@ class Server(Watched):
             over = self._over
             self.vacant += made is None and not (replica.exploring or replica.retired)
             if made is not None and not over:
-                self._replicas.append(made)
+                self._add(made)
                 made.start()
+                self._sort()
             elif not any(other.able for other in self._replicas) and not self._replacing:
                 self._reason = error
                 happened("nothing is left", str(error))
                 dropped = self._drop()
-                self._make_room()
+                self.queued.make_room()
         fail(dropped, error)
         if made is not None and over:
             made.close()
@@ -659,7 +796,8 @@ class Server(Watched):
             with self._lock:
                 turn = self._waiting.first() is not None and self._next() is replica
                 turn |= self.sequences.next(replica) is not None
-                over = self._closed and not self._waiting and not any(other.flying for other in self._replicas)
+                over = self._closed and not self.waiting and not any(other.load for other in self._replicas)
+                turn |= replica.stays()
             if turn or over or replica.retired:
                 return turn
             replica.bell.wait(patience)
@@ -685,14 +823,15 @@ class Server(Watched):
         """
         with contextlib.ExitStack() as stack:
             stack.callback(executor.close)
-            replica = Replica(self, executor, exploring=True)
+            replica = Replica(self, executor, every=every)
             stack.callback(replica.close)
             with self._lock:
                 if self._closed:
                     replica.gone.open()
                     raise self._why()
                 self._every, self._since = every, 0
-                self._replicas = [*self._replicas, replica]
+                self._add(replica)
+                self._sort()
             replica.start()
             stack.pop_all()
 
@@ -706,9 +845,13 @@ class Server(Watched):
             adopt = adopt and self.exploring
             leaving = [replica for replica in self._replicas if replica.exploring != adopt]
             for replica in self._replicas:
-                replica.retired, replica.exploring = replica in leaving, False
+                replica.adopt()
+                if replica in leaving:
+                    replica.retired = True
+                    replica.retire()
                 replica.bell.ring()
-            self._call_somebody()
+            self._sort()
+            self._wake_replicas()
         self._leave(leaving)
         return adopt
 
@@ -744,19 +887,21 @@ class Server(Watched):
         Raises:
             DeviceError: there is no thread for it.
         """
-        self.history.happened("compiling and loading", ", ".join(replacement.devices), seconds=replacement.compiled_s)
+        self.happened("compiling and loading", ", ".join(replacement.devices), seconds=replacement.compiled_s)
         replica = Replica(self, executor, replacement)
         with self._lock:
             left = [other for other in self._replicas if other.executor is leaving and other.able]
             wanted = not self._closed and self._reason is None and bool(self.vacant if leaving is None else left)
             if wanted:
                 self.vacant -= leaving is None
-                self._replicas = [*self._replicas, replica]
+                self._add(replica)
                 replica.start()
                 for other in left:
                     other.retired = True
+                    other.retire()
                     other.bell.ring()
-                self._call_somebody()
+                self._sort()
+                self._wake_replicas()
         if wanted:
             self._leave(left)
         else:

@@ -412,9 +412,11 @@ def test_closing_during_a_run_ends_it_or_fails_it_and_hangs_nobody() -> None:
 class Troubled:
     """A feed of so many requests, which raises when the first of them has ended."""
 
+    slots = None
+
     def __init__(self, made: Bench, count: int, trouble: BaseException) -> None:
         self.bell, self._left, self._trouble = Bell(), count, trouble
-        self.inputs, self.slot, self.turn = made.runtime.model.random_inputs(), None, threading.Lock()
+        self.inputs, self.slot = made.runtime.model.random_inputs(), None
 
     def take(self, *, room: bool) -> Troubled | None:
         self._left -= room
@@ -422,6 +424,8 @@ class Troubled:
 
     def patience(self) -> float:
         return 1.0
+
+    def at(self, number: int) -> None: ...
 
     def stays(self) -> bool:
         return False

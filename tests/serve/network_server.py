@@ -54,18 +54,17 @@ def open_on_a_core(path: Path, cache: Cache) -> Iterator[tuple[Session, Placemen
 
 @contextlib.contextmanager
 def held(server: Server) -> Iterator[None]:
-    """Have a server begin no request while the block runs: its thread is in a callback."""
-    here, held, go_on = threading.current_thread(), threading.Event(), threading.Event()
+    """Have a server begin no request while the block runs: the thread of its device does something else."""
+    held, go_on = threading.Event(), threading.Event()
 
-    def hold(_: object) -> None:
-        if threading.current_thread() is not here:  # as it would be if the request had ended before
-            held.set()
-            go_on.wait(120)
+    def hold() -> None:
+        held.set()
+        go_on.wait(120)
 
-    while not held.is_set():
-        answer = server.submit(values())
-        answer.add_done_callback(hold)
-        answer.result(60)
+    (executor,) = server.executors
+    executor._workers[0].submit(hold)  # type: ignore[attr-defined]
+    held.wait(60)
+    server.submit(values())  # as many as can be in flight
     try:
         yield
     finally:

@@ -69,7 +69,8 @@ def test_a_deadline_ends_requests_that_wait(network: Callable[..., NetworkServer
     with stub_of(made) as stub:
         with held(server):
             status, answer, _ = call(made, INFER, json.dumps(asking() | {"parameters": {"timeout": 20_000}}))
-            assert (status, answer["error"]) == (504, "The time in which this request had to be answered is over.")
+            assert status == 504
+            assert answer["error"].startswith(("The time in which", "The deadline of this request"))  # the first one
             for request, timeout in ((timed(20_000), 60), (raw(values()), 0.02)):
                 with pytest.raises(grpc.RpcError) as caught:
                     stub.ModelInfer(request, timeout=timeout)

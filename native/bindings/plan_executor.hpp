@@ -1,0 +1,69 @@
+// An executor as Python has it, and what its bindings share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "bindings/exclusive.hpp"
+#include "executor/executor.hpp"
+#include "executor/lane.hpp"
+
+namespace placeit {
+
+namespace nb = nanobind;
+
+struct PlanExecutor;
+
+/// A function of Python's that runs a node, or that starts it and is given what to report the end to; and what went wrong last.
+struct Call {
+    PlanExecutor& owner;
+    Index node;
+    nb::callable function;
+    nb::object error;
+
+    static int run(void* argument);
+    static int start(void* argument);
+};
+
+struct PlanExecutor : Executor {
+    PlanExecutor(const std::shared_ptr<Exclusive<Machine>>& machine, const std::vector<std::shared_ptr<Lane>>& lanes,
+                 Span<const double> slowdown)
+        : Executor(machine, lanes, slowdown), use(*machine, "The machine") {}
+    ~PlanExecutor() {
+        const nb::gil_scoped_release no_gil;
+        leave();
+    }
+    std::unordered_map<Index, std::unique_ptr<Call>> calls;  // by node; their addresses are the arguments of entries
+    Use use;                                                 // of the machine, for good
+};
+
+inline std::atomic<bool> exiting{false};
+
+/// Gives the interpreter's lock back while a thread waits. Once the interpreter exits, the thread waits for ever: it is a
+/// daemon, and what it would do in Python could end the process.
+class Aside {
+public:
+    Aside() : state_(PyEval_SaveThread()) {}
+    ~Aside() {
+        while (exiting) pause();
+        PyEval_RestoreThread(state_);
+    }
+    Aside(const Aside&) = delete;
+    Aside& operator=(const Aside&) = delete;
+
+private:
+    PyThreadState* state_;
+};
+
+/// Let the interpreter run signal handlers, if this is its main thread.
+inline void look() {
+    const nb::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+}  // namespace placeit

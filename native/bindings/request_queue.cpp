@@ -1,0 +1,213 @@
+#include "executor/request_queue.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <cmath>
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "bindings/arrays.hpp"
+#include "bindings/plan_executor.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace placeit {
+
+namespace {
+
+/// The memory of arrays, which Python keeps.
+std::vector<Memory> memory(const nb::sequence& arrays, bool written) {
+    std::vector<Memory> found;
+    for (const nb::handle array : arrays) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(array.ptr(), &view, written ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) throw nb::python_error();
+        found.push_back({static_cast<std::byte*>(view.buf), static_cast<std::size_t>(view.len)});
+        PyBuffer_Release(&view);
+    }
+    return found;
+}
+
+void check_replica(const RequestQueue& queue, Index replica) {
+    check_index("replica", replica, queue.replicas());
+}
+
+}  // namespace
+
+void bind_request_queue(nb::module_& module) {
+    nb::enum_<State>(module, "State", "What has become of a request of a queue.")
+        .value("outside", State::outside)
+        .value("waiting", State::waiting)
+        .value("flying", State::flying)
+        .value("ended", State::ended)
+        .value("expired", State::expired)
+        .value("cancelled", State::cancelled);
+
+    // its memory is no part of the Python object: threads without the interpreter's lock may be the last ones to refer to it
+    nb::class_<Submission>(module, "Submission", "A request of a queue.")
+        .def(nb::new_([](const nb::typed<nb::sequence, nb::object>& inputs, const nb::typed<nb::sequence, nb::object>& outputs,
+                         double deadline) {
+                 if (std::isnan(deadline)) throw nb::value_error("'deadline' must not be NaN.");
+                 return std::make_shared<Submission>(Tensors{memory(inputs, false), memory(outputs, true)}, deadline);
+             }),
+             "inputs"_a, "outputs"_a, "deadline"_a,
+             "'inputs' and 'outputs': contiguous arrays, to be kept by the caller until it is settled.")
+        .def_prop_ro("state", [](const Submission& one) { return one.state.load(); })
+        .def_prop_ro("settled", [](const Submission& one) { return one.settled.load(); })
+        .def_ro("replica", &Submission::replica)
+        .def_ro("slot", &Submission::slot)
+        .def_ro("number", &Submission::number, "Of those that began.")
+        .def_ro("alone", &Submission::alone, "Whether no other one was in flight meanwhile.")
+        .def_ro("begun", &Submission::begun, "Seconds, by time.perf_counter.")
+        .def_ro("ended", &Submission::ended, "Seconds, by time.perf_counter.")
+        .def(
+            "ran",
+            [](const Submission& one) {
+                nb::list found;
+                for (const Ran& ran : one.ran) found.append(nb::make_tuple(ran.node, ran.start, ran.finish));
+                return found;
+            },
+            nb::sig("def ran(self) -> list[tuple[int, float, float]]"),
+            "Node, start and finish of what ran, by start; of one that has ended.");
+
+    nb::class_<RequestQueue>(module, "RequestQueue",
+                             "The requests of a server that need no Python from their submission to their end.")
+        .def(nb::new_([] { return std::make_shared<RequestQueue>(); }))
+        .def(
+            "add",
+            [](RequestQueue& queue, PlanExecutor& executor, const nb::typed<nb::sequence, nb::object>& slots,
+               std::shared_ptr<Bell> bell, std::int64_t every) {
+                std::vector<Tensors> tensors;
+                for (const nb::handle slot : slots) {
+                    const auto pair = nb::cast<nb::tuple>(slot);
+                    tensors.push_back(
+                        {memory(nb::cast<nb::sequence>(pair[0]), true), memory(nb::cast<nb::sequence>(pair[1]), false)});
+                }
+                if (tensors.empty() || static_cast<Index>(tensors.size()) > executor.slots()) {
+                    throw nb::value_error("'slots' must hold the memory of the first slots of the executor.");
+                }
+                return queue.add(executor, std::move(tensors), std::move(bell), every);
+            },
+            "executor"_a, "slots"_a, "bell"_a, "every"_a,
+            "Add a replica, and return its number. 'slots': (inputs, outputs) of each slot, arrays that are kept by the "
+            "caller,\n"
+            "as the executor is. 'every': of a candidate, which takes one request in 'every', one at a time; else 0.")
+        .def(
+            "open",
+            [](RequestQueue& queue, Index replica) {
+                check_replica(queue, replica);
+                queue.open(replica);
+            },
+            "replica"_a, "Have the executor of a replica begin a run, and the replica take requests.")
+        .def(
+            "close",
+            [](RequestQueue& queue, Index replica) {
+                check_replica(queue, replica);
+                const nb::gil_scoped_release no_gil;
+                queue.close(replica);
+            },
+            "replica"_a, "Have a replica take no more requests.")
+        .def(
+            "retire",
+            [](RequestQueue& queue, Index replica) {
+                check_replica(queue, replica);
+                return queue.retire(replica);
+            },
+            "replica"_a, "Have a replica take no more requests; return whether none is in flight there.")
+        .def(
+            "adopt",
+            [](RequestQueue& queue, Index replica) {
+                check_replica(queue, replica);
+                queue.adopt(replica);
+            },
+            "replica"_a, "Have a candidate take as many requests as any other replica.")
+        .def(
+            "again",
+            [](RequestQueue& queue, Index replica) {
+                check_replica(queue, replica);
+                queue.again(replica);
+            },
+            "replica"_a, "Have what is in flight on a closed replica, whose run is over, wait again.")
+        .def("put", &RequestQueue::put, "submission"_a,
+             "Have a request wait, and begin as soon as it can; return whether no other one has an earlier deadline.")
+        .def("cancel", &RequestQueue::cancel, "submission"_a, "Take a request out that waits; return whether it is cancelled.")
+        .def(
+            "watch", [](RequestQueue& queue, Submission& submission) { queue.watch(submission); }, "submission"_a,
+            "Have a replica's thread see to a request as soon as it is over.")
+        .def(
+            "wait",
+            [](RequestQueue& queue, Submission& submission, double until) {
+                if (std::isnan(until)) throw nb::value_error("'until' must not be NaN.");
+                if (submission.over()) return true;
+                const Aside aside;
+                return queue.wait(submission, until, look);
+            },
+            "submission"_a, "until"_a, "Wait for the end of a request; return whether it is over.")
+        .def("over", &RequestQueue::over, "due"_a,
+             "Those that are over and not settled; 'due': those that no other thread sees to.")
+        .def("settle", &RequestQueue::settle, "submission"_a, "Take note that a request that is over was seen to.")
+        .def("expire", &RequestQueue::expire, "Have requests leave whose deadline is over; return the next deadline.")
+        .def("withdraw", &RequestQueue::withdraw, "Take out all that wait.")
+        .def("flying", &RequestQueue::flying, "Those in flight.")
+        .def(
+            "in_slot",
+            [](const RequestQueue& queue, Index replica, Index slot) {
+                check_replica(queue, replica);
+                return queue.in_slot(replica, slot);
+            },
+            "replica"_a, "slot"_a, nb::sig("def in_slot(self, replica: int, slot: int) -> Submission | None"),
+            "The one in flight in a slot; None if there is none.")
+        .def(
+            "drop",
+            [](RequestQueue& queue, Index replica, Index slot) {
+                check_replica(queue, replica);
+                if (!queue.in_slot(replica, slot)) return;
+                const nb::gil_scoped_release no_gil;
+                queue.drop(replica, slot);
+            },
+            "replica"_a, "slot"_a, "Take the one in a slot out, as it has failed or was given up.")
+        .def(
+            "reserve",
+            [](RequestQueue& queue, Index replica) {
+                check_replica(queue, replica);
+                return queue.reserve(replica);
+            },
+            "replica"_a, "Take a slot for a request that Python begins; -1 if none is free.")
+        .def(
+            "release",
+            [](RequestQueue& queue, Index replica, Index slot) {
+                check_replica(queue, replica);
+                queue.release(replica, slot);
+            },
+            "replica"_a, "slot"_a)
+        .def(
+            "in_flight",
+            [](const RequestQueue& queue, Index replica) {
+                check_replica(queue, replica);
+                return queue.in_flight(replica);
+            },
+            "replica"_a)
+        .def("enter", &RequestQueue::enter, "Count a request that Python begins, and return its number.")
+        .def("exit", &RequestQueue::exit)
+        .def("tell_all", &RequestQueue::tell_all, "Have the bells ring for all that end.")
+        .def(
+            "wait_for_room",
+            [](RequestQueue& queue, std::uint32_t seen, double until) {
+                const Aside aside;
+                queue.room.wait(seen, until);
+            },
+            "seen"_a, "until"_a, "Wait until 'room' is not 'seen', or a signal comes.")
+        .def("make_room", [](RequestQueue& queue) { queue.room.raise(); })
+        .def_prop_ro(
+            "room", [](const RequestQueue& queue) { return queue.room.count(); }, "A counter that is raised when one leaves.")
+        .def_prop_ro("begun", &RequestQueue::begun)
+        .def_prop_ro("waiting", &RequestQueue::waiting);
+}
+
+}  // namespace placeit
