@@ -245,6 +245,11 @@ class Executor(PlanExecutor):
         return not self._needs_python
 
     @property
+    def stays(self) -> bool:
+        """True if :meth:`serve` may wait for requests while none is in flight: not on a virtual clock."""
+        return self.pool.wait is None
+
+    @property
     def spun_s(self) -> float:
         """Seconds that the threads of its lanes have spun, for whatever executor."""
         return sum(lane.spun for lane in {worker.lane for worker in self._workers})

@@ -190,6 +190,11 @@ class PlanExecutor(ABC):
         """True if runs need no Python from their begin to their end."""
 
     @property
+    def stays(self) -> bool:
+        """True if :meth:`serve` may wait for requests while none is in flight."""
+        return False
+
+    @property
     def spun_s(self) -> float:
         """Seconds that threads of lanes have waited awake."""
         return 0.0

@@ -267,7 +267,7 @@ class Replica:
 
     def stays(self) -> bool:
         """See :class:`placeit.runtime.feed.Feed`."""
-        return self.number is not None and self.able and (self._server.able or self._server.queued.waiting > 0)
+        return self.executor.stays and self.able and (self._server.able or self._server.queued.waiting > 0)
 
     @property
     def slots(self) -> Slots | None:
