@@ -341,7 +341,8 @@ void RequestQueue::ended(Index number, std::uint64_t run, Index slot) {
     copy(replica.slots[at(slot)].outputs, request->tensors.outputs);
     try {
         request->ran = replica.executor->ran(slot);
-    } catch (const std::exception&) {  // no memory
+    } catch (const std::exception&) {
+        request->ran.clear();  // no memory to tell what ran
     }
     lock.lock();
     --replica.users;

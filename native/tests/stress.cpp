@@ -388,6 +388,7 @@ const char* run_queue(Random& random, Graph& graph, Reporters& reporters) {
     const auto bell = std::make_shared<Bell>();
     std::deque<double> values(at(graph.slots));
     std::vector<Tensors> slots;
+    slots.reserve(values.size());
     for (double& value : values) slots.push_back({{memory(value)}, {memory(value)}});
     const Index replica = queue->add(executor, slots, bell, 0);
     queue->open(replica);
