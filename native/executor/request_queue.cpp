@@ -43,8 +43,6 @@ void RequestQueue::open(Index replica) {
     Lock lock(mutex_);
     Replica& opened = of(replica);
     const std::uint64_t run = ++opened.run;
-    opened.free.clear();  // those that were reserved belonged to the last run
-    for (std::size_t slot = opened.slots.size(); slot-- > 0;) opened.free.push_back(static_cast<Index>(slot));
     lock.unlock();
     opened.executor->open(opened.bell,
                           [self = shared_from_this(), replica, run](Index slot) { self->ended(replica, run, slot); });
@@ -55,8 +53,13 @@ void RequestQueue::open(Index replica) {
 
 void RequestQueue::close(Index replica) {
     Lock lock(mutex_);
-    of(replica).open = false;
-    await_users(lock, of(replica));
+    Replica& closed = of(replica);
+    closed.open = false;
+    await_users(lock, closed);
+    closed.free.clear();  // those that were reserved belong to a run that is over, or is to be
+    for (std::size_t slot = closed.slots.size(); slot-- > 0;) {
+        if (!closed.flying[slot]) closed.free.push_back(static_cast<Index>(slot));
+    }
 }
 
 bool RequestQueue::retire(Index replica) {

@@ -311,7 +311,7 @@ class Replica:
             if not self._server.release(self, item, ran, moved, ended) and item.future.done():
                 return
             item.future.ended = ended
-            self.first_answer(ended)
+            self.answered(ended)
             self._server.tell(item, ran, self)
         except BaseException as error:  # noqa: BLE001 (the outputs are there)
             report("A request has ended and was not counted:", error)
@@ -326,8 +326,9 @@ class Replica:
 
         item.future.end(tell)
 
-    def first_answer(self, ended: float) -> None:
-        """Say how long the first answer has taken, if this replica replaces another one."""
+    def answered(self, ended: float) -> None:
+        """Take note of a request that has ended well; if this replica replaces another one, say how long the first has taken."""
+        self._failures = 0
         replacement, self._replacement = self._replacement, None
         if replacement is not None:
             replacement.answered_s = ended - self._ready

@@ -269,7 +269,7 @@ class Server(Watched):
                 request.explored = replica.exploring
                 ran, moved = replica.executor.told(submission.slot, submission.ran())
                 self._count(request, replica, ran, moved, submission.ended)
-                replica.first_answer(submission.ended)
+                replica.answered(submission.ended)
                 self.tell(request, ran, replica)
             outcome = functools.partial(Answer.set_result, result=request.outputs)
         else:
