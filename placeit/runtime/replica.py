@@ -327,7 +327,7 @@ class Replica:
         item.future.end(tell)
 
     def answered(self, ended: float) -> None:
-        """Take note of a request that has ended well; if this replica replaces another one, say how long the first has taken."""
+        """Take note of a request that has ended well; if this replica replaces another one, say how long the first took."""
         self._failures = 0
         replacement, self._replacement = self._replacement, None
         if replacement is not None:
