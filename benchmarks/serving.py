@@ -2,8 +2,8 @@
 
 Inception-V3 is served on two one-core devices, cut in the middle by work, with three requests in flight and a few waiting all
 the time. Every third request comes with trouble, of twelve kinds in turns: it is cancelled, its deadline passes soon, its owner
-reshapes its arrays or sets its future, a callback of its future raises an exception or SystemExit; or there is no memory for
-inputs or outputs, the bell or the queue of the server fails, the run in flight is given up, or another executor runs on the
+reshapes its arrays or sets its future, a callback of its future raises an exception or SystemExit; or there is no memory to
+count an answer or to tell of it, the bell or the queue of the server fails, the run in flight is given up, or another executor runs on the
 same devices and gives up. A request may fail only if one of these was put into it, and every output is compared with the output
 of the same inputs alone. Memory and threads of the process at the end are compared with those after the first tenth of the
 time.
@@ -161,8 +161,8 @@ _TROUBLES: dict[str, Callable[[_Load], object]] = {
     "set by its owner": _set,
     "an error of a callback": _called(ValueError),
     "an exit in a callback": _called(SystemExit),
-    "no memory for inputs": _fails(lambda load: load.executor, "_write", MemoryError, 1),
-    "no memory for outputs": _fails(lambda load: load.executor, "_read", MemoryError, 1),
+    "no memory to count an answer": _fails(lambda load: load.server, "_count", MemoryError, 0),
+    "no memory to tell of an answer": _fails(lambda load: load.server, "tell", MemoryError, 0),
     "a bell that fails": _fails(lambda _: Bell, "wait", OSError, 0),
     "a queue that fails": _fails(lambda load: load.server, "take", MemoryError, 0),
     "a run that is given up": lambda load: (load.ask(), load.executor.give_up(_SAID)),
