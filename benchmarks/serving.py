@@ -3,10 +3,10 @@
 Inception-V3 is served on two one-core devices, cut in the middle by work, with three requests in flight and a few waiting all
 the time. Every third request comes with trouble, of twelve kinds in turns: it is cancelled, its deadline passes soon, its owner
 reshapes its arrays or sets its future, a callback of its future raises an exception or SystemExit; or there is no memory to
-count an answer or to tell of it, the bell or the queue of the server fails, the run in flight is given up, or another executor runs on the
-same devices and gives up. A request may fail only if one of these was put into it, and every output is compared with the output
-of the same inputs alone. Memory and threads of the process at the end are compared with those after the first tenth of the
-time.
+count an answer or to tell of it, the bell or the queue of the server fails, the run in flight is given up, or another executor
+runs on the same devices and gives up. A request may fail only if one of these was put into it, and every output is compared
+with the output of the same inputs alone. Memory and threads of the process at the end are compared with those after the first
+tenth of the time.
 
 Before that, up to 100,000 requests wait on a device that computes nothing. This must slow down neither the server nor the
 threads that submit.
