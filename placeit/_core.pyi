@@ -538,7 +538,7 @@ class RequestQueue:
         """Those in flight."""
 
     def in_slot(self, replica: int, slot: int) -> Submission | None:
-        """The one in flight in a slot; None if there is none."""
+        """The one in flight in a slot, or None."""
 
     def drop(self, replica: int, slot: int) -> None:
         """Take the one in a slot out, as it has failed or was given up."""
@@ -546,9 +546,11 @@ class RequestQueue:
     def reserve(self, replica: int) -> int:
         """Take a slot for a request that Python begins; -1 if none is free."""
 
-    def release(self, replica: int, slot: int) -> None: ...
+    def release(self, replica: int, slot: int) -> None:
+        """Give a slot back that was reserved."""
 
-    def in_flight(self, replica: int) -> int: ...
+    def in_flight(self, replica: int) -> int:
+        """How many slots of a replica are taken."""
 
     def enter(self) -> int:
         """Count a request that Python begins, and return its number."""

@@ -34,10 +34,6 @@ std::vector<Memory> memory(const nb::sequence& arrays, bool written) {
     return found;
 }
 
-void check_replica(const RequestQueue& queue, Index replica) {
-    check_index("replica", replica, queue.replicas());
-}
-
 }  // namespace
 
 void bind_request_queue(nb::module_& module) {
@@ -98,42 +94,15 @@ void bind_request_queue(nb::module_& module) {
             "Add a replica, and return its number. 'slots': (inputs, outputs) of each slot, arrays that are kept by the "
             "caller,\n"
             "as the executor is. 'every': of a candidate, which takes one request in 'every', one at a time; else 0.")
-        .def(
-            "open",
-            [](RequestQueue& queue, Index replica) {
-                check_replica(queue, replica);
-                queue.open(replica);
-            },
-            "replica"_a, "Have the executor of a replica begin a run, and the replica take requests.")
-        .def(
-            "close",
-            [](RequestQueue& queue, Index replica) {
-                check_replica(queue, replica);
-                const nb::gil_scoped_release no_gil;
-                queue.close(replica);
-            },
-            "replica"_a, "Have a replica take no more requests.")
-        .def(
-            "retire",
-            [](RequestQueue& queue, Index replica) {
-                check_replica(queue, replica);
-                return queue.retire(replica);
-            },
-            "replica"_a, "Have a replica take no more requests; return whether none is in flight there.")
-        .def(
-            "adopt",
-            [](RequestQueue& queue, Index replica) {
-                check_replica(queue, replica);
-                queue.adopt(replica);
-            },
-            "replica"_a, "Have a candidate take as many requests as any other replica.")
-        .def(
-            "again",
-            [](RequestQueue& queue, Index replica) {
-                check_replica(queue, replica);
-                queue.again(replica);
-            },
-            "replica"_a, "Have what is in flight on a closed replica, whose run is over, wait again.")
+        .def("open", &RequestQueue::open, "replica"_a,
+             "Have the executor of a replica begin a run, and the replica take requests.")
+        .def("close", &RequestQueue::close, nb::call_guard<nb::gil_scoped_release>(), "replica"_a,
+             "Have a replica take no more requests.")
+        .def("retire", &RequestQueue::retire, "replica"_a,
+             "Have a replica take no more requests; return whether none is in flight there.")
+        .def("adopt", &RequestQueue::adopt, "replica"_a, "Have a candidate take as many requests as any other replica.")
+        .def("again", &RequestQueue::again, "replica"_a,
+             "Have what is in flight on a closed replica, whose run is over, wait again.")
         .def("put", &RequestQueue::put, "submission"_a,
              "Have a request wait, and begin as soon as it can; return whether no other one has an earlier deadline.")
         .def("cancel", &RequestQueue::cancel, "submission"_a, "Take a request out that waits; return whether it is cancelled.")
@@ -155,44 +124,15 @@ void bind_request_queue(nb::module_& module) {
         .def("expire", &RequestQueue::expire, "Have requests leave whose deadline is over; return the next deadline.")
         .def("withdraw", &RequestQueue::withdraw, "Take out all that wait.")
         .def("flying", &RequestQueue::flying, "Those in flight.")
-        .def(
-            "in_slot",
-            [](const RequestQueue& queue, Index replica, Index slot) {
-                check_replica(queue, replica);
-                return queue.in_slot(replica, slot);
-            },
-            "replica"_a, "slot"_a, nb::sig("def in_slot(self, replica: int, slot: int) -> Submission | None"),
-            "The one in flight in a slot; None if there is none.")
-        .def(
-            "drop",
-            [](RequestQueue& queue, Index replica, Index slot) {
-                check_replica(queue, replica);
-                if (!queue.in_slot(replica, slot)) return;
-                const nb::gil_scoped_release no_gil;
-                queue.drop(replica, slot);
-            },
-            "replica"_a, "slot"_a, "Take the one in a slot out, as it has failed or was given up.")
-        .def(
-            "reserve",
-            [](RequestQueue& queue, Index replica) {
-                check_replica(queue, replica);
-                return queue.reserve(replica);
-            },
-            "replica"_a, "Take a slot for a request that Python begins; -1 if none is free.")
-        .def(
-            "release",
-            [](RequestQueue& queue, Index replica, Index slot) {
-                check_replica(queue, replica);
-                queue.release(replica, slot);
-            },
-            "replica"_a, "slot"_a)
-        .def(
-            "in_flight",
-            [](const RequestQueue& queue, Index replica) {
-                check_replica(queue, replica);
-                return queue.in_flight(replica);
-            },
-            "replica"_a)
+        .def("in_slot", &RequestQueue::in_slot, "replica"_a, "slot"_a,
+             nb::sig("def in_slot(self, replica: int, slot: int) -> Submission | None"),
+             "The one in flight in a slot, or None.")
+        .def("drop", &RequestQueue::drop, nb::call_guard<nb::gil_scoped_release>(), "replica"_a, "slot"_a,
+             "Take the one in a slot out, as it has failed or was given up.")
+        .def("reserve", &RequestQueue::reserve, "replica"_a,
+             "Take a slot for a request that Python begins; -1 if none is free.")
+        .def("release", &RequestQueue::release, "replica"_a, "slot"_a, "Give a slot back that was reserved.")
+        .def("in_flight", &RequestQueue::in_flight, "replica"_a, "How many slots of a replica are taken.")
         .def("enter", &RequestQueue::enter, "Count a request that Python begins, and return its number.")
         .def("exit", &RequestQueue::exit)
         .def("tell_all", &RequestQueue::tell_all, "Have the bells ring for all that end.")

@@ -254,11 +254,6 @@ std::int64_t RequestQueue::in_flight(Index replica) const {
     return of(replica).in_flight();
 }
 
-Index RequestQueue::replicas() const {
-    const Lock lock(mutex_);
-    return static_cast<Index>(replicas_.size());
-}
-
 std::int64_t RequestQueue::enter() {
     const Lock lock(mutex_);
     ++others_;

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -119,7 +120,6 @@ public:
 
     std::size_t waiting() const { return waiting_count_; }
     std::int64_t in_flight(Index replica) const;
-    Index replicas() const;
 
     /// Count a request that Python has begin, and return its number.
     std::int64_t enter();
@@ -146,8 +146,11 @@ private:
         std::int64_t in_flight() const { return static_cast<std::int64_t>(slots.size() - free.size()); }
     };
 
-    Replica& of(Index replica) { return *replicas_[at(replica)]; }
-    const Replica& of(Index replica) const { return *replicas_[at(replica)]; }
+    /// A replica by its number. Throws std::out_of_range if there is none.
+    Replica& of(Index replica) const {
+        if (replica < 0 || at(replica) >= replicas_.size()) throw std::out_of_range("There is no such replica.");
+        return *replicas_[at(replica)];
+    }
     /// Whether a replica has a slot for requests of the queue.
     bool has(Index replica, Index slot) const { return slot >= 0 && at(slot) < of(replica).slots.size(); }
     void check_mine(const Submission& request) const;
