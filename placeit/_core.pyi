@@ -438,14 +438,14 @@ class Submission:
 
     def __init__(self, inputs: Sequence[object], outputs: Sequence[object], deadline: float) -> None:
         """
-        'inputs' and 'outputs': contiguous arrays, to be kept by the caller until it is settled.
+        'inputs' and 'outputs': contiguous arrays, to be kept by the caller until it is acknowledged.
         """
 
     @property
     def state(self) -> State: ...
 
     @property
-    def settled(self) -> bool: ...
+    def acknowledged(self) -> bool: ...
 
     @property
     def replica(self) -> int: ...
@@ -522,10 +522,10 @@ class RequestQueue:
 
     def over(self, due: bool) -> list[Submission]:
         """
-        Those that are over and not settled; 'due': those that no other thread sees to.
+        Those that are over and not acknowledged; 'due': those that no other thread sees to.
         """
 
-    def settle(self, submission: Submission) -> None:
+    def acknowledge(self, submission: Submission) -> None:
         """Take note that a request that is over was seen to."""
 
     def expire(self) -> float:

@@ -53,9 +53,9 @@ void bind_request_queue(nb::module_& module) {
                  return std::make_shared<Submission>(Tensors{memory(inputs, false), memory(outputs, true)}, deadline);
              }),
              "inputs"_a, "outputs"_a, "deadline"_a,
-             "'inputs' and 'outputs': contiguous arrays, to be kept by the caller until it is settled.")
+             "'inputs' and 'outputs': contiguous arrays, to be kept by the caller until it is acknowledged.")
         .def_prop_ro("state", [](const Submission& one) { return one.state.load(); })
-        .def_prop_ro("settled", [](const Submission& one) { return one.settled.load(); })
+        .def_prop_ro("acknowledged", [](const Submission& one) { return one.acknowledged.load(); })
         .def_ro("replica", &Submission::replica)
         .def_ro("slot", &Submission::slot)
         .def_ro("number", &Submission::number, "Of those that began.")
@@ -119,8 +119,8 @@ void bind_request_queue(nb::module_& module) {
             },
             "submission"_a, "until"_a, "Wait for the end of a request; return whether it is over.")
         .def("over", &RequestQueue::over, "due"_a,
-             "Those that are over and not settled; 'due': those that no other thread sees to.")
-        .def("settle", &RequestQueue::settle, "submission"_a, "Take note that a request that is over was seen to.")
+             "Those that are over and not acknowledged; 'due': those that no other thread sees to.")
+        .def("acknowledge", &RequestQueue::acknowledge, "submission"_a, "Take note that a request that is over was seen to.")
         .def("expire", &RequestQueue::expire, "Have requests leave whose deadline is over; return the next deadline.")
         .def("withdraw", &RequestQueue::withdraw, "Take out all that wait.")
         .def("flying", &RequestQueue::flying, "Those in flight.")

@@ -128,7 +128,7 @@ void RequestQueue::watch(Submission& request) {
     const Lock lock(mutex_);
     check_mine(request);
     request.watched = true;
-    if (request.over() && !request.settled) ring_for(request);
+    if (request.over() && !request.acknowledged) ring_for(request);
 }
 
 bool RequestQueue::wait(Submission& request, double until, const Look& look) {
@@ -162,10 +162,10 @@ bool RequestQueue::wait(Submission& request, double until, const Look& look) {
 std::vector<RequestQueue::One> RequestQueue::over(bool due) {
     const double time = now();
     const Lock lock(mutex_);
-    while (!over_.empty() && over_.front()->settled) over_.pop_front();
+    while (!over_.empty() && over_.front()->acknowledged) over_.pop_front();
     std::vector<One> found;
     for (const One& request : over_) {
-        if (request->settled || (due && !request->watched && time - request->over_since < look_s)) continue;
+        if (request->acknowledged || (due && !request->watched && time - request->over_since < look_s)) continue;
         if (due) {
             request->watched = false;
             request->over_since = time;
@@ -175,12 +175,12 @@ std::vector<RequestQueue::One> RequestQueue::over(bool due) {
     return found;
 }
 
-void RequestQueue::settle(const One& request) {
+void RequestQueue::acknowledge(const One& request) {
     const Lock lock(mutex_);
     check_mine(*request);
-    request->settled = true;
+    request->acknowledged = true;
     request->done.raise();
-    while (!over_.empty() && over_.front()->settled) over_.pop_front();
+    while (!over_.empty() && over_.front()->acknowledged) over_.pop_front();
 }
 
 double RequestQueue::expire() {

@@ -43,8 +43,8 @@ enum class State : std::int32_t {
     cancelled,  // while it waited
 };
 
-/// A request. Its memory stays where it is until it is settled. What is not atomic is under the mutex of the queue until the
-/// request is over, and does not change after that.
+/// A request. Its memory stays where it is until it is acknowledged. What is not atomic is under the mutex of the queue until
+/// the request is over, and does not change after that.
 struct Submission : std::enable_shared_from_this<Submission> {
     Submission(Tensors memory, double until) : tensors(std::move(memory)), deadline(until) {}
 
@@ -54,8 +54,8 @@ struct Submission : std::enable_shared_from_this<Submission> {
     double deadline;                          // in seconds of the clock, until when it has to begin
     std::atomic<const void*> queue{nullptr};  // that it was put into
     std::atomic<State> state{State::outside};
-    std::atomic<bool> settled{false};  // whether Python has seen to it
-    bool watched = false;              // whether a replica's thread is to see to it at once
+    std::atomic<bool> acknowledged{false};  // whether Python has seen to it
+    bool watched = false;                   // whether a replica's thread is to see to it at once
     Index replica = -1, slot = -1;
     std::int64_t number = 0;                                 // of those that began
     bool alone = false;                                      // whether no other one was in flight meanwhile
@@ -97,11 +97,11 @@ public:
     /// does is to run a segment of it that a lane is late for.
     bool wait(Submission& request, double until, const Look& look);
 
-    /// Those that are over and not settled; `due`: only those that a replica's thread is to see to, as they are watched or have
-    /// been over for half a second. These are not returned again for half a second.
+    /// Those that are over and not acknowledged; `due`: only those that a replica's thread is to see to, as they are watched or
+    /// have been over for half a second. These are not returned again for half a second.
     std::vector<One> over(bool due);
     /// Python has seen to a request.
-    void settle(const One& request);
+    void acknowledge(const One& request);
 
     /// Have requests leave whose deadline is over; returns the next deadline of those that wait.
     double expire();

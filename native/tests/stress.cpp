@@ -421,7 +421,7 @@ const char* run_queue(Random& random, Graph& graph, Reporters& reporters) {
             if (ended) queue->drop(replica, ended->slot);
         }
         queue->expire();
-        for (const auto& request : queue->over(random.chance(0.5))) queue->settle(request);
+        for (const auto& request : queue->over(random.chance(0.5))) queue->acknowledge(request);
         if (random.chance(0.02)) {  // as whoever serves had an exception
             executor.stop();
             queue->close(replica);

@@ -98,7 +98,7 @@ class Server(Watched):
         self._process = os.getpid()
         self._lock = threading.Lock()
         self.queued = _core.RequestQueue()
-        self._submitted: dict[_core.Submission, Pending] = {}  # what is there, until its end was seen to
+        self._submitted: dict[_core.Submission, Pending] = {}  # what is there, until it was resolved
         self._waiting = Waiting(self.queued.make_room)
         self._closed = self._over = False
         self._reason: PlaceitError | None = None  # why nothing can run
@@ -246,19 +246,19 @@ class Server(Watched):
             self._ring()
 
     def _wait_for(self, request: Pending, until: float) -> None:
-        """Wait for a request of the compiled queue until some time, and see to its end if it has come."""
+        """Wait for a request of the compiled queue until some time, and resolve it if it is over."""
         submission = request.submission
         if submission is not None and self.queued.wait(submission, until):
-            self.see_to(request)
+            self.resolve(request)
 
-    def see_to(self, request: Pending) -> None:
-        """Count a request of the compiled queue that is over, and resolve its future; from any thread, also once more.
+    def resolve(self, request: Pending) -> None:
+        """Count a request of the compiled queue that is over, and resolve its future; from any thread, and repeatedly.
 
         A signal handler may interrupt this anywhere: then a thread of a replica does it again.
         """
         submission, future = request.submission, request.future
         outcome: abc.Callable[[Answer], object]
-        if submission is None or submission.settled:
+        if submission is None or submission.acknowledged:
             return
         future.detach()
         if submission.state == _core.State.ended:
@@ -291,19 +291,19 @@ class Server(Watched):
             future.end_after(error)
         future.begin()  # tells those that wait for several futures of one that was cancelled
         self._submitted.pop(submission, None)
-        self.queued.settle(submission)
+        self.queued.acknowledge(submission)
 
-    def _see_to_all(self, *, due: bool = False, callbacks: bool = False) -> None:
-        """See to the requests that are over.
+    def _resolve_all(self, *, due: bool = False, callbacks: bool = False) -> None:
+        """Resolve the requests that are over.
 
         Args:
-            due: only to those that no other thread sees to.
+            due: only to those that no other thread resolves.
             callbacks: also to those whose futures have callbacks, which are called on this thread.
         """
         for submission in self.queued.over(due):
             request = self._submitted.get(submission)
             if request is not None and (callbacks or not request.future.has_callbacks):
-                self.see_to(request)
+                self.resolve(request)
 
     def queued_at(self, replica: int, slot: int) -> Pending | None:
         """The request of the compiled queue that is in a slot of a replica; None if there is none."""
@@ -319,7 +319,7 @@ class Server(Watched):
         if submission.state == _core.State.flying:
             self.queued.drop(submission.replica, submission.slot)
         self._submitted.pop(submission, None)
-        self.queued.settle(submission)
+        self.queued.acknowledge(submission)
         request.submission = None
 
     def _withdraw(self) -> list[Pending]:
@@ -406,7 +406,7 @@ class Server(Watched):
     @property
     def history(self) -> History:
         """The last requests, and what has happened, for a trace. :meth:`stats` sums it up."""
-        self._see_to_all()
+        self._resolve_all()
         return self._history
 
     def stats(self) -> ServerStats:
@@ -507,7 +507,7 @@ class Server(Watched):
         fail(left, _too_late())
         for request in left:
             self.drop(request)
-        self._see_to_all(callbacks=True)
+        self._resolve_all(callbacks=True)
         for replica in self._replicas:
             replica.close()
         for watcher in self._watchers:
@@ -621,7 +621,7 @@ class Server(Watched):
                 self.queued.make_room()
             soonest = min(self._waiting.soonest, self.queued.expire())
         self._end_late()
-        self._see_to_all(due=True, callbacks=True)
+        self._resolve_all(due=True, callbacks=True)
         return max(0.0, min(_LOOK_S, soonest - now))
 
     def _end_late(self) -> None:

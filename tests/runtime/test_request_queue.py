@@ -62,7 +62,7 @@ def test_a_queue_refuses_what_is_none_of_its_requests(joined: tuple[_core.Reques
     queue.put(made)
     with pytest.raises(ValueError, match="is submitted once"):
         queue.put(made)
-    for ask in (queue.cancel, queue.watch, queue.settle):
+    for ask in (queue.cancel, queue.watch, queue.acknowledge):
         other = _core.RequestQueue()
         with pytest.raises(ValueError, match="was not put into this queue"):
             getattr(other, ask.__name__)(made)
@@ -99,7 +99,7 @@ def test_what_waits_is_cancelled_expires_or_is_taken_out_in_order(joined: tuple[
     assert queue.wait(late, math.inf)
     assert not queue.wait(last, time.perf_counter() + 1e-3)
     assert queue.over(due=False) == [first, late]
-    queue.settle(first)
+    queue.acknowledge(first)
     assert queue.over(due=False) == [late]
     assert queue.withdraw() == [last]
     assert last.state == _core.State.outside
