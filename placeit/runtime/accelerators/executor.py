@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, UsageError, forget_frames
 from placeit.core.narrowing import narrowed
-from placeit.core.threads import Worker
+from placeit.core.threads import Job, Worker
 from placeit.core.units import format_quantity
 from placeit.runtime.accelerators.dispatcher import Dispatcher
 from placeit.runtime.accelerators.launcher import Launcher
@@ -30,10 +31,16 @@ from placeit.runtime.spans import Labels, Moved, Ran
 __all__ = ["StreamExecutor"]
 
 _AHEAD = 2
+_LOOK_S = 0.5
+
+T = TypeVar("T")
 
 
 class StreamExecutor(PlanExecutor):
     """Runs a plan on an accelerator, whose streams are its lanes. One thread of its own launches the work.
+
+    That thread alone uses the accelerator while the executor is open: it copies inputs and outputs, too, so that no signal
+    handler interrupts that.
 
     Whenever something has ended, the scheduler decides what comes next, by the rule that it uses everywhere: the longest path
     first. So that no stream runs dry while the host thinks, the scheduler is told that a segment has ended as soon as fewer
@@ -76,6 +83,8 @@ class StreamExecutor(PlanExecutor):
         self._ahead = ahead
         self._dispatcher: Dispatcher | None = None  # made anew after a run that did not end well
         self._blanked: int | None = None
+        self._inputs: dict[int, Mapping[str, NDArray[np.generic]]] = {}  # to be copied when the next run begins, by request
+        self._outputs: dict[int, dict[str, NDArray[np.generic]]] = {}  # of the last run, by request, until they are read
         with self._there:
             self._check_memory(in_flight)
             try:
@@ -100,6 +109,7 @@ class StreamExecutor(PlanExecutor):
 
     def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:
         self._blanked = None
+        self._outputs.clear()
         return _Requests(count, bell)
 
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
@@ -157,10 +167,14 @@ class StreamExecutor(PlanExecutor):
         launcher = self._launcher
         dispatcher = self._dispatcher or Dispatcher(launcher, self._ahead)
         self._dispatcher = None  # until all has ended well
+        while self._inputs:
+            request, inputs = self._inputs.popitem()
+            self._copy_in(inputs, request)
         self._times_of.begin()
         run.begin = run.end = perf_counter()
         requests = narrowed(_Requests, run)
-        for request in range(min(requests.waiting, len(launcher.slots))):
+        slots = min(requests.waiting, len(launcher.slots))
+        for request in range(slots):
             requests.waiting -= 1
             requests.in_flight.append(request)
             dispatcher.begin(request)
@@ -175,6 +189,7 @@ class StreamExecutor(PlanExecutor):
                     requests.waiting -= 1
                     requests.in_flight.append(request)
                     dispatcher.begin(request)
+        self._outputs.update((request, self._copy_out(request)) for request in range(slots))
         self._dispatcher = dispatcher
 
     def _take_ended(self, run: _Requests) -> list[int]:
@@ -188,7 +203,7 @@ class StreamExecutor(PlanExecutor):
             self._check_accelerator()
             if run.bell is not None:
                 run.at_hand = request
-                run.outcomes[request] = self._read(request), *self._times_of.last()
+                run.outcomes[request] = self._copy_out(request), *self._times_of.last()
                 run.at_hand = None
                 run.ended.append(request)
                 run.bell.ring()
@@ -209,7 +224,7 @@ class StreamExecutor(PlanExecutor):
                 run.admitting = False
             else:
                 run.at_hand = what[0]
-                self._write(what[1], what[0])
+                self._copy_in(what[1], what[0])
                 run.at_hand = None
                 run.in_flight.append(what[0])
                 self._times_of.refresh()
@@ -243,14 +258,18 @@ class StreamExecutor(PlanExecutor):
         with self._there:
             self._launcher.release()
             self._accelerator.trim()
+        self._inputs.clear()
+        self._outputs.clear()
 
     def _end_lanes(self) -> None:
         self._worker.close()
 
     def _write(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
-        with self._there:
-            for name, value in inputs.items():
-                self._accelerator.write(self._host(self.work.inputs[name], request), value)
+        self._inputs[request] = inputs
+
+    def _copy_in(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
+        for name, value in inputs.items():
+            self._accelerator.write(self._host(self.work.inputs[name], request), value)
 
     @property
     def outputs_wanted(self) -> Mapping[str, BufferSpec]:
@@ -258,8 +277,24 @@ class StreamExecutor(PlanExecutor):
         return {name: self.work.values[value] for name, value in self.work.outputs.items()}
 
     def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
-        with self._there:
-            return {name: self._accelerator.read(self._host(value, request)) for name, value in self.work.outputs.items()}
+        outputs = self._outputs.pop(request, None)
+        return self._launching(functools.partial(self._copy_out, request)) if outputs is None else outputs
+
+    def _copy_out(self, request: int) -> dict[str, NDArray[np.generic]]:
+        return {name: self._accelerator.read(self._host(value, request)) for name, value in self.work.outputs.items()}
+
+    def _launching(self, what: Callable[[], T]) -> T:
+        """Do something on the thread that launches, while nothing runs."""
+
+        def alone() -> T:
+            with self._there:
+                return what()
+
+        job = Job(alone)
+        self._worker.submit(job)
+        while not job.ended.wait(_LOOK_S):
+            self._check_lanes()
+        return job.result()
 
     def _host(self, value: int, request: int) -> View:
         return self._launcher.slots[request].views[self.layout.buffer_of[value, HOST]]
@@ -270,21 +305,26 @@ class StreamExecutor(PlanExecutor):
         Buffers that share memory are blank as the first of them in a run; those after it find what that one has left. What the
         run itself has written too late is not known here; its readers have missed it.
         """
-        with self._there:
-            found = None
-            written = [b for launch in self.layout.launches for b in launch.writes]
-            first = {self.layout.slot_of[b]: b for b in reversed(written)}
-            for slot in self._launcher.slots:
-                for b in first.values():
-                    if self._blanked is not None and not self._accelerator.is_blank(slot.views[b], self._blanked):
-                        found = self.layout.places[b]
-                for b in reversed(written):
-                    self._accelerator.blank(slot.views[b], sentinel)
-            self._blanked = sentinel
+        self._outputs.clear()
+        found = self._launching(functools.partial(self._fill, sentinel))
+        self._blanked = sentinel
         if found is None:
             return None
         name = "the host" if found == HOST else self._accelerator.names[found]
         return f"memory of {name} was still written after everything had been reported to have ended"
+
+    def _fill(self, sentinel: int) -> int | None:
+        """Fill all that a run writes, and return a place where something has been written since the last time."""
+        found = None
+        written = [b for launch in self.layout.launches for b in launch.writes]
+        first = {self.layout.slot_of[b]: b for b in reversed(written)}
+        for slot in self._launcher.slots:
+            for b in first.values():
+                if self._blanked is not None and not self._accelerator.is_blank(slot.views[b], self._blanked):
+                    found = self.layout.places[b]
+            for b in reversed(written):
+                self._accelerator.blank(slot.views[b], sentinel)
+        return found
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
         """Segments and transfers of each request of the last call, by its number among those in flight.
