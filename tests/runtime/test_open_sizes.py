@@ -459,6 +459,27 @@ def test_onnx_runtime_runs_every_size_in_range(tmp_path: Path, devices: list[str
             assert session.check_outputs(executor).max_rel < 1e-4
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_onnx_runtime_keeps_outputs_of_fixed_and_of_open_sizes_apart(tmp_path: Path, parts: int) -> None:
+    """Also where both have the same size just now."""
+    path = tmp_path / "mixed.onnx"
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    mixed (float[1,t,8] x, float[1,4,8] c) => (float[1,t,8] y, float[1,4,8] z)
+    { a = Relu (x)
+      top = ReduceMax <axes = [1], keepdims = 1> (a)
+      b = Add (c, top)
+      y = Tanh (a)
+      z = Tanh (b) }"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    inputs = Inputs(shapes={"x": [1, "1..16@4", 8], "c": [1, 4, 8]})
+    with Session(path, f"ort:{TWO[0]}", inputs=inputs, cache=None) as session:
+        with session.executor(session.plan_of(divided(session, parts))) as executor:
+            for length in (4, 9, 4, 1):
+                x, c = np.random.default_rng(length).standard_normal((2, 1, 16, 8)).astype(np.float32)
+                given = {"x": x[:, :length], "c": c[:, :4]}
+                assert_close(executor.run(given), at_one_size(path, given))
+
+
 def test_values_of_a_tensor_may_be_sizes_for_onnx_runtime(tmp_path: Path) -> None:
     """Where a segment begins with the shape of a tensor, and makes another of that shape."""
     path = tmp_path / "spread.onnx"

@@ -87,16 +87,18 @@ class OrtInstance:
         shapes = {value.name: value.shape for value in program.session.get_outputs()}
         self._open: dict[int, _OpenBuffer] = {}
         self._outputs: list[HostBuffer] = []
+        # all of them now, in this order: the binding returns outputs in the order in which they were bound at first
         for index, (name, spec) in enumerate(zip(self._output_names, program.outputs, strict=True)):
             if spec.limits is not None:
                 self._outputs.append(HostBuffer(spec))
+                self._binding.bind_output(name, "cpu")
             elif shapes[name] == list(spec.memory_shape):
                 self._outputs.append(HostBuffer(spec))
                 self.write_to(index, self._outputs[index])
             else:
                 self._open[index] = _OpenBuffer(spec)
                 self._outputs.append(self._open[index])
-                self._binding.bind_output(self._output_names[index], "cpu")
+                self._binding.bind_output(name, "cpu")
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
