@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,8 @@ using namespace nb::literals;
 namespace placeit {
 
 namespace {
+
+constexpr std::size_t large = std::size_t{1} << 18U;  // bytes
 
 /// The memory of arrays, which Python keeps.
 std::vector<Memory> memory(const nb::sequence& arrays, bool written) {
@@ -103,7 +106,16 @@ void bind_request_queue(nb::module_& module) {
         .def("adopt", &RequestQueue::adopt, "replica"_a, "Have a candidate take as many requests as any other replica.")
         .def("again", &RequestQueue::again, "replica"_a,
              "Have what is in flight on a closed replica, whose run is over, wait again.")
-        .def("put", &RequestQueue::put, "submission"_a,
+        .def(
+            "put",
+            [](RequestQueue& queue, const RequestQueue::One& submission) {
+                std::size_t bytes = 0;
+                for (const Memory& input : submission->tensors.inputs) bytes += input.bytes;
+                std::optional<nb::gil_scoped_release> released;  // while they are copied
+                if (bytes >= large) released.emplace();
+                return queue.put(submission);
+            },
+            "submission"_a,
              "Have a request wait, and begin as soon as it can; return whether no other one has an earlier deadline.")
         .def("cancel", &RequestQueue::cancel, "submission"_a, "Take a request out that waits; return whether it is cancelled.")
         .def(

@@ -25,6 +25,7 @@ from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, KeepsState, Program, Transport
 from placeit.runtime.feed import Bell
+from placeit.runtime.lending import COPIED
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
 from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
@@ -259,8 +260,13 @@ class Executor(PlanExecutor):
         slots = self._ordinary
         if self.pool.wait is not None or bell.counter is None or any(slot.renew is not None for slot in slots):
             return None
-        if not all(end.plain for slot in slots for end in (*slot.inputs.values(), *slot.outputs.values())):
+        ends = [end for slot in slots for end in (*slot.inputs.values(), *slot.outputs.values())]
+        if not all(end.plain for end in ends):
             return None
+        if any(end.lends for end in ends) and sum(end.memory.nbytes for end in ends) > COPIED * len(slots):
+            return None
+        for end in ends:
+            end.keep()
         inputs = [[slot.inputs[name].memory for name in self.inputs] for slot in slots]
         outputs = [[slot.outputs[name].memory for name in self.outputs_wanted] for slot in slots]
         memory = [*zip(inputs, outputs, strict=True)]

@@ -18,9 +18,10 @@ from placeit.core.telemetry import import_openvino
 from placeit.runtime.devices.base import Buffer, BufferSpec
 from placeit.runtime.devices.host_buffer import HostBuffer
 
-__all__ = ["LARGE", "Entrance", "Exit", "is_lendable"]
+__all__ = ["COPIED", "LARGE", "Entrance", "Exit", "is_lendable"]
 
 LARGE = 1 << 18  # bytes, from which on it takes less time to bind memory to a request than to copy it
+COPIED = 4 << 20  # bytes of all inputs and outputs, up to which a server takes less time to copy them than to bind them
 _KEPT = 3  # memories of an output, of which a caller that keeps the last answer has one
 
 Bind = Callable[[HostBuffer], object]
@@ -49,10 +50,15 @@ class _End:
     _bind: Bind | None
 
     @property
+    def lends(self) -> bool:
+        """True if callers may be given its memory, or give theirs in its place."""
+        return self._bind is not None
+
+    @property
     def plain(self) -> bool:
-        """True if its memory stays where it is and holds the value as callers have it."""
+        """True if its memory holds the value as callers have it."""
         buffer = self.buffer
-        if self._bind is not None or not isinstance(buffer, HostBuffer) or buffer.spec.limits is not None:
+        if not isinstance(buffer, HostBuffer) or buffer.spec.limits is not None:
             return False
         memory, spec = buffer.tensor.data, buffer.spec
         return bool(memory.flags.c_contiguous and memory.shape == spec.shape and memory.dtype.name == spec.dtype)
@@ -95,6 +101,11 @@ class Entrance(_End):
         if self._lent is not None and self._bind is not None:
             self._bind(narrowed(HostBuffer, self.buffer))
             self._lent = None
+
+    def keep(self) -> None:
+        """Have all requests from now on read its own memory."""
+        self.take_back()
+        self._bind = None
 
 
 class _Memory:
@@ -152,6 +163,11 @@ class Exit(_End):
             free = [_Memory(_spec(self.buffer))]
             self._kept = [*free, *self._kept][:_KEPT]
         self._use(free[0].buffer)
+
+    def keep(self) -> None:
+        """Have all requests from now on write to the memory that it has now."""
+        self._bind = None
+        self._kept.clear()
 
     def _use(self, buffer: HostBuffer) -> None:
         assert self._bind is not None  # noqa: S101

@@ -6,13 +6,12 @@ import contextlib
 import functools
 import math
 import os
-import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from time import perf_counter
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -172,6 +171,7 @@ class PlanExecutor(ABC):
         self._process = os.getpid()
         self._turn = threading.RLock()  # of the threads that call
         self._lock = threading.Lock()  # of what lanes know
+        self._waiting = threading.Lock()  # held by the thread whose turn it is while it waits for its run
         self._run: ActiveRun | None = None  # the last one
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
@@ -675,14 +675,15 @@ class PlanExecutor(ABC):
         """Run requests; for the thread whose turn it is."""
         self._check_known()
         self._settle(deadline)
-        if self._run is not None and not self._run.quiet:
+        if self._waiting.locked():
             raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
         run = self._prepare(count)
         run.deadline = deadline
         try:
-            self._run = run
-            self._start(run)
-            self._wait(run, deadline)
+            with self._waiting:
+                self._run = run
+                self._start(run)
+                self._wait(run, deadline)
         except BaseException:
             run.stop()
             raise
@@ -741,22 +742,13 @@ class PlanExecutor(ABC):
         run = self._run
         if run is None:
             return
-        if not run.quiet and not run.stopped and not self._waiting_here(run):
+        if not run.quiet and not run.stopped and not self._waiting.locked():
             run.stop()  # an interrupt came before that could be done
         if run.stopped:
             with self._lock:
                 quiet = run.quiet
             if not quiet:
                 self._wait(run, deadline)
-
-    def _waiting_here(self, run: ActiveRun) -> bool:
-        """Return whether this thread waits for the run, and a signal handler calls in the middle of that; in turn."""
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:
-            if frame.f_code is PlanExecutor._times.__code__ and frame.f_locals.get("run") is run:
-                return True
-            frame = frame.f_back
-        return False
 
     def _wait(self, run: ActiveRun, deadline: float) -> None:
         """Wait for a run to end. Raises ExecutionError if it does not in time, or if it never will."""
