@@ -96,7 +96,7 @@ intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emu
 
 nightly: setup ## what takes hours: Ctrl-C at random moments of all commands, damaged files, thousands of searches
 	$(BIN)/pytest -m nightly -n 2
-	$(BIN)/python tests/interrupt_commands.py $(INTERRUPTS)
+	$(BIN)/python -m tests.interrupt_commands $(INTERRUPTS)
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.soak
 

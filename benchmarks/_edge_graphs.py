@@ -22,9 +22,9 @@ from placeit.core.cluster import Cluster
 from placeit.core.telemetry import import_openvino
 from placeit.devices import discover
 from placeit.devices.nodes import connection, local
+from placeit.measuring.measure import Measurement, Race
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime.measure import Measurement, Race
 from placeit.runtime.nodes.device import NodeDevice, NodeLink
 from placeit.runtime.runtime import Runtime
 

@@ -18,11 +18,11 @@ from benchmarks._models import load_model, progress, two_cores
 from benchmarks._network import Network
 from placeit.core.cluster import Device
 from placeit.devices.nodes import connection, local
+from placeit.measuring.measure import Race, faster
 from placeit.placers.local_search import starts
 from placeit.planning.segments import Plan
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.measure import Race, faster
 from placeit.runtime.nodes.actor import local as as_on_its_node
 from placeit.runtime.nodes.package import Package, Unpacked, WeightStore, pack
 from placeit.runtime.nodes.tensors import memory_of

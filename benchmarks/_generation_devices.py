@@ -23,8 +23,8 @@ from placeit.core.errors import PlaceitError
 from placeit.core.placement import Placement
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
+from placeit.measuring.measure import faster
 from placeit.optimizer.options import Candidates
-from placeit.runtime.measure import faster
 from placeit.session import Session
 
 __all__ = ["CLUSTERS", "CORE_AND_GPU", "SLOW_CORE", "TWO_CORES", "TWO_NODES", "at_once", "balanced", "clusters", "reference"]

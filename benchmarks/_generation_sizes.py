@@ -24,11 +24,11 @@ from placeit.core.errors import ExecutionError, PlaceitError, SequenceError
 from placeit.core.memory import own_use
 from placeit.core.sizes import SizeRange
 from placeit.devices.openvino import openvino_core
-from placeit.runtime.answers import Answer
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import faster, timed
-from placeit.runtime.sequences import Sequence
-from placeit.runtime.serving import Server
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import faster, timed
+from placeit.serving.answers import Answer
+from placeit.serving.sequences import Sequence
+from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.workbench.options import Inputs
 from placeit.workloads import models

@@ -31,9 +31,9 @@ from placeit.backends.base import Model
 from placeit.core.errors import PlaceitError
 from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.openvino import openvino_core
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import Measurement, Ratio, faster
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import Measurement, Ratio, faster
 
 __all__ = ["MOST", "ONNX_RUNTIME", "OPENVINO", "OWN", "PLACEIT", "PYTORCH", "Trial", "Wrong", "serve", "tried"]
 

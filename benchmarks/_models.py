@@ -19,8 +19,8 @@ from placeit import backends
 from placeit.backends.base import Model
 from placeit.core.errors import UsageError
 from placeit.core.files import cache_folder
+from placeit.measuring.measure import Measurement, Race
 from placeit.optimizer.result import Candidate, Optimized
-from placeit.runtime.measure import Measurement, Race
 from placeit.session import Session
 from placeit.workloads import models
 

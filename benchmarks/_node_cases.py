@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from placeit.core.errors import PlaceitError
 from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.openvino import openvino_core
+from placeit.measuring.check import OutputDifference
 from placeit.planning.coarsen import coarsen
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputDifference
 from placeit.session import Session
 
 __all__ = ["FORMS", "GIVEN", "PLAIN", "Outcome", "serve"]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.telemetry import import_onnxruntime
-from placeit.runtime.measure import timed
+from placeit.measuring.measure import timed
 
 __all__ = ["Infer", "Plain", "bound_thread", "by_name", "onnxruntime_alone", "openvino_alone", "openvino_options"]
 

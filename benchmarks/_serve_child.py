@@ -22,9 +22,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from placeit.runtime.serving import Server
 from placeit.serve.network import NetworkServer, Options
 from placeit.serve.service import ServedModel
+from placeit.serving.server import Server
 from placeit.session import Session
 
 WIDTH = 256  # width of the model's input and output, so that each has 1 kB

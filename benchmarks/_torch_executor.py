@@ -45,14 +45,14 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.core.memory import keep_freed_memory
 from placeit.devices import discover
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import faster, timed
 from placeit.optimizer.options import Candidates
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputDifference
 from placeit.runtime.devices.pytorch import use_threads
 from placeit.runtime.drivers import drive
-from placeit.runtime.measure import faster, timed
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session, optimize

@@ -17,7 +17,7 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.serving import Server
+from placeit.serving.server import Server
 
 __all__ = ["run"]
 

@@ -29,12 +29,12 @@ from placeit.core.cluster import Cluster, Link
 from placeit.core.telemetry import import_openvino
 from placeit.devices import discover
 from placeit.devices.nodes import connection, local
+from placeit.measuring.measure import Race
 from placeit.placers.heft import Heft
 from placeit.placers.local_search import starts
 from placeit.placers.registry import get_placer
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime.measure import Race
 from placeit.runtime.nodes.actor import DeviceActor
 from placeit.runtime.nodes.device import NodeDevice, NodeLink
 from placeit.runtime.runtime import Runtime

@@ -46,12 +46,12 @@ from placeit.core.telemetry import import_openvino
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
+from placeit.measuring.measure import faster
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.timed import TimedDevice
-from placeit.runtime.measure import faster
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.serving import Server
+from placeit.serving.server import Server
 
 _SPIN_S = 5e-5
 INFER, AS_OURS = "OpenVINO, infer, nothing copied", "OpenVINO, the same, compiled as by placeit"

@@ -44,7 +44,7 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.nodes import connection, local
 from placeit.profiler.cache import Cache
 from placeit.runtime.nodes.device import NodeDevice
-from placeit.runtime.serving import Answer, Server
+from placeit.serving.server import Answer, Server
 from placeit.session import Session
 
 NODES = ("head", "edge1", "edge2")

@@ -18,13 +18,13 @@ import numpy as np
 
 from benchmarks._harness import Args, Report, main
 from placeit.core import clock
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import Ratio
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.search import Search
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import Ratio
 from placeit.session import Session
 from placeit.simulator.objectives import Latency
 

@@ -46,11 +46,11 @@ from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import Measurement, faster
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Candidate, Optimized
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import Measurement, faster
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session, optimize
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS

@@ -39,6 +39,7 @@ from placeit.core.errors import DeviceError
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.nvml import GpuSampler, gpu_use
+from placeit.measuring.measure import Measurement, Race, faster, timed
 from placeit.optimizer.result import Candidate
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
@@ -46,7 +47,6 @@ from placeit.profiler.cache import Cache
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
 from placeit.runtime.devices.accelerator import HOST, Memory
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.measure import Measurement, Race, faster, timed
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session, optimize
 from placeit.workloads.models import MODELS, build_model, example_inputs

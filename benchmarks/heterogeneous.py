@@ -12,9 +12,9 @@ from pathlib import Path
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import model_file, progress, two_cores
+from placeit.measuring.measure import Race, Ratio, faster
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
-from placeit.runtime.measure import Race, Ratio, faster
 from placeit.session import Session, optimize
 
 _FAST, _SLOW = "fast", "slow"

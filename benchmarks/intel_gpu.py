@@ -30,8 +30,8 @@ from benchmarks._models import progress
 from placeit.core.interrupts import INTERRUPTED
 from placeit.core.placement import Placement
 from placeit.devices.openvino import openvino_core
+from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.check import OutputDifference
 from placeit.session import Session
 from tests.emulated_gpu.build import MISSING, UnavailableError, environment
 from tests.emulated_gpu.models import branches
@@ -46,7 +46,7 @@ _PATIENCE_S = 120.0  # longest time for a process to end, or a request to be ans
 _BUDGET_S, _OVER = 60.0, 1.2
 _TELLING = f"""
 import sys
-import placeit.runtime.measure as measure
+import placeit.measuring.measure as measure
 import placeit.runtime.segment_compiler as compiler
 from placeit.__main__ import main
 def telling(word, function):

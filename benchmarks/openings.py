@@ -16,9 +16,9 @@ import numpy as np
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, load_model, progress, two_cores
 from placeit.backends.base import Model
+from placeit.measuring.measure import Measurement, Race, faster, faster_in_any_opening
 from placeit.optimizer.decision import DECISION_ROUNDS
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.measure import Measurement, Race, faster, faster_in_any_opening
 from placeit.session import Session
 
 _RACES, _QUICK_RACES = 40, 4

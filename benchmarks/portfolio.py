@@ -22,11 +22,11 @@ from placeit.backends import load
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.learning.exploring import EXPLORING
+from placeit.measuring.measure import Race, Ratio, faster
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
-from placeit.runtime.measure import Race, Ratio, faster
 from placeit.session import Session, optimize
 
 _SLOWDOWNS = (2.0, 3.0)

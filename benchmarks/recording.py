@@ -20,12 +20,12 @@ from benchmarks._harness import Args, Report, main
 from benchmarks._lanes import timed_lanes, two_chains
 from benchmarks._models import load_model, progress, two_cores
 from placeit.devices.meters import Sampler
+from placeit.measuring.measure import Race, faster
+from placeit.measuring.run_log import RunLog
 from placeit.profiler import recording as r
 from placeit.profiler.recording import MOST_SPANS, read_recording, write_recording
 from placeit.profiler.trace import write_recording_trace
-from placeit.runtime.measure import Race, faster
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.runtime.run_log import RunLog
 from placeit.session import Session
 
 ROUNDS, QUICK_ROUNDS = 30, 8  # blocks of either kind

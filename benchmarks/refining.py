@@ -28,9 +28,9 @@ from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
 from placeit.core.errors import PlaceitError
 from placeit.devices.clusterfile import discover
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.refining import Refinement
-from placeit.runtime.serving import Answer, Server
+from placeit.measuring.check import OutputDifference
+from placeit.serving.refining import Refinement
+from placeit.serving.server import Answer, Server
 from placeit.session import Session
 from placeit.simulator.load import poisson_arrivals
 

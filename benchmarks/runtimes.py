@@ -30,11 +30,11 @@ from placeit.backends import load
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.placement import Placement
 from placeit.devices.openvino import openvino_core
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import Measurement, faster
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Candidate
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import Measurement, faster
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session, optimize
 

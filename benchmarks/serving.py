@@ -37,7 +37,7 @@ from placeit.core.memory import Use, own_use
 from placeit.devices import discover
 from placeit.runtime.feed import Bell
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.runtime.serving import Answer, Server
+from placeit.serving.server import Answer, Server
 from placeit.session import Session
 
 _SECONDS, _QUICK, _ROWS = 1200.0, 5.0, 10

@@ -33,6 +33,7 @@ from placeit.core.errors import UsageError
 from placeit.core.files import cache_folder
 from placeit.core.placement import Placement
 from placeit.devices.plain import plain_devices
+from placeit.measuring.measure import Measurement, faster
 from placeit.optimizer.candidates import alone_on
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
@@ -40,7 +41,6 @@ from placeit.placers.cp_sat import CpSat
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.calibration import calibrated
-from placeit.runtime.measure import Measurement, faster
 from placeit.session import Session, optimize
 
 LIGHT = ("inception_v1", "shufflenet", "squeezenet")

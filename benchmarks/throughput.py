@@ -32,6 +32,7 @@ from placeit.core.cluster import Cluster
 from placeit.devices.clusterfile import discover
 from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import OwnMode
+from placeit.measuring.measure import Measurement, faster
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.deployed import Deployed
 from placeit.optimizer.options import Candidates
@@ -41,7 +42,6 @@ from placeit.planning.in_flight import in_flight
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.statistics import mape
-from placeit.runtime.measure import Measurement, faster
 from placeit.session import Session, optimize
 from placeit.simulator.objectives import Throughput
 

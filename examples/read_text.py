@@ -25,7 +25,7 @@ import onnx
 
 from placeit import Inputs, ModelStage, PlacedStages, PlaceitError, Session, place_stages
 from placeit.errors import UsageError
-from placeit.runtime.serving import Outputs
+from placeit.serving.server import Outputs
 from placeit.simulator.load import check_rate
 
 SIDE, HEIGHT = 320, 48  # of pictures, and of lines

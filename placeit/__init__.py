@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from placeit.core.placement import Placement
     from placeit.core.problem import Problem
     from placeit.devices.clusterfile import discover, read_cluster, write_cluster
+    from placeit.measuring.check import OutputDifference
+    from placeit.measuring.run_report import RunReport
     from placeit.optimizer.candidates import Candidate
     from placeit.optimizer.compare import Comparison, compare
     from placeit.optimizer.measured_cost import MeasuredCost
@@ -25,11 +27,9 @@ if TYPE_CHECKING:
     from placeit.placers.registry import placer_names
     from placeit.planning.coarsen import Grouping, coarsen
     from placeit.profiler.cache import Cache
-    from placeit.runtime.check import OutputDifference
-    from placeit.runtime.pipeline import Pipeline, Stage
-    from placeit.runtime.run_report import RunReport
-    from placeit.runtime.sequences import Sequence
-    from placeit.runtime.serving import Server
+    from placeit.serving.pipeline import Pipeline, Stage
+    from placeit.serving.sequences import Sequence
+    from placeit.serving.server import Server
     from placeit.session import Session, optimize
     from placeit.simulator.simulate import schedule, simulate
     from placeit.workbench.application import Application, load
@@ -99,11 +99,11 @@ _NAMES = {
     "placeit.placers.registry": "placer_names",
     "placeit.planning.coarsen": "Grouping coarsen",
     "placeit.profiler.cache": "Cache",
-    "placeit.runtime.check": "OutputDifference",
-    "placeit.runtime.pipeline": "Pipeline Stage",
-    "placeit.runtime.run_report": "RunReport",
-    "placeit.runtime.sequences": "Sequence",
-    "placeit.runtime.serving": "Server",
+    "placeit.measuring.check": "OutputDifference",
+    "placeit.serving.pipeline": "Pipeline Stage",
+    "placeit.measuring.run_report": "RunReport",
+    "placeit.serving.sequences": "Sequence",
+    "placeit.serving.server": "Server",
     "placeit.session": "Session optimize",
     "placeit.simulator.scheduler": "Rules",
     "placeit.simulator.simulate": "schedule simulate",

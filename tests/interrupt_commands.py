@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments of every command: ``python tests/interrupt_commands.py [COUNT [SEED]]``.
+"""Ctrl-C at random moments of every command: ``python -m tests.interrupt_commands [COUNT [SEED]]``.
 
 A moment is the call of a function in the main thread, drawn among as many as the command makes when nobody interrupts it; every
 other one is a fraction of the seconds that it takes. What has to hold whenever it comes: exit code 130 (or the end by the
@@ -246,10 +246,10 @@ def _model(folder: Path, devices: Sequence[str]) -> tuple[Path, Path]:
     """Write a small model, and a placement of it on all devices."""
     import numpy as np
     import openvino
-    from small_models import inception_like
 
     from placeit.backends import load
     from placeit.core.placement import Placement
+    from tests.small_models import inception_like
 
     model, placement = folder / "model.xml", folder / "placement.json"
     openvino.save_model(inception_like().ov_model, model, compress_to_fp16=False)

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from bundled import edited, placed, rewritten
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
@@ -18,6 +17,7 @@ from placeit.backends.torch.model import load
 from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.session import Session
+from tests.bundled import edited, placed, rewritten
 
 RNG = np.random.default_rng(0)
 ONE, OTHER = (f"CPU@{core}" for core in (allowed_cores()[0], allowed_cores()[-1]))

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundled import edited, placed, rewritten
-from small_models import inception_like, random_model
 
 import placeit
 from placeit.backends.base import Arrays
@@ -27,6 +25,8 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.names import parse_device
 from placeit.session import Session
 from placeit.workbench.application import Application
+from tests.bundled import edited, placed, rewritten
+from tests.small_models import inception_like, random_model
 
 CORES = tuple(f"CPU@{core}" for core in allowed_cores()[:2])
 ONE, OTHER = CORES[0], CORES[-1]

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 import pytest
-from small_models import convolution
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.errors import DeviceError, InfeasibleError, UsageError
@@ -17,6 +16,7 @@ from placeit.profiler.cache import Cache
 from placeit.profiler.kernel_history import History, history_key
 from placeit.session import Session
 from placeit.workbench.options import Constraints
+from tests.small_models import convolution
 
 ops = ov.opset13
 ONE = f"CPU@{allowed_cores()[0]}"

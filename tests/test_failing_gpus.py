@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
-from recorded_plugins import GPU, RecordedCore, recorded, thrown
 
 import placeit
 from placeit.backends.openvino.model import OpenVinoModel, describe
@@ -21,6 +20,7 @@ from placeit.optimizer.options import Candidates
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.session import Session
 from placeit.workbench.options import Constraints
+from tests.recorded_plugins import GPU, RecordedCore, recorded, thrown
 
 __all__ = ["recorded"]
 

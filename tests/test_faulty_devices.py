@@ -21,8 +21,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from eager_streams import devices as streamed
-from eager_streams import run_at_once
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
@@ -36,13 +34,13 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.threads import Worker
 from placeit.devices import parse_device
 from placeit.devices.host import allowed_cores
+from placeit.measuring import check as check_module
+from placeit.measuring.check import OutputCheck, OutputDifference, other_inputs
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime import check as check_module
 from placeit.runtime.accelerators.module_program import ModuleProgram
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
-from placeit.runtime.check import OutputCheck, OutputDifference, other_inputs
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.openvino import OpenVinoDevice
@@ -53,6 +51,8 @@ from placeit.runtime.executor import Executor
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session, optimize
+from tests.eager_streams import devices as streamed
+from tests.eager_streams import run_at_once
 
 CORE = allowed_cores()[0]
 FAULTS = ("skipped", "stale", "swapped", "swallowed", "late", "overwritten")

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundled import edited
-from open_models import LENGTHS, OPEN, TWO, assert_close, at_one_size, attention, divided, onnx_attention, values
 from typer.testing import CliRunner
 
 import placeit
@@ -18,6 +16,8 @@ from placeit.core.errors import FileError, UsageError
 from placeit.session import Session
 from placeit.workbench.application import Application
 from placeit.workbench.options import Inputs
+from tests.bundled import edited
+from tests.open_models import LENGTHS, OPEN, TWO, assert_close, at_one_size, attention, divided, onnx_attention, values
 
 pytestmark = pytest.mark.two_cores
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from torch_models import Calling
 
 from placeit.backends import load
 from placeit.backends.openvino.model import describe
@@ -24,11 +23,12 @@ from placeit.cli import app
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
+from placeit.measuring.check import OutputDifference
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputDifference
 from placeit.runtime.drivers import drive
 from placeit.session import Session
 from placeit.workbench.options import Constraints
+from tests.torch_models import Calling
 
 ops = ov.opset13
 CORE = allowed_cores()[0]

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from plugin_site import install_sample
 
 from placeit.core.problem import Problem
 from placeit.devices.host import allowed_cores
+from tests.plugin_site import install_sample
 
 USE = """
 from pathlib import Path

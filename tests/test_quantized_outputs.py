@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
-from eight_bit import EIGHT_BIT
 
 from placeit.backends.base import Model
 from placeit.backends.openvino.model import OpenVinoModel, describe
@@ -18,10 +17,11 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
+from placeit.measuring.check import tolerance_of_rounding
 from placeit.planning.coarsen import coarsen
-from placeit.runtime.check import tolerance_of_rounding
 from placeit.session import Session
 from placeit.workbench.options import Constraints
+from tests.eight_bit import EIGHT_BIT
 
 ops = ov.opset13
 LINKS = {pair: Link(np.inf, 0.0) for pair in (("a", "b"), ("b", "a"))}

@@ -10,11 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from eager_streams import devices, run_at_once
 from numpy.typing import NDArray
-from recorded_run import check
-from small_models import inception_like
-from torch_models import ConvNet
 
 from placeit.backends.torch.model import load
 from placeit.core.address import Address
@@ -25,6 +21,10 @@ from placeit.profiler.cache import Cache
 from placeit.profiler.recording import read_recording, write_recording
 from placeit.session import Session
 from placeit.workbench.options import Constraints, Traffic
+from tests.eager_streams import devices, run_at_once
+from tests.recorded_run import check
+from tests.small_models import inception_like
+from tests.torch_models import ConvNet
 
 FIRST, LAST = allowed_cores()[0], allowed_cores()[-1]
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_models import inception_like
 
 from placeit.core.cluster import Cluster
 from placeit.core.errors import ExecutionError, UsageError
@@ -22,18 +21,19 @@ from placeit.core.placement import Placement
 from placeit.devices.clusterfile import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
+from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime.attendant import Request
-from placeit.runtime.check import OutputDifference
 from placeit.runtime.devices.base import SegmentSource
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoProgram
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.runtime.refining import Limits
-from placeit.runtime.serving import Answer, Server
+from placeit.serving.attendant import Request
+from placeit.serving.refining import Limits
+from placeit.serving.server import Answer, Server
 from placeit.session import Session
 from placeit.workbench.proposals import Proposals
 from placeit.workbench.refining import Refiner, Trial
+from tests.small_models import inception_like
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 FAST = Limits(tail=1e6, core=1)  # of a core that others use as well, only ratios are known

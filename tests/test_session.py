@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_models import inception_like
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
@@ -16,10 +15,11 @@ from placeit.core.errors import DeviceError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
+from placeit.measuring.check import OutputDifference
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputDifference
 from placeit.session import Session
 from placeit.workbench.options import Constraints
+from tests.small_models import inception_like
 
 CORE = f"CPU@{allowed_cores()[0]}"
 

@@ -3,7 +3,6 @@
 from dataclasses import FrozenInstanceError
 
 import pytest
-from small_models import inception_like
 
 import placeit
 from placeit import Budget, Candidates, Constraints, Inputs, Session
@@ -11,6 +10,7 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.errors import UsageError
 from placeit.profiler.cache import Cache
+from tests.small_models import inception_like
 
 CORE = f"CPU@{allowed_cores()[0]}"
 LINKS = {pair: Link(1e9, 1e-5, "described") for pair in (("a", "b"), ("b", "a"))}

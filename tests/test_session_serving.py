@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_models import inception_like
 
 from placeit.core.errors import ExecutionError, NoRoomError, UsageError
 from placeit.core.placement import Placement
@@ -18,9 +17,10 @@ from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.profiler.cache import Cache
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.runtime.serving import Server
+from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.workbench.options import Traffic
+from tests.small_models import inception_like
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 

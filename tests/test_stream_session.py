@@ -9,8 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from eager_streams import devices, run_at_once
-from torch_models import ConvNet, Transformer
 
 from placeit.backends.torch import tensor_program
 from placeit.backends.torch.model import load
@@ -19,16 +17,18 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
+from placeit.measuring.check import OutputDifference
 from placeit.optimizer.options import Candidates
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.support import supported
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
-from placeit.runtime.check import OutputDifference
 from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session, optimize
 from placeit.workbench.options import Constraints
+from tests.eager_streams import devices, run_at_once
+from tests.torch_models import ConvNet, Transformer
 
 CORES = allowed_cores()[:2]
 

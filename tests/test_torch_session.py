@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch_models import Calling, ConvNet, Transformer
 
 from placeit.backends.torch.model import TorchModel, load
 from placeit.core.address import Address
@@ -27,6 +26,7 @@ from placeit.runtime.drivers import drive
 from placeit.runtime.group_times import groups_as_kernels
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
+from tests.torch_models import Calling, ConvNet, Transformer
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 CORE = allowed_cores()[:1]

@@ -101,9 +101,9 @@ def _placement(
     terminal: Terminal,
 ) -> Output:
     """Run a placement, and record that."""
+    from placeit.measuring.run_report import RunReport
     from placeit.profiler.profile_report import ProfileReport
-    from placeit.runtime.load import RateReport
-    from placeit.runtime.run_report import RunReport
+    from placeit.serving.load import RateReport
     from placeit.workbench.options import Traffic
 
     report: RunReport | RateReport

@@ -27,7 +27,7 @@ from placeit.report import as_csv, as_text
 
 if TYPE_CHECKING:
     from placeit.report.metrics import Metrics
-    from placeit.runtime.serving import Server
+    from placeit.serving.server import Server
 
 __all__ = ["EXAMPLES", "run"]
 

@@ -178,7 +178,7 @@ def _counted(model: ServedModel) -> dict[str, Any]:
 
 
 def _show(console: Console, data: Mapping[str, Any]) -> None:
-    from placeit.runtime.stats import OUTCOMES
+    from placeit.serving.stats import OUTCOMES
 
     for model in data["models"]:
         text.paragraph(console, f"{model['name']}: {', '.join(f'{model[what]} {what}' for what in OUTCOMES)}", indent=2)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from placeit.learning.choosing import Tried, worth_measuring
+from placeit.measuring.budget import TRIFLE_S
 from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.ledger import MEASURING, Item
 from placeit.optimizer.search import Search
-from placeit.runtime.budget import TRIFLE_S
 
 __all__ = ["EXPLORING", "explore"]
 

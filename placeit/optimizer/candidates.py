@@ -18,10 +18,10 @@ from placeit.core.problem import Problem
 from placeit.devices.host import free_bytes
 from placeit.devices.own_modes import OwnMode
 from placeit.devices.plain import other_precision
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import Measurement, Ratio
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import Measurement, Ratio
 from placeit.workbench import Workbench
 
 __all__ = [

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.measuring.measure import FAILURES, median_interval
 from placeit.optimizer.candidates import plain_candidates
 from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.passes import steady_runs
-from placeit.runtime.measure import FAILURES, median_interval
 from placeit.workbench import Workbench
 
 __all__ = ["MARGIN", "Excluded", "excluded"]

@@ -16,6 +16,8 @@ from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
 from placeit.core.views import Shown
+from placeit.measuring.incumbent import compared
+from placeit.measuring.measure import WARMUP, Ratio, check_length
 from placeit.optimizer.candidates import Alone, Candidate, alone_on, interval, measured_median, plain_candidates
 from placeit.optimizer.ledger import compiled_since
 from placeit.optimizer.races import Races
@@ -24,8 +26,6 @@ from placeit.optimizer.replicas import replicated
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
 from placeit.runtime.compiling import Compiled
-from placeit.runtime.incumbent import compared
-from placeit.runtime.measure import WARMUP, Ratio, check_length
 from placeit.runtime.programs import searching
 from placeit.simulator.load import check_rate
 from placeit.simulator.objectives import Latency, Objective, Throughput, check_objective, get_objective

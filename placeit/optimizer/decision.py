@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from placeit.measuring.measure import Ratio
 from placeit.optimizer.candidates import Candidate
-from placeit.runtime.measure import Ratio
 
 __all__ = ["DECISION_ROUNDS", "Decision", "decision_rounds"]
 

@@ -17,10 +17,10 @@ from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError
 from placeit.core.threads import Job, Worker, within
 from placeit.devices.energy import EnergyMeters
+from placeit.measuring.check import Checkable
 from placeit.planning.in_flight import held
 from placeit.planning.segments import Plan
 from placeit.runtime.blank import blank_value, is_blank
-from placeit.runtime.check import Checkable
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.simulator.objectives import Throughput
 

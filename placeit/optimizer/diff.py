@@ -11,12 +11,12 @@ import numpy as np
 from placeit.core.errors import PlacementError, UsageError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
+from placeit.measuring.incumbent import compared
+from placeit.measuring.measure import Ratio
 from placeit.optimizer.candidates import interval
 from placeit.optimizer.compare import Comparison
 from placeit.optimizer.trials import Trials
 from placeit.planning.segments import Profiled
-from placeit.runtime.incumbent import compared
-from placeit.runtime.measure import Ratio
 from placeit.workbench import Workbench
 
 __all__ = ["Difference", "Moved", "check_differing", "diff"]

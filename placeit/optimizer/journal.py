@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import FileError, UsageError
 from placeit.core.version import __version__
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import Measurement
 from placeit.optimizer.candidates import Candidate
 from placeit.profiler.cache import are_times
 from placeit.profiler.kept import cost_key
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import Measurement
 from placeit.simulator.objectives import Latency, MeteredEnergy, Objective
 from placeit.workbench import Workbench
 

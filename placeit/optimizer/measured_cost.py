@@ -16,14 +16,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.core.errors import ExecutionError, PlacementError, UsageError
 from placeit.core.placement import Placement
+from placeit.measuring.budget import CHECKS, needed
+from placeit.measuring.incumbent import HOPELESS, is_hopeless, is_worth_trying
+from placeit.measuring.measure import Measurement, Ratio, faster
 from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.journal import Known, open_journal
 from placeit.optimizer.races import Races
 from placeit.planning.segments import Costs, Plan
 from placeit.profiler.costs import Progress
-from placeit.runtime.budget import CHECKS, needed
-from placeit.runtime.incumbent import HOPELESS, is_hopeless, is_worth_trying
-from placeit.runtime.measure import Measurement, Ratio, faster
 from placeit.runtime.programs import searching
 from placeit.simulator.objectives import get_objective
 from placeit.workbench import Workbench

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from placeit.core import clock
 from placeit.devices.plain import plain_devices
+from placeit.measuring.budget import TRIFLE_S, least
+from placeit.measuring.incumbent import compared
+from placeit.measuring.measure import FAILURES
 from placeit.optimizer.candidates import Beside, known_value
 from placeit.optimizer.certainty import Excluded, excluded
 from placeit.optimizer.decision import Decision
@@ -35,10 +38,7 @@ from placeit.optimizer.throughput_mode import throughput_mode
 from placeit.profiler.costs import Progress
 from placeit.profiler.memory import Rates, shared_reads
 from placeit.profiler.statistics import mape, pearson, spearman
-from placeit.runtime.budget import TRIFLE_S, least
 from placeit.runtime.compiling import Compiled
-from placeit.runtime.incumbent import compared
-from placeit.runtime.measure import FAILURES
 from placeit.runtime.programs import searching
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.objectives import get_objective

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.core.placement import Conditions, Placement
 from placeit.devices.energy import EnergyMeters
+from placeit.measuring.budget import needed
+from placeit.measuring.measure import FEWEST
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.front import explore, non_dominated, spread
 from placeit.optimizer.portfolio import MOST_POINTS
 from placeit.optimizer.races import Races
 from placeit.optimizer.search import Search
-from placeit.runtime.budget import needed
-from placeit.runtime.measure import FEWEST
 from placeit.simulator.objectives import Energy, MeteredEnergy
 
 __all__ = ["FRONT", "Pareto", "Point", "find_front"]

@@ -20,6 +20,11 @@ from placeit.devices.energy import energy_meters
 from placeit.devices.host import free_bytes
 from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import OwnMode
+from placeit.measuring.blocks import block_s
+from placeit.measuring.budget import TRIFLE_S
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, Watching, faster, summed_up
+from placeit.measuring.pace import Pace
 from placeit.optimizer.candidates import Alone, Candidate, Facts, Raced, value_of
 from placeit.optimizer.deployed import Deployed, ReferenceRun, fewest_requests, is_pipeline, run_lengths
 from placeit.optimizer.journal import Journal, Known
@@ -30,11 +35,6 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.profiler.load import Watch
-from placeit.runtime.blocks import block_s
-from placeit.runtime.budget import TRIFLE_S
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, Watching, faster, summed_up
-from placeit.runtime.pace import Pace
 from placeit.runtime.plan_executor import with_room
 from placeit.simulator.objectives import Energy, Latency, MeteredEnergy, Objective
 from placeit.workbench import Workbench

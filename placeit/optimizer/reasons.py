@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from placeit.core.errors import ExecutionError, InfeasibleError
+from placeit.measuring.incumbent import WORTH
 from placeit.optimizer.candidates import Beside, Candidate, known_value, measured_median
 from placeit.optimizer.certainty import MARGIN
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.search import Search
-from placeit.runtime.incumbent import WORTH
 from placeit.simulator.objectives import Objective
 
 __all__ = ["better_references", "chosen_of"]

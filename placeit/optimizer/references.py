@@ -13,10 +13,10 @@ from placeit.core.problem import Problem
 from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import own_modes
 from placeit.devices.plain import all_here, plain_devices
+from placeit.measuring.incumbent import compared
 from placeit.optimizer.candidates import Alone, Beside, Candidate, alone_on, known_value
 from placeit.optimizer.races import Races
 from placeit.optimizer.throughput_mode import MODE
-from placeit.runtime.incumbent import compared
 
 __all__ = ["REFERENCE", "enter_references", "references_beside"]
 

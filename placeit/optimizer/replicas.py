@@ -13,13 +13,13 @@ from placeit.core import clock
 from placeit.core.conflicts import together
 from placeit.core.errors import InfeasibleError
 from placeit.core.problem import Problem
+from placeit.measuring.measure import FEWEST
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.ledger import Item
 from placeit.optimizer.search import Proposal, Search
 from placeit.placers.base import is_over
 from placeit.placers.feasibility import fits, pack
 from placeit.planning.segments import Plan, Segmenter
-from placeit.runtime.measure import FEWEST
 from placeit.simulator.throughput import bottleneck
 
 __all__ = ["REPLICAS", "enter_given", "enter_replicas", "replicated"]

@@ -17,14 +17,14 @@ from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Conditions, Placement
 from placeit.core.views import Drawn
 from placeit.devices.energy import EnergyMeters
+from placeit.measuring.incumbent import compared
+from placeit.measuring.measure import Ratio
 from placeit.optimizer.candidates import NOT_RUN, Beside, Candidate, Raced, interval
 from placeit.optimizer.pareto import Point
 from placeit.optimizer.service import Service
 from placeit.planning.segments import Profiled
 from placeit.profiler.recording import Recording
 from placeit.runtime.compiling import Compiled
-from placeit.runtime.incumbent import compared
-from placeit.runtime.measure import Ratio
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.objectives import Latency, Objective

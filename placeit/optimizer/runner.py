@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from placeit.core import clock
 from placeit.devices.energy import EnergyMeters
+from placeit.measuring.measure import Measurement, summed_up
 from placeit.optimizer.candidates import Alone
 from placeit.optimizer.deployed import Deployed
-from placeit.runtime.measure import Measurement, summed_up
 from placeit.simulator.objectives import Objective
 
 __all__ = ["Runner"]

@@ -17,6 +17,9 @@ from placeit.core import clock
 from placeit.core.errors import FileError, UsageError
 from placeit.core.memory_reads import MemoryReads
 from placeit.core.problem import CostFunction, Problem
+from placeit.measuring.budget import TRIFLE_S, needed, rounds_within
+from placeit.measuring.incumbent import is_worth_trying, why_hopeless
+from placeit.measuring.measure import FAILURES, FEWEST, faster_in_any_opening, summed_up
 from placeit.optimizer.candidates import (
     Candidate,
     in_other_precision,
@@ -37,9 +40,6 @@ from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
-from placeit.runtime.budget import TRIFLE_S, needed, rounds_within
-from placeit.runtime.incumbent import is_worth_trying, why_hopeless
-from placeit.runtime.measure import FAILURES, FEWEST, faster_in_any_opening, summed_up
 from placeit.simulator.objectives import Energy, Objective
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workbench import Workbench

@@ -21,11 +21,11 @@ from placeit.backends.base import Arrays
 from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
+from placeit.measuring.measure import Race
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
-from placeit.runtime.measure import Race
-from placeit.runtime.pipeline import Pipeline, Stage
-from placeit.runtime.serving import QUEUE, Answer, Outputs, Server
+from placeit.serving.pipeline import Pipeline, Stage
+from placeit.serving.server import QUEUE, Answer, Outputs, Server
 from placeit.simulator.throughput import Bottleneck, ThroughputCost, bottleneck
 from placeit.workbench import Workbench
 

@@ -19,6 +19,7 @@ from placeit.core.cluster import Cluster, Link
 from placeit.core.conflicts import beside
 from placeit.core.errors import NoRoomError
 from placeit.core.lines import nonnegative_fit
+from placeit.measuring.budget import STEP_S
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache, Kept
@@ -30,7 +31,6 @@ from placeit.profiler.load import MachineLoad, Watch
 from placeit.profiler.passes import Passes, Progress, unslowed
 from placeit.profiler.sampling import alike, choose, predict
 from placeit.profiler.support import supported
-from placeit.runtime.budget import STEP_S
 from placeit.runtime.devices.kernels import Kernel, group_shares
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime

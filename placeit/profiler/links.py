@@ -17,11 +17,11 @@ from placeit.core import clock
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.memory import freed_memory_is_kept
 from placeit.devices.host import cpu_name
+from placeit.measuring.budget import STEP_S
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache, are_numbers, are_times
 from placeit.profiler.load import MachineLoad
-from placeit.runtime.budget import STEP_S
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive

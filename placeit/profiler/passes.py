@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Sample
 from placeit.core import clock
+from placeit.measuring.measure import FEWEST, median_interval
 from placeit.planning.coarsen import Grouping
-from placeit.runtime.measure import FEWEST, median_interval
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from placeit.measuring.run_report import RunReport
     from placeit.planning.coarsen import Grouping
     from placeit.profiler.op_times import OpTime
     from placeit.profiler.profile_report import ProfileReport
     from placeit.profiler.recording import Recording
-    from placeit.runtime.run_report import RunReport
 
 __all__ = ["profile", "recording", "run"]
 

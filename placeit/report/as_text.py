@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from placeit.core.cluster import Link
+    from placeit.measuring.run_report import AtSize, RunReport
     from placeit.optimizer.candidates import Candidate
     from placeit.optimizer.compare import Comparison
     from placeit.optimizer.result import Optimized, Unplanned
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from placeit.profiler.profile_report import ProfileReport
     from placeit.profiler.recording import Recording
     from placeit.runtime.compiling import Compiled
-    from placeit.runtime.load import RateReport
-    from placeit.runtime.run_report import AtSize, RunReport
+    from placeit.serving.load import RateReport
     from placeit.simulator.objectives import Objective
     from placeit.workbench.estimating import Estimate
 
@@ -160,7 +160,7 @@ def _at_size(one: AtSize) -> tuple[str, ...]:
 
 def ran(report: RunReport | RateReport) -> str:
     """Return what running a placement showed in one line: the latency, or the rate of requests with theirs."""
-    from placeit.runtime.run_report import RunReport
+    from placeit.measuring.run_report import RunReport
 
     if isinstance(report, RunReport):
         within = text.interval(report.latency)
@@ -322,7 +322,7 @@ def comparison(console: Console, found: Comparison) -> None:
 
 def fastest(found: Comparison) -> str:
     """Return which of what was compared takes the least time, in one line, and how much less than the next one."""
-    from placeit.runtime.incumbent import compared
+    from placeit.measuring.incumbent import compared
 
     best, *others = (one for one in found.candidates if one.failed is None)
     said = f"{best.name}: {text.seconds(None if best.measured is None else best.measured.median)}"

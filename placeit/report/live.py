@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Self
 from placeit.core.threads import Gate, Worker
 from placeit.core.units import about_bytes
 from placeit.report import text
-from placeit.runtime.stats import DeviceStats, ServerStats
+from placeit.runtime.device_stats import DeviceStats
+from placeit.serving.stats import ServerStats
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,7 +16,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from placeit.core.errors import UsageError
 from placeit.core.extras import import_extra
 from placeit.core.threads import Worker
-from placeit.runtime.stats import DeviceStats, ServerStats
+from placeit.runtime.device_stats import DeviceStats
+from placeit.serving.stats import ServerStats
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from placeit.measuring.measure import median_interval
 from placeit.profiler.recording import OpTime, RecordedSpan, Recording, States
 from placeit.report.style import shortened
 from placeit.report.text import amount, percent, printable, seconds
-from placeit.runtime.measure import median_interval
 
 __all__ = [
     "PATH",

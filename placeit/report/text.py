@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from placeit.core.cluster import Cluster
-    from placeit.runtime.check import OutputDifference
-    from placeit.runtime.measure import Measurement, Ratio
+    from placeit.measuring.check import OutputDifference
+    from placeit.measuring.measure import Measurement, Ratio
 
 __all__ = [
     "NOTHING",

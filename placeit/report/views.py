@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from placeit.core.extras import import_extra
+from placeit.measuring.run_report import RunReport
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.compare import Comparison
 from placeit.optimizer.result import Optimized
@@ -19,7 +20,6 @@ from placeit.report import as_json, figures
 from placeit.report.page import check_page, write_page
 from placeit.report.shown import decision, name_of, op_rows
 from placeit.report.text import NOTHING, percent, seconds, signed_seconds
-from placeit.runtime.run_report import RunReport
 
 __all__ = ["candidates", "frame", "graph", "html", "page", "pareto", "recording", "timeline", "utilization"]
 

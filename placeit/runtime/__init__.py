@@ -1,4 +1,4 @@
-"""Run placements: open devices and links, compiled segments, executors, servers, races and the check of outputs.
+"""Run placements: open devices and links, compiled segments and executors.
 
 May import ``backends``, ``planning``, ``simulator``, ``devices`` and ``core``. In here, executors do not import what opens
 them: :mod:`~placeit.runtime.runtime` puts :mod:`~placeit.runtime.device_pool`, :mod:`~placeit.runtime.segment_book` and

@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.core.threads import Gate
+from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.devices.accelerator import Streams
 from placeit.runtime.devices.base import RuntimeDevice, Transport
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice, SlowedLink
 from placeit.runtime.devices.hand_over import HandOver
 from placeit.runtime.devices.kinds import DeviceKind, device_kind
 from placeit.runtime.reopening import lost_of, reopened
-from placeit.runtime.stats import DeviceStats
 
 __all__ = ["DevicePool"]
 

@@ -23,6 +23,7 @@ from placeit.core.threads import Worker
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.device_pool import DevicePool
+from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, KeepsState, Program, Transport
 from placeit.runtime.feed import Bell
 from placeit.runtime.lending import COPIED
@@ -31,7 +32,6 @@ from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.slots import Slot
 from placeit.runtime.spans import Labels, Moved, Ran, Timed, blended
-from placeit.runtime.stats import DeviceStats
 from placeit.simulator.scheduler import Scheduler, Start, Transfer
 
 __all__ = ["Executor"]

@@ -23,11 +23,11 @@ from placeit.core.errors import ExecutionError, NoRoomError, PlaceitError, Usage
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
+from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.feed import Bell, Feed, Slots
 from placeit.runtime.slots import Slot
 from placeit.runtime.spans import Labels, Moved, Ran, Span, Timed
-from placeit.runtime.stats import DeviceStats
 
 __all__ = [
     "PlanExecutor",
@@ -595,7 +595,7 @@ class PlanExecutor(ABC):
     def blank(self, sentinel: int) -> str | None:
         """Fill everything that a run writes (outputs, tensors between segments) with NaN, or a sentinel for other types.
 
-        What the next run does not write, or writes too late, then shows (:mod:`placeit.runtime.check`).
+        What the next run does not write, or writes too late, then shows (:mod:`placeit.measuring.check`).
 
         Args:
             sentinel: 0 or 1.

@@ -22,11 +22,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from placeit.backends.base import TensorSpec
-from placeit.runtime.answers import Outputs
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid, none_of
 from placeit.serve.sequences import Asked
 from placeit.serve.service import Call, ServedModel, Service
 from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_json, sized, to_bytes, to_json
+from placeit.serving.answers import Outputs
 
 __all__ = ["application"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from placeit.core.errors import PlaceitError
-from placeit.runtime.sequences import Sequence
-from placeit.runtime.serving import Server
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
+from placeit.serving.sequences import Sequence
+from placeit.serving.server import Server
 
 __all__ = ["IDLE_S", "Asked", "Sequences"]
 

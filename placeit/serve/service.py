@@ -16,12 +16,12 @@ from placeit.backends.base import Arrays, TensorSpec
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.sizes import fits
 from placeit.core.version import __version__
-from placeit.runtime.answers import Answer, Outputs
-from placeit.runtime.sequences import Sequence
-from placeit.runtime.serving import Server
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
 from placeit.serve.sequences import Asked, Sequences
 from placeit.serve.tensors import DATATYPES, check_datatype, taken
+from placeit.serving.answers import Answer, Outputs
+from placeit.serving.sequences import Sequence
+from placeit.serving.server import Server
 
 __all__ = ["Call", "ServedModel", "Service", "is_name"]
 

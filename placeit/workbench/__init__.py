@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Literal, overload
 from placeit.backends.base import Arrays
 from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
-from placeit.runtime.measure import WARMUP
-from placeit.runtime.serving import QUEUE, Server
+from placeit.measuring.measure import WARMUP
+from placeit.serving.server import QUEUE, Server
 from placeit.workbench.opened import OpenSession
 from placeit.workbench.options import Traffic
 
 if TYPE_CHECKING:
+    from placeit.measuring.run_report import RunReport
     from placeit.profiler.recording import Recording
-    from placeit.runtime.load import RateReport
-    from placeit.runtime.refining import Limits
-    from placeit.runtime.run_report import RunReport
-    from placeit.runtime.sequences import Sequence
+    from placeit.serving.load import RateReport
+    from placeit.serving.refining import Limits
+    from placeit.serving.sequences import Sequence
     from placeit.workbench import serving
     from placeit.workbench.estimating import Estimate
 
@@ -120,12 +120,12 @@ class Workbench(OpenSession):
                 (:func:`placeit.planning.in_flight.in_service`), or there is room for.
             queue: how many may wait.
             refine: whether to look for a better placement while it serves, by a small share of the requests, and within which
-                limits (:class:`placeit.runtime.refining.Limits`). What comes of that is ``Server.refinement``.
+                limits (:class:`placeit.serving.refining.Limits`). What comes of that is ``Server.refinement``.
             on_loss: what comes of requests when a device of another node is lost: replicas that are left run them, and without
                 one they fail; or the model is placed anew, too, on devices that are left, by the costs (:attr:`costs`). The
                 server then also uses devices that come back, and leaves those that become slow, when that is worth the move.
             state_memory: bytes, or text such as ``2GB``, that the states of all sequences (:meth:`Server.sequence
-                <placeit.runtime.serving.Server.sequence>`) may take; None for half of the memory that is free now.
+                <placeit.serving.server.Server.sequence>`) may take; None for half of the memory that is free now.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.

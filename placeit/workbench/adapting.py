@@ -1,6 +1,6 @@
 """Adapting: a server uses devices that come back, and leaves those that have become slow, once that is worth the move.
 
-What is lost is placed anew at once (:data:`placeit.runtime.serving.Replace`). Everything here is about what need not be done.
+What is lost is placed anew at once (:data:`placeit.serving.server.Replace`). Everything here is about what need not be done.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 
 from placeit.core.errors import PlaceitError
 from placeit.core.threads import Gate, Worker
+from placeit.measuring.measure import FAILURES
 from placeit.planning.moving import Moves
 from placeit.planning.segments import Plan
-from placeit.runtime.attendant import Attendant
-from placeit.runtime.measure import FAILURES
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.runtime.replica import Replacement
-from placeit.runtime.serving import Server
+from placeit.serving.attendant import Attendant
+from placeit.serving.replica import Replacement
+from placeit.serving.server import Server
 from placeit.workbench.recovery import Better, Recovery, Said
 
 __all__ = ["Adapter", "Pace"]

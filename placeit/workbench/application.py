@@ -21,10 +21,10 @@ from placeit.backends.bundle.model import BundleModel, open_bundle
 from placeit.core.cluster import Link
 from placeit.core.errors import ExecutionError, PlacementError
 from placeit.core.placement import Placement
+from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Costs, Plan
-from placeit.runtime.check import OutputDifference
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.runtime.serving import Server
+from placeit.serving.server import Server
 from placeit.workbench import Workbench
 from placeit.workbench.matching import Devices, Rematch, differences, matched
 from placeit.workbench.options import Constraints, Inputs

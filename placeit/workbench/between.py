@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Model, Sample
 from placeit.core.errors import ExecutionError, UsageError
+from placeit.measuring.run_report import AtSize
 from placeit.planning.segments import Plan
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.runtime.run_report import AtSize
 from placeit.simulator.simulate import schedule
 
 __all__ = ["at_sizes"]

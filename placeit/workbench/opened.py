@@ -28,14 +28,7 @@ from placeit.devices.clusterfile import discover
 from placeit.devices.expected import with_expected
 from placeit.devices.nodes.connection import compression
 from placeit.devices.plain import plain_devices, whole_devices
-from placeit.planning.coarsen import Grouping
-from placeit.planning.placing import Placing
-from placeit.planning.room import check_room
-from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.profiler.cache import Cache
-from placeit.profiler.expected import as_expected
-from placeit.profiler.support import supported, supported_ops
-from placeit.runtime.check import (
+from placeit.measuring.check import (
     Checkable,
     OutputCheck,
     OutputDifference,
@@ -43,6 +36,13 @@ from placeit.runtime.check import (
     tolerance_of,
     tolerance_of_rounding,
 )
+from placeit.planning.coarsen import Grouping
+from placeit.planning.placing import Placing
+from placeit.planning.room import check_room
+from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.profiler.cache import Cache
+from placeit.profiler.expected import as_expected
+from placeit.profiler.support import supported, supported_ops
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
@@ -485,7 +485,7 @@ class OpenSession:
         return lambda inputs: apart(functools.partial(run, inputs))
 
     def check_outputs(self, executor: Checkable, *, after: bool = False) -> OutputDifference:
-        """Compare the outputs of an executor with the reference, on two inputs; see :class:`placeit.runtime.check.OutputCheck`.
+        """Compare the outputs of an executor with the reference, on two inputs (:class:`placeit.measuring.check.OutputCheck`).
 
         What is measured is checked before and after it is, and the worse error counts.
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from placeit.backends.base import Arrays
 from placeit.core.errors import UsageError
 from placeit.core.sizes import SizeRange
-from placeit.runtime.check import check_tolerance
-from placeit.runtime.serving import QUEUE
+from placeit.measuring.check import check_tolerance
+from placeit.serving.server import QUEUE
 from placeit.simulator.load import arrival_times, check_rate
 
 __all__ = ["Constraints", "Inputs", "Traffic"]
@@ -55,7 +55,7 @@ class Constraints:
         max_groups: most groups that placers decide about.
         tolerance: largest ``OutputDifference.max_rel`` of outputs that are right; None for 0.001 in float32, 0.02 in float16
             and 0.1 in bfloat16, by the coarsest type of the precision, of the model's tensors, and of what is sent between
-            nodes (0.1 for int8), and for quantised models :func:`placeit.runtime.check.tolerance_of_rounding` more.
+            nodes (0.1 for int8), and for quantised models :func:`placeit.measuring.check.tolerance_of_rounding` more.
 
     Raises:
         UsageError: the tolerance is negative or not a number.

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import ExecutionError
+from placeit.measuring.incumbent import is_worth_trying
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
-from placeit.runtime.incumbent import is_worth_trying
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.runtime import SERVING_PRIORITY
 from placeit.workbench.opened import OpenSession

@@ -22,15 +22,15 @@ from placeit.core.units import about_bytes
 from placeit.core.version import __version__
 from placeit.devices.host import allowed_cores, cpu_name, memory_bytes
 from placeit.devices.meters import Series
+from placeit.measuring.run_report import RunReport
 from placeit.planning.segments import Plan
 from placeit.profiler import recording as r
 from placeit.profiler.op_times import OpTime
 from placeit.profiler.peaks import peak_of
 from placeit.profiler.timeline import critical_path, link_use, states
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.load import RateReport
-from placeit.runtime.run_report import RunReport
 from placeit.runtime.spans import Done, Event
+from placeit.serving.load import RateReport
 from placeit.workbench.opened import OpenSession
 
 __all__ = ["of_model", "of_plan", "of_run"]

@@ -19,8 +19,8 @@ from placeit.placers.best_list import BestList
 from placeit.placers.local_search import starts
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.plan_executor import PlanExecutor, failure_of, to_serve
-from placeit.runtime.replica import Replacement
 from placeit.runtime.runtime import SERVING_PRIORITY, Runtime
+from placeit.serving.replica import Replacement
 
 __all__ = ["Better", "Recovery", "Said"]
 
@@ -79,7 +79,7 @@ class Recovery:
     def __call__(
         self, lost: PlanExecutor, others: Sequence[PlanExecutor], why: PlaceitError
     ) -> tuple[PlanExecutor, Replacement]:
-        """Return an executor in place of a lost one, and what it took; see :data:`placeit.runtime.serving.Replace`.
+        """Return an executor in place of a lost one, and what it took; see :data:`placeit.serving.server.Replace`.
 
         Raises:
             PlaceitError: no device is left that the model could run on, or none was lost.

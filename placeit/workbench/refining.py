@@ -15,14 +15,14 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.measuring.check import RUNS
+from placeit.measuring.incumbent import Duel
+from placeit.measuring.measure import FAILURES, WARMUP, Ratio
 from placeit.planning.segments import Plan
-from placeit.runtime.attendant import Attendant, Request
 from placeit.runtime.background import Background
-from placeit.runtime.check import RUNS
-from placeit.runtime.incumbent import Duel
-from placeit.runtime.measure import FAILURES, WARMUP, Ratio
-from placeit.runtime.refining import Limits, Refinement
-from placeit.runtime.serving import Server
+from placeit.serving.attendant import Attendant, Request
+from placeit.serving.refining import Limits, Refinement
+from placeit.serving.server import Server
 from placeit.simulator.throughput import ThroughputCost
 from placeit.workbench.proposals import Proposals
 

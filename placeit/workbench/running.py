@@ -11,13 +11,13 @@ from placeit.backends.base import Arrays, Sample, checked_inputs
 from placeit.core.placement import Placement
 from placeit.devices.meters import Sampler
 from placeit.devices.nvml import gpu_use
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import Race, check_length
+from placeit.measuring.run_log import RunLog
+from placeit.measuring.run_report import AtSize, RunReport
 from placeit.profiler.load import Watch
 from placeit.profiler.recording import MOST_SPANS
 from placeit.profiler.trace import utilization
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import Race, check_length
-from placeit.runtime.run_log import RunLog
-from placeit.runtime.run_report import AtSize, RunReport
 from placeit.runtime.spans import Done, Span
 from placeit.workbench.between import at_sizes
 from placeit.workbench.opened import OpenSession

@@ -14,13 +14,13 @@ from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
 from placeit.core.units import parse_quantity
 from placeit.devices.meters import Sampler
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.load import RateReport, keep_busy, offer
+from placeit.measuring.check import OutputDifference
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
-from placeit.runtime.refining import Limits
 from placeit.runtime.runtime import SERVING_PRIORITY
-from placeit.runtime.sequences import Sequence
-from placeit.runtime.serving import QUEUE, Server
+from placeit.serving.load import RateReport, keep_busy, offer
+from placeit.serving.refining import Limits
+from placeit.serving.sequences import Sequence
+from placeit.serving.server import QUEUE, Server
 from placeit.workbench.adapting import Adapter
 from placeit.workbench.opened import OpenSession
 from placeit.workbench.options import Traffic

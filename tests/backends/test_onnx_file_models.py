@@ -21,8 +21,8 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ModelError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
+from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.check import OutputDifference
 from placeit.runtime.drivers import choose_driver
 from placeit.workbench.options import Constraints
 

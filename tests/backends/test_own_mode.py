@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_models import inception_like
 
 from placeit.backends import load
 from placeit.backends.openvino.own_mode import OwnModeRunner
@@ -17,6 +16,7 @@ from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
 from placeit.devices.own_modes import OwnMode
 from placeit.workloads.decoder import TINY, write_decoder
+from tests.small_models import inception_like
 
 CPU = Device("CPU", address=Address("CPU"), all_cores=allowed_cores())
 CORE = Device("CPU@0", address=Address("CPU", (allowed_cores()[0],)))

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from small_models import inception_like
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.backends.openvino.segment import channels_last_tensors, extract
 from placeit.core.graph import OpGraph
 from placeit.devices.openvino import openvino_core
 from placeit.planning.coarsen import coarsen
+from tests.small_models import inception_like
 
 ops = ov.opset13
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}

@@ -7,8 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from stateful_models import SIZE, Caches, caches, totals
-from text_steps import generate, with_caches
 
 from placeit import Session
 from placeit.backends import load
@@ -18,6 +16,8 @@ from placeit.core.telemetry import import_openvino
 from placeit.devices.clusterfile import discover
 from placeit.workbench.options import Inputs
 from placeit.workloads.decoder import TINY, write_decoder
+from tests.stateful_models import SIZE, Caches, caches, totals
+from tests.text_steps import generate, with_caches
 
 openvino = import_openvino()
 

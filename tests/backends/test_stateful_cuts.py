@@ -8,7 +8,6 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from text_steps import generate
 
 from examples.generate_text import step_inputs
 from placeit import Session
@@ -17,6 +16,7 @@ from placeit.core.telemetry import import_openvino
 from placeit.planning.coarsen import LARGEST, coarsen
 from placeit.workbench.options import Inputs
 from placeit.workloads.decoder import TINY, build_decoder, write_decoder
+from tests.text_steps import generate
 
 openvino = import_openvino()
 

@@ -13,9 +13,9 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ExecutionError, ModelError
 from placeit.devices.host import allowed_cores
+from placeit.measuring.check import OutputDifference
 from placeit.planning.coarsen import Grouping, coarsen
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.check import OutputDifference
 from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
 from placeit.workloads.tensors import shard

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch_models import Calling, ConvNet, Transformer
 
 import placeit.backends
 from placeit.backends.convert import convert
@@ -25,6 +24,7 @@ from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, FileError, ModelError, UsageError
 from placeit.planning.coarsen import coarsen
 from placeit.runtime.drivers import drive
+from tests.torch_models import Calling, ConvNet, Transformer
 
 X = torch.arange(6.0).reshape(2, 3)
 

@@ -11,12 +11,12 @@ import numpy as np
 import openvino as ov
 import pytest
 import torch
-from torch_models import Calling
 
 import placeit.backends
 from placeit.backends.convert import convert
 from placeit.backends.torch.model import load
 from placeit.core.errors import ModelError
+from tests.torch_models import Calling
 
 X = torch.tensor([[1.0, -2.0, 3.0], [-4.0, 5.0, 6.0]])
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch_models import Calling, ConvNet, Transformer
 
 from placeit.backends.torch.memory import peak_bytes
 from placeit.backends.torch.model import TorchModel, load
 from placeit.backends.torch.program import quiet
 from placeit.planning.coarsen import coarsen
+from tests.torch_models import Calling, ConvNet, Transformer
 
 X = torch.arange(6.0).reshape(2, 3)
 

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch_models import Calling
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.backends.torch import model as torch_backend
@@ -21,6 +20,7 @@ from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
 from placeit.session import Session
+from tests.torch_models import Calling
 
 ops = ov.opset13
 SEEDS = range(150)

@@ -14,12 +14,12 @@ from typing import Any
 import onnx
 import pytest
 from onnx import helper
-from schema_check import check_printed
 
 from benchmarks import _models  # noqa: F401 (before those that take functions from it)
 from benchmarks._architectures.graphs import _save, _Weights
 from placeit.devices.host import allowed_cores
 from placeit.session import optimize
+from tests.schema_check import check_printed
 
 
 @pytest.fixture(scope="session")

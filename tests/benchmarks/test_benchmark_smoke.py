@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import inception_like
 
 from benchmarks import _torch_executor, anytime, calls, decision, executor, loading, simulator, throughput
 from benchmarks._fuzz_cases import KINDS
@@ -29,6 +28,7 @@ from placeit.devices.host import allowed_cores
 from placeit.session import Session
 from placeit.workloads.decoder import TINY
 from tests.emulated_gpu.build import MISSING
+from tests.small_models import inception_like
 
 ANYTIME = replace(
     anytime.QUICK,

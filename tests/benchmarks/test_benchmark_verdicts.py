@@ -18,9 +18,9 @@ from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import UsageError
 from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.host import allowed_cores
+from placeit.measuring.check import OutputDifference
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.check import OutputDifference
 from placeit.runtime.runtime import Runtime
 
 FFNN = {"batch": 64, "features": 8, "hidden": 64}

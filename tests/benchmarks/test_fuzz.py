@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from misbehaving import WRONG, misbehave
 
 from benchmarks import fuzz
 from benchmarks._fuzz_cases import Case, make_case, pack, unpack
 from benchmarks._fuzz_child import STATUSES, Outcome
 from benchmarks._harness import Args, Report
+from tests.benchmarks.misbehaving import WRONG, misbehave
 
 
 @pytest.mark.slow

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from eager_streams import devices, run_at_once
 
 from benchmarks import gpu
 from benchmarks._harness import Args, Report
 from placeit.core.cluster import Cluster
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
+from tests.eager_streams import devices, run_at_once
 
 
 @pytest.mark.slow

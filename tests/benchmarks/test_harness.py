@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from schema_check import check_printed
 
 from benchmarks._harness import main
 from benchmarks._results import Origin, write_results
+from tests.schema_check import check_printed
 
 PROGRAM = """
 '''What a demonstration shows.

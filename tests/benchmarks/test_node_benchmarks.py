@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from small_models import inception_like
 
 from benchmarks import _edge_graphs, _edge_models, churn
 from benchmarks._harness import Args, Report
 from benchmarks._network import Network, reason_why_no_quotas, reason_why_not
 from placeit.devices.nodes import local
 from placeit.session import Session
+from tests.small_models import inception_like
 
 WAYS = [_edge_graphs.OURS, "Ray's references", "Ray's compiled graph"]
 HOWS = [churn.KILLED, churn.STOPPED, churn.CUT, churn.GONE]

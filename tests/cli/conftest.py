@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from schema_check import check_printed
 from typer.testing import CliRunner
 
 from placeit.backends import load
@@ -20,6 +19,7 @@ from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
 from placeit.planning.coarsen import coarsen
+from tests.schema_check import check_printed
 
 Cli = Callable[..., Any]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundled import placed
 
 from placeit.session import Session
+from tests.bundled import placed
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_executors import NO_ROOM, broken, devices_of
+
+from tests.broken_executors import NO_ROOM, broken, devices_of
 
 
 def test_placements_race_against_every_single_device(

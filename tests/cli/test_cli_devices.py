@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_plugins import GPU, NPU, RecordedCore, recorded, thrown
+
+from tests.recorded_plugins import GPU, NPU, RecordedCore, recorded, thrown
 
 __all__ = ["recorded"]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_executors import broken, devices_of
+
+from tests.broken_executors import broken, devices_of
 
 NAMES = ("a", "b")
 

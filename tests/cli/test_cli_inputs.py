@@ -14,7 +14,6 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
-from torch_models import Calling
 
 from placeit.backends import load
 from placeit.backends.torch import model as torch_backend
@@ -26,6 +25,7 @@ from placeit.devices.host import allowed_cores
 from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
 from placeit.session import Session, optimize
+from tests.torch_models import Calling
 
 CORE = f"CPU@{allowed_cores()[0]}"
 

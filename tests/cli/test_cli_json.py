@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
-from recorded_run import RECORDING
-from schema_check import check_schema
 
 from placeit.profiler.recording import write_recording
 from placeit.report.schemas import schemas
+from tests.recorded_run import RECORDING
 from tests.report.made_recordings import a_recording
+from tests.schema_check import check_schema
 
 FILES = {"placeit.benchmark/1", "placeit.recording/1"}
 """What other programs and files have schemas for: tests/benchmarks/test_benchmark_smoke.py has those of benchmarks."""

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_executors import NO_ROOM, broken, devices_of
 
 from placeit.core.errors import ExecutionError
 from placeit.core.placement import Placement
 from placeit.session import Session
+from tests.broken_executors import NO_ROOM, broken, devices_of
 
 DESCRIBED = """
 devices:

@@ -11,7 +11,6 @@ from typing import Any
 
 import onnx
 import pytest
-from plugin_site import install_sample
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
@@ -20,6 +19,7 @@ from placeit.devices import discover, parse_device, parse_devices
 from placeit.devices.clusterfile import read_cluster, write_cluster
 from placeit.devices.discovery import available, resolve
 from placeit.devices.host import allowed_cores
+from tests.plugin_site import install_sample
 
 CORE = f"CPU@{allowed_cores()[0]}"
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_executors import broken
 
 from placeit.session import Session
+from tests.broken_executors import broken
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 from placeit.core.errors import ExecutionError
 from placeit.core.interrupts import INTERRUPTED
 from placeit.core.placement import Placement
+from placeit.measuring.measure import Race
 from placeit.profiler.recording import read_recording
-from placeit.runtime.measure import Race
 from placeit.session import Session
 
 DESCRIBED = """

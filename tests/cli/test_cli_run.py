@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from broken_executors import broken
 
 from placeit.core.placement import Placement
+from tests.broken_executors import broken
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from schema_check import check_schema
+
+from tests.schema_check import check_schema
 
 INFER = "/v2/models/tiny/infer"
 IMAGE = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3, 16, 16], "data": np.zeros(768).tolist()}]}

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from placeit.measuring.measure import summed_up
 from placeit.optimizer.candidates import Raced
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.report import as_text, text
-from placeit.runtime.measure import summed_up
 from placeit.session import optimize
 
 HEADS = ("candidate", "devices (ops)", "segments", "measured", "speed-up over CPU@0")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_models import Calling, ConvNet
 
 import placeit.backends
 from placeit.backends.torch import model as torch_backend
+from tests.torch_models import Calling, ConvNet
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import interrupt_commands
 import pytest
 
 from placeit.core.interrupts import INTERRUPTED
@@ -21,6 +20,7 @@ from placeit.devices.host import allowed_cores
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.emulated import EmulatedLink
 from placeit.runtime.devices.host_buffer import HostBuffer
+from tests import interrupt_commands
 
 PATIENCE_S = 60.0  # for a process to end; what hangs would do so for hours
 CORES = allowed_cores()
@@ -144,7 +144,7 @@ guarded(run)
 TOLD = """
 import sys
 from placeit.__main__ import main
-from placeit.runtime.measure import Race
+from placeit.measuring.measure import Race
 from placeit.runtime.plan_executor import PlanExecutor
 told = set()
 def tell(word):

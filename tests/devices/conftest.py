@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from fake_nvml import FakeNvml
+
+from tests.devices.fake_nvml import FakeNvml
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_models import inception_like
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
@@ -24,6 +23,7 @@ from placeit.profiler.cache import Cache
 from placeit.session import Session, optimize
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workbench.options import Constraints
+from tests.small_models import inception_like
 
 PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", "annealing:evaluations=500", "random", "local-search")
 

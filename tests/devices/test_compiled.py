@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
-from small_models import inception_like, random_model
 
 from placeit import _core
 from placeit.core.address import Address
@@ -22,6 +21,7 @@ from placeit.devices import compiled
 from placeit.devices.compiled import VARIABLE, CompiledModels, is_kept
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import compile_model, compile_properties, openvino_core, target_name
+from tests.small_models import inception_like, random_model
 
 CORE = allowed_cores()[0]
 DEVICE = Device(f"CPU@{CORE}", address=Address("CPU", (CORE,)))

@@ -14,7 +14,6 @@ import openvino
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_plugins import DISCRETE, GPU, NPU, NPU_BARE, RecordedCore, recorded, thrown
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
@@ -24,6 +23,7 @@ from placeit.devices.described import ROOFLINE_EFFICIENCY
 from placeit.devices.discovery import available
 from placeit.devices.host import free_bytes, memory_bytes, one_per_physical_core
 from placeit.devices.opencl import driver_versions
+from tests.recorded_plugins import DISCRETE, GPU, NPU, NPU_BARE, RecordedCore, recorded, thrown
 
 __all__ = ["recorded"]
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from fake_nvml import NOT_SUPPORTED, FakeNvml
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.devices.energy import EnergyMeter, EnergyMeters, energy_meters
 from placeit.devices.meters import Meter
+from tests.devices.fake_nvml import NOT_SUPPORTED, FakeNvml
 
 RAPL = "class/powercap/intel-rapl"
 CARD = "class/drm/card1/device"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_models import inception_like
 
 import placeit
 from placeit.core.address import Address
@@ -20,6 +19,7 @@ from placeit.devices.plain import plain_devices
 from placeit.planning.coarsen import coarsen
 from placeit.profiler.links import probe
 from placeit.runtime.runtime import Runtime
+from tests.small_models import inception_like
 
 CORE = allowed_cores()[0]
 FILE = """

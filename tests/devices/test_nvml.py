@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_nvml import (
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from placeit.cli import app
+from placeit.core.errors import DeviceError, UsageError
+from placeit.devices import discover
+from placeit.devices.nvml import Gpu, GpuSample, GpuSampler, GpuUse, gpu_use, gpus, sample_gpus, why_not
+from tests.devices.fake_nvml import (
     DRIVER_NOT_LOADED,
     GIB,
     GPU_IS_LOST,
@@ -25,14 +33,6 @@ from fake_nvml import (
     UNKNOWN,
     FakeNvml,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from typer.testing import CliRunner
-
-from placeit.cli import app
-from placeit.core.errors import DeviceError, UsageError
-from placeit.devices import discover
-from placeit.devices.nvml import Gpu, GpuSample, GpuSampler, GpuUse, gpu_use, gpus, sample_gpus, why_not
 
 
 def names() -> list[str]:

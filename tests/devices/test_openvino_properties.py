@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from openvino import Model, Type, opset13
-from recorded_plugins import DISCRETE, GPU, NPU, NPU_BARE, Plugin, RecordedCore, recorded
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.devices.openvino import compile_model, compile_properties
+from tests.recorded_plugins import DISCRETE, GPU, NPU, NPU_BARE, Plugin, RecordedCore, recorded
 
 __all__ = ["recorded"]
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from broken_executors import taking
-from small_models import inception_like
 
 from placeit.core.address import Address, format_cores
 from placeit.core.cluster import Cluster, Device, Link
@@ -26,6 +24,8 @@ from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.session import Session, optimize
 from placeit.workbench.options import Constraints
+from tests.broken_executors import taking
+from tests.small_models import inception_like
 
 CORES = allowed_cores()[:2]
 PAIR = ",".join(f"CPU@{core}" for core in CORES)

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from emulated_gpu.build import MISSING
 from emulated_gpu.models import branches
-from gpu_plans import Devices, Opened
-from schema_check import check_printed
 from typer.testing import CliRunner
 
 from placeit.cli import app
@@ -20,6 +18,8 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
 from placeit.profiler.cache import Cache
 from placeit.session import Session
+from tests.gpu_plans import Devices, Opened
+from tests.schema_check import check_printed
 
 _HERE = Path(__file__).parent
 

@@ -19,10 +19,10 @@ from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
+from placeit.measuring.check import OutputDifference
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.options import Candidates
 from placeit.planning.segments import Costs
-from placeit.runtime.check import OutputDifference
 from placeit.session import Session
 from placeit.workbench.options import Constraints
 

@@ -10,7 +10,6 @@ from typing import cast
 
 import numpy as np
 import pytest
-from gpu_plans import BYTES, FIRST, SECOND, SHAPE, Opened, expected, inputs, needs_two
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
@@ -19,6 +18,7 @@ from placeit.runtime.devices.base import BufferSpec, Instance, Program, RuntimeD
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.openvino import NativeInstance, OpenVinoDevice, OpenVinoInstance
 from placeit.testing.devices import ComputingDeviceConformance
+from tests.gpu_plans import BYTES, FIRST, SECOND, SHAPE, Opened, expected, inputs, needs_two
 
 
 class TestIntelGpu(ComputingDeviceConformance):

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 import pytest
-from beside import beside
-from gpu_plans import CPU, FIRST, SECOND, SHAPE, Devices, Opened, expected, inputs, needs_two
 from numpy.typing import NDArray
 
 from placeit.backends.openvino.model import describe
@@ -21,6 +19,8 @@ from placeit.runtime.devices.base import Program
 from placeit.runtime.devices.emulated import EmulatedLink
 from placeit.runtime.devices.openvino import NativeInstance, OpenVinoDevice, OpenVinoInstance
 from placeit.runtime.executor import Executor
+from tests.beside import beside
+from tests.gpu_plans import CPU, FIRST, SECOND, SHAPE, Devices, Opened, expected, inputs, needs_two
 
 pytestmark = pytest.mark.timeout(280, method="thread")
 
@@ -173,11 +173,10 @@ def test_a_segment_with_state_runs_in_python_and_reads_in_place_what_is_there(op
 
 
 def test_python_exits_while_a_run_on_gpus_is_under_way(gpus: list[str]) -> None:
-    tests = Path(__file__).parents[1]
     program = f"""
 import sys, threading, time
-sys.path[:0] = [{str(tests)!r}, {str(tests.parent)!r}]
-from gpu_plans import Devices
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.gpu_plans import Devices
 executor = Devices({gpus[:1]!r}).executor(one=1, three=1)
 threading.Thread(target=lambda: executor.times(10**9), daemon=True).start()
 while executor._engine.over:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 import pytest
-from open_models import TWO, assert_close, at_one_size, divided
 
 import placeit.runtime.devices.openvino as driver
 from placeit.session import Session
 from placeit.workbench.options import Inputs
+from tests.open_models import TWO, assert_close, at_one_size, divided
 
 ops = ov.opset13
 WIDTH = 8

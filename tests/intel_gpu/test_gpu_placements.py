@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from emulated_gpu.models import convolutions
-from recorded_run import check
 
 from benchmarks.intel_gpu import placed, worst_error
 from placeit.session import Session
+from tests.recorded_run import check
 
 
 def test_random_placements_compute_what_the_cpu_computes(session: Session) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from open_models import TWO
-from stateful_models import SIZE, Caches, Totals, caches, totals
 
 from examples.generate_text import generate, halves, inputs_of, shapes, uncut
 from placeit.core.placement import Placement
 from placeit.session import Session
 from placeit.workbench.options import Inputs
 from placeit.workloads.decoder import TINY, Decoder, write_decoder
+from tests.open_models import TWO
+from tests.stateful_models import SIZE, Caches, Totals, caches, totals
 
 PROMPTS, TOKENS = [[3, 1, 4, 1, 5, 9], [200, 7, 77, 1, 2, 3]], 8
 STYLES = {"rms normalization, two heads share a cache": TINY, "layer normalization": replace(TINY, style="gpt2", kv_heads=4)}

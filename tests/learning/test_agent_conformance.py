@@ -1,9 +1,9 @@
 import numpy as np
-from toy_agent import toy
 
 from placeit.learning.agent import Agent, ProblemInstance
 from placeit.learning.registry import make_agent
 from placeit.learning.testing import AgentConformance
+from tests.learning.toy_agent import toy
 
 
 class TestToy(AgentConformance):

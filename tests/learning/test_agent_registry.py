@@ -4,13 +4,13 @@ from importlib.metadata import EntryPoint, entry_points
 
 import pytest
 import torch
-from toy_agent import ToyAgent, same
 
 from placeit.core import registry as names
 from placeit.core.errors import UsageError
 from placeit.learning import registry
 from placeit.learning.checkpoint import weights_of
 from placeit.learning.parsing import parse_agent
+from tests.learning.toy_agent import ToyAgent, same
 
 
 def install(monkeypatch, name, target):

@@ -6,11 +6,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from toy_agent import HELD_OUT, ToyAgent, toy
 
 from placeit.core.errors import FileError, UsageError
 from placeit.learning.checkpoint import load_agent, read_checkpoint, save_agent
 from placeit.learning.training.loop import evaluate
+from tests.learning.toy_agent import HELD_OUT, ToyAgent, toy
 
 
 def find(name):

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_agent import FEW, ExploringAgent, draw_toys, same, stage, toy
 
 from placeit.core.errors import FileError, TrainingError, UsageError
 from placeit.learning.checkpoint import read_checkpoint, weights_of
 from placeit.learning.training.loop import Stage, train
+from tests.learning.toy_agent import FEW, ExploringAgent, draw_toys, same, stage, toy
 
 CHILD = """
 import os, random, signal, sys, time
 import numpy as np, torch
-sys.path.insert(0, {tests!r})
-from toy_agent import ExploringAgent, FEW, draw_toys
+sys.path.insert(0, {root!r})
+from tests.learning.toy_agent import ExploringAgent, FEW, draw_toys
 from placeit.learning.training.loop import Stage, train
 torch.set_num_threads(1)
 
@@ -83,7 +83,7 @@ def replaying(folder):
 
 @pytest.mark.parametrize(("updates", "most", "least"), [(20, 4, 1), pytest.param(300, 100, 50, marks=pytest.mark.nightly)])
 def test_a_training_that_was_killed_at_any_moment_gives_the_weights_of_one_that_was_not(tmp_path, updates, most, least):
-    code = CHILD.format(tests=str(Path(__file__).parent), folder=str(tmp_path), updates=updates, kills=most)
+    code = CHILD.format(root=str(Path(__file__).parents[2]), folder=str(tmp_path), updates=updates, kills=most)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     kills = int(done.stdout)
     assert kills >= least

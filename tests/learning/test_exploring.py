@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from small_models import inception_like
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
@@ -18,6 +17,7 @@ from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized, Spent
 from placeit.profiler.cache import Cache
 from placeit.session import optimize
+from tests.small_models import inception_like
 
 ROWS = 6
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from small_models import random_model
 
 from placeit.core.errors import UsageError
 from placeit.devices.host import allowed_cores
@@ -22,6 +21,7 @@ from placeit.simulator.cost_functions import TotalCost
 from placeit.simulator.simulate import simulate
 from placeit.simulator.throughput import ThroughputCost
 from placeit.testing.problems import random_problem
+from tests.small_models import random_model
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,11 @@ import dataclasses
 
 import pytest
 import torch
-from toy_agent import FEW, ExploringAgent, ToyAgent, draw_toys, same, stage, toy
 
 from placeit.core.errors import FileError, UsageError
 from placeit.learning.checkpoint import weights_of
 from placeit.learning.training.loop import train
+from tests.learning.toy_agent import FEW, ExploringAgent, ToyAgent, draw_toys, same, stage, toy
 
 STAGES = (
     {"updates": 9, "baseline": "moving", "entropy": 0.1, "final_entropy": 0.0, "normalize": False, "clip": 0.5},

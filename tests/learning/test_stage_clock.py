@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from toy_agent import FEW, stage, toy
 
 from placeit.core import clock
 from placeit.learning.training.loop import train
+from tests.learning.toy_agent import FEW, stage, toy
 
 
 class Slow:

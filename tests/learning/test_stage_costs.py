@@ -6,7 +6,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from toy_agent import FEW, HELD_OUT, ExploringAgent, ToyAgent, draw_toys, same, stage, toy, toy_instance
 
 from placeit.core import clock
 from placeit.core.errors import TrainingError, UsageError
@@ -14,6 +13,7 @@ from placeit.learning.agent import ProblemInstance, Trajectory
 from placeit.learning.checkpoint import load_agent, read_checkpoint, weights_of
 from placeit.learning.training.loop import Stage, evaluate, train
 from placeit.learning.training.valuing import value
+from tests.learning.toy_agent import FEW, HELD_OUT, ExploringAgent, ToyAgent, draw_toys, same, stage, toy, toy_instance
 
 
 def opposite(instance):

@@ -2,10 +2,10 @@ import json
 
 import numpy as np
 import pytest
-from toy_agent import ToyAgent, draw_toys, toy
 
 from placeit.core.errors import UsageError
 from placeit.learning.training.stages import Stage, check_stages, default_stages, parse_stage, scale_updates
+from tests.learning.toy_agent import ToyAgent, draw_toys, toy
 
 
 def toy_cost(instance):

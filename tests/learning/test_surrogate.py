@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from small_models import random_model
 
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.learning.choosing import Tried, worth_measuring
@@ -15,6 +14,7 @@ from placeit.learning.surrogate import Surrogate, expected_gain, features, worke
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.simulator.objectives import Latency
+from tests.small_models import random_model
 
 GROUPS = 12
 NOISE = 0.01

@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from toy_agent import FEW, ToyAgent, stage, toy
 
 from placeit.core.errors import FileError, PlaceitError, UsageError
 from placeit.learning.agents.placeto.agent import PlacetoAgent
@@ -15,6 +14,7 @@ from placeit.learning.checkpoint import load_agent, save_agent, weights_of
 from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import train
 from placeit.placers.registry import parse_placer
+from tests.learning.toy_agent import FEW, ToyAgent, stage, toy
 
 GOOD = {"agent": "toy", "version": 1, "config": {"hidden": 4, "pace": 1.0}, "about": {}}
 

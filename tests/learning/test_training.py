@@ -4,12 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_agent import FEW, HELD_OUT, ExploringAgent, ToyAgent, draw_toys, same, stage, toy, toy_instance
 
 from placeit.core.errors import TrainingError, UsageError
 from placeit.learning.agent import ProblemInstance
 from placeit.learning.checkpoint import load_agent, weights_of
 from placeit.learning.training.loop import Stage, evaluate, train
+from tests.learning.toy_agent import FEW, HELD_OUT, ExploringAgent, ToyAgent, draw_toys, same, stage, toy, toy_instance
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@ import importlib
 import types
 
 import pytest
-from toy_agent import FEW, stage, toy
 
 from placeit.core.errors import UsageError
 from placeit.learning.training.loop import train
+from tests.learning.toy_agent import FEW, stage, toy
 
 
 def test_the_log_holds_every_update(tmp_path):

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from beside import beside
-from small_models import inception_like
 
 from placeit.core.cluster import Cluster
 from placeit.core.placement import Placement
@@ -22,8 +20,10 @@ from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
 from placeit.runtime.nodes.actor import DeviceActor
 from placeit.runtime.nodes.device import NodeDevice
-from placeit.runtime.serving import Server
+from placeit.serving.server import Server
 from placeit.session import Session
+from tests.beside import beside
+from tests.small_models import inception_like
 
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local

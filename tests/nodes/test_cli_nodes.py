@@ -14,9 +14,9 @@ from typing import Any
 
 import openvino
 import pytest
-from small_models import inception_like
 
 from placeit.devices.host import allowed_cores
+from tests.small_models import inception_like
 
 pytest.importorskip("ray")
 

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from beside import beside
 
 import placeit
 from placeit.core.address import Address
 from placeit.core.errors import DeviceError, UsageError
+from tests.beside import beside
 
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local, tokens

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from small_models import inception_like
 
 from benchmarks import _network
 from benchmarks._network import Network
@@ -15,6 +14,7 @@ from placeit.core.errors import ExecutionError
 from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
 from placeit.session import Session
+from tests.small_models import inception_like
 
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local

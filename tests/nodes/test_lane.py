@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
-from beside import beside
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
@@ -19,6 +18,7 @@ from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.nodes.lane import DRIVER, Lane, SegmentJob, Wiring
 from placeit.runtime.nodes.tensors import bytes_of
 from placeit.runtime.nodes.wire import Frame, Kind, Parcel
+from tests.beside import beside
 
 ops = ov.opset13
 SPEC = BufferSpec((1, 4), "float32", limits=((1, 1), (1, 1 << 20)))

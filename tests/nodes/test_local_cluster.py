@@ -17,7 +17,6 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 import pytest
-from small_models import inception_like, ops
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.address import Address
@@ -36,6 +35,7 @@ from placeit.runtime.nodes.device import NodeDevice, NodeLink
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
 from placeit.workbench import adapting
+from tests.small_models import inception_like, ops
 
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local

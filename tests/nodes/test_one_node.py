@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded_run import check
-from small_models import inception_like
 
 from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
@@ -21,9 +19,11 @@ from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
 from placeit.runtime.nodes.device import NodeDevice
-from placeit.runtime.serving import Server
+from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.workbench import adapting
+from tests.recorded_run import check
+from tests.small_models import inception_like
 
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from open_models import OPEN, TWO, attention, divided
-from small_models import inception_like
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
@@ -25,6 +23,8 @@ from placeit.runtime.nodes.package import Unpacked, WeightStore, pack
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
 from placeit.workbench.options import Inputs
+from tests.open_models import OPEN, TWO, attention, divided
+from tests.small_models import inception_like
 
 
 @pytest.fixture

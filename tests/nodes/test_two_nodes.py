@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from open_models import LENGTHS, OPEN, Arrays, assert_close, at_one_size, attention, divided, values
-from stateful_models import SIZE, Totals, totals
-from text_steps import generate
 
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.errors import PlaceitError, SequenceError
@@ -30,11 +27,14 @@ from placeit.runtime.nodes.device import NodeDevice
 from placeit.runtime.nodes.wire import Frame, Kind
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.sequences import Sequence
-from placeit.runtime.serving import Server
+from placeit.serving.sequences import Sequence
+from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.workbench.options import Inputs
 from placeit.workloads.decoder import TINY, write_decoder
+from tests.open_models import LENGTHS, OPEN, Arrays, assert_close, at_one_size, attention, divided, values
+from tests.stateful_models import SIZE, Totals, totals
+from tests.text_steps import generate
 
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local

@@ -6,18 +6,18 @@ import time
 from typing import Any
 
 import pytest
-from small_models import inception_like
 
 from placeit.core import clock
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
+from placeit.measuring.budget import least
+from placeit.measuring.incumbent import why_hopeless
 from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
-from placeit.runtime.budget import least
-from placeit.runtime.incumbent import why_hopeless
 from placeit.session import optimize
 from placeit.workbench.options import Constraints
+from tests.small_models import inception_like
 
 CORE = allowed_cores()[0]
 

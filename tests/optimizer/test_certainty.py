@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from broken_executors import taking
-from small_models import inception_like
 
 from placeit.core.cluster import Cluster
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
+from placeit.measuring.measure import summed_up
 from placeit.optimizer.certainty import MARGIN, excluded
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
@@ -24,9 +23,10 @@ from placeit.placers.bound import lower_bound
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime.measure import summed_up
 from placeit.session import Session, optimize
 from placeit.simulator.objectives import get_objective
+from tests.broken_executors import taking
+from tests.small_models import inception_like
 
 CORES = allowed_cores()[:2]
 PAIR = [f"CPU@{core}" for core in CORES]

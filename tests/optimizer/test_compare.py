@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_models import inception_like
 
 import placeit
 from placeit.core.cluster import Link
@@ -15,6 +14,7 @@ from placeit.core.errors import PlacementError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
 from placeit.session import Session
+from tests.small_models import inception_like
 
 CORE = f"CPU@{allowed_cores()[0]}"
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from placeit.core import clock
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import summed_up
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.search import Search
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import summed_up
 from placeit.session import Session
 from placeit.simulator.objectives import Latency
 

@@ -7,11 +7,11 @@ import threading
 from typing import Any, cast
 
 import pytest
-from small_plans import chain
 
 from placeit.core.errors import ExecutionError
 from placeit.optimizer.deployed import Deployed, run_lengths
 from placeit.planning.segments import Plan
+from tests.small_plans import chain
 
 
 def test_a_run_has_more_requests_the_longer_its_pipeline_takes_to_fill() -> None:

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
-from broken_executors import NO_ROOM, broken, devices_of
-from small_models import inception_like
 
 from benchmarks.decision import Case, Drawn, Machine, search_of
 from placeit.backends.openvino.model import describe
@@ -28,6 +26,8 @@ from placeit.profiler.cache import Cache
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.session import Session, optimize
 from placeit.workbench.options import Constraints
+from tests.broken_executors import NO_ROOM, broken, devices_of
+from tests.small_models import inception_like
 
 ops = ov.opset13
 CORE = allowed_cores()[0]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_models import inception_like
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
@@ -20,6 +19,7 @@ from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.session import Session, optimize
 from placeit.simulator.objectives import Latency
+from tests.small_models import inception_like
 
 
 def emulated() -> Cluster:

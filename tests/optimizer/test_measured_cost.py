@@ -17,22 +17,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from broken_executors import NO_ROOM, Wrapped
-from known_devices import EMPTY_S, Truth, truth
 from numpy.typing import NDArray
-from small_models import random_model
 
 from placeit import MeasuredCost, place
 from placeit.core import clock
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ExecutionError, FileError, NoRoomError, PlacementError, UsageError
+from placeit.measuring.check import OutputDifference
 from placeit.optimizer.races import Races
 from placeit.planning.segments import Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputDifference
 from placeit.runtime.devices import kinds
 from placeit.session import Session
+from tests.broken_executors import NO_ROOM, Wrapped
+from tests.known_devices import EMPTY_S, Truth, truth
+from tests.small_models import random_model
 
 MODEL = random_model(3, 9)
 OPS = [name for name, kind in zip(MODEL.graph.names, MODEL.graph.kinds, strict=True) if kind not in ("Parameter", "Result")]
@@ -497,8 +497,8 @@ def test_a_process_that_is_killed_loses_at_most_the_batch_that_it_was_at(session
 
 def _another_process(function: str, *args: str) -> subprocess.Popen[str]:
     """Run a function of this module in a process that has done nothing before: OpenVINO numbers what it makes."""
-    code = f"import test_measured_cost as t, sys; t.{function}(*sys.argv[1:])"
-    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent), *sys.path]
+    code = f"import sys; from tests.optimizer import test_measured_cost as t; t.{function}(*sys.argv[1:])"
+    folders = [str(Path(__file__).parents[2]), *sys.path]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
     return subprocess.Popen([sys.executable, "-c", code, *args], env=environment, stdout=subprocess.PIPE, encoding="utf-8")
 

@@ -8,9 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from known_devices import truth
 from numpy.typing import NDArray
-from test_measured_cost import placements, session, true_seconds  # noqa: F401 (a fixture)
 
 from placeit.learning.agent import ProblemInstance
 from placeit.learning.measured import MeasuredCosts, session_source
@@ -18,6 +16,8 @@ from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import Stage, TrainingResult, train
 from placeit.optimizer.optimize import decide
 from placeit.session import Session
+from tests.known_devices import truth
+from tests.optimizer.test_measured_cost import placements, session, true_seconds  # noqa: F401 (a fixture)
 
 
 def learn(session: Session, costs: MeasuredCosts, updates: int = 3, **options: object) -> TrainingResult:  # noqa: F811

@@ -10,10 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from broken_executors import Wrapped
-from known_devices import EMPTY_S, Truth, truth
 from rich.console import Console
-from small_models import random_model
 
 from placeit import Budget, Candidates
 from placeit.core.address import Address
@@ -21,13 +18,16 @@ from placeit.core.cluster import Cluster, Device, Power
 from placeit.core.errors import UsageError
 from placeit.devices.energy import EnergyMeter, EnergyMeters
 from placeit.devices.meters import Meter
+from placeit.measuring.check import OutputDifference
 from placeit.optimizer import races
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.result import Optimized
 from placeit.report import as_text
-from placeit.runtime.check import OutputDifference
 from placeit.runtime.devices import kinds
 from placeit.session import Session
+from tests.broken_executors import Wrapped
+from tests.known_devices import EMPTY_S, Truth, truth
+from tests.small_models import random_model
 
 MODEL = random_model(3, 9)
 OPS = [name for name, kind in zip(MODEL.graph.names, MODEL.graph.kinds, strict=True) if kind not in ("Parameter", "Result")]

@@ -14,7 +14,6 @@ import openvino as ov
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import inception_like
 
 from placeit.backends.openvino.model import describe
 from placeit.core.address import Address
@@ -23,6 +22,7 @@ from placeit.core.errors import DeviceError, InfeasibleError, UsageError
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
 from placeit.devices.host import allowed_cores
+from placeit.measuring.check import OutputDifference
 from placeit.optimizer.options import Candidates
 from placeit.placers import Measured
 from placeit.placers.annealing import Annealing
@@ -30,9 +30,9 @@ from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import profile
-from placeit.runtime.check import OutputDifference
 from placeit.session import Session, optimize
 from placeit.simulator.simulate import simulate
+from tests.small_models import inception_like
 
 CORE = f"CPU@{allowed_cores()[0]}"
 PLACERS = ("heft", "metis")

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from small_models import inception_like
 
 from placeit import Candidates, Placement, Session, optimize
 from placeit.core.address import Address
@@ -28,6 +27,7 @@ from placeit.simulator.objectives import Energy
 from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 from placeit.workbench.options import Constraints
+from tests.small_models import inception_like
 
 ASKED = Candidates(("heft", "annealing:evaluations=500"), pareto=True)
 

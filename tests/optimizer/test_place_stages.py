@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_models import inception_like, random_model
 
 from examples import read_text
 from placeit.backends.base import Model
@@ -23,10 +22,11 @@ from placeit.devices.clusterfile import discover
 from placeit.devices.host import allowed_cores
 from placeit.optimizer import stages as stages_module
 from placeit.optimizer.stages import ModelStage, place_stages
-from placeit.runtime.serving import Server
+from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.simulator.load import poisson_arrivals
 from placeit.simulator.throughput import ThroughputCost
+from tests.small_models import inception_like, random_model
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 pytestmark = pytest.mark.two_cores

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from eight_bit import EIGHT_BIT
 from onnx import TensorProto, helper, numpy_helper
 
 from placeit import Session, optimize
@@ -17,6 +16,7 @@ from placeit.devices.plain import plain_devices
 from placeit.optimizer.candidates import alone_on
 from placeit.optimizer.compare import compare
 from placeit.optimizer.deployed import Deployed
+from tests.eight_bit import EIGHT_BIT
 
 FLOAT = TensorProto.FLOAT
 

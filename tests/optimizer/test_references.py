@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from small_models import inception_like
 
 import placeit
 from placeit.backends.openvino.own_mode import OwnModeRunner
@@ -29,6 +28,7 @@ from placeit.report import as_text
 from placeit.session import Session
 from placeit.simulator.objectives import get_objective
 from placeit.workbench.options import Constraints
+from tests.small_models import inception_like
 
 CORES = allowed_cores()
 PAIR = [f"CPU@{core}" for core in CORES[:2]]

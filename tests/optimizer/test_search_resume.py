@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_models import inception_like, random_model
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import FileError, UsageError
 from placeit.devices.host import allowed_cores
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import FEWEST, summed_up
 from placeit.optimizer.candidates import Alone, Candidate
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.measured_cost import MeasuredCost
@@ -25,11 +26,10 @@ from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import FEWEST, summed_up
 from placeit.session import Session, optimize
 from placeit.simulator.objectives import Latency, Throughput
 from placeit.workbench.options import Constraints
+from tests.small_models import inception_like, random_model
 
 CORE = allowed_cores()[0]
 

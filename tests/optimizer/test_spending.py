@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from small_models import inception_like
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
@@ -24,6 +23,7 @@ from placeit.profiler.cache import Cache
 from placeit.report import as_text
 from placeit.session import optimize
 from placeit.workbench.options import Constraints
+from tests.small_models import inception_like
 
 CORE = f"CPU@{allowed_cores()[0]}"
 
@@ -156,10 +156,10 @@ def test_where_there_is_nothing_to_place_nobody_is_asked(cache: Cache, devices: 
 @pytest.mark.slow
 def test_a_search_by_default_does_not_import_torch() -> None:
     script = (
-        "import sys\nfrom placeit import optimize\nfrom small_models import inception_like\n"
+        "import sys\nfrom placeit import optimize\nfrom tests.small_models import inception_like\n"
         f"optimize(inception_like(), {CORE!r}, budget=2, cache=None)\nprint('torch' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[1], capture_output=True, encoding="utf-8", check=True
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, encoding="utf-8", check=True
     )
     assert done.stdout.strip() == "False"

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from small_models import inception_like, random_model
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
@@ -26,6 +25,7 @@ from placeit.report import as_text
 from placeit.session import Session, optimize
 from placeit.simulator.objectives import Latency
 from placeit.workbench.options import Constraints
+from tests.small_models import inception_like, random_model
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 PLAIN = next((device.name for device in plain_devices(discover(CORES))), "CPU")

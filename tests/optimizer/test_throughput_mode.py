@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_models import inception_like
 
 import placeit
 from placeit.core.cluster import Cluster
@@ -18,6 +17,7 @@ from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.names import parse_device
 from placeit.devices.plain import in_throughput_mode
+from placeit.measuring.measure import FEWEST
 from placeit.optimizer.candidates import known_value
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
@@ -25,10 +25,10 @@ from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.runtime.devices import throughput
 from placeit.runtime.executor import Executor
-from placeit.runtime.measure import FEWEST
 from placeit.session import Session
 from placeit.simulator.objectives import Throughput
 from placeit.workbench.options import Constraints, Traffic
+from tests.small_models import inception_like
 
 PAIR = [f"CPU@{core}" for core in allowed_cores()[:2]]
 BUDGET_S = 120.0  # far more than the search takes

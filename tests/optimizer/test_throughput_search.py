@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_models import inception_like
 
 import placeit
 from placeit.core.address import Address
@@ -26,6 +25,7 @@ from placeit.session import Session
 from placeit.simulator.simulate import simulate
 from placeit.simulator.throughput import ThroughputCost, bottleneck
 from placeit.workbench.options import Constraints
+from tests.small_models import inception_like
 
 
 def described(*flops: float, memory: tuple[float, ...] = (), latency: float = 1e-9) -> Cluster:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alarms import alarm
 from numpy.typing import NDArray
 
 from placeit.core import clock
@@ -22,6 +21,7 @@ from placeit.placers.asking import ask
 from placeit.placers.base import Incumbent
 from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
+from tests.alarms import alarm
 
 ENDLESS = (
     "annealing:evaluations=1000000000000",

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slow_merging import Merger as SlowMerger
 
 from placeit.core.errors import GraphError, UsageError
 from placeit.core.graph import OpGraph
 from placeit.planning import coarsen as module
 from placeit.planning.coarsen import coarsen
+from tests.planning.slow_merging import Merger as SlowMerger
 
 
 def graph_of(edges, flops):

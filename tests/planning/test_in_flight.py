@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from small_plans import alternating, chain
 
 from placeit.planning.in_flight import held, in_flight
 from placeit.planning.segments import Plan
 from placeit.simulator.simulate import schedule
+from tests.small_plans import alternating, chain
 
 
 def seconds(plan: Plan, requests: int) -> float:

@@ -11,7 +11,6 @@ import openvino as ov
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import inception_like, random_model
 
 from placeit.backends.openvino.model import describe
 from placeit.core.address import Address
@@ -28,6 +27,7 @@ from placeit.profiler.cache import Cache
 from placeit.session import Session, optimize
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workbench.options import Constraints
+from tests.small_models import inception_like, random_model
 
 OPS = ("conv1", "conv1/bias", "Conv1", "conv2", "a[0]", "y")
 DEVICES = ("CPU@0", "CPU@1")

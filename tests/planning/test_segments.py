@@ -7,7 +7,6 @@ from types import FrameType
 
 import numpy as np
 import pytest
-from alarms import alarm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from placeit.core.errors import PlacementError
 from placeit.core.graph import OpGraph
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
+from tests.alarms import alarm
 
 
 def random_segmenter(

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_segments import cases, feasible_placement
 
 from placeit.core.conflicts import shares_beside
 from placeit.planning.segments import Segmenter
 from placeit.simulator.objectives import Throughput
 from placeit.simulator.simulate import simulate
 from placeit.simulator.throughput import ThroughputCost, bottleneck
+from tests.planning.test_segments import cases, feasible_placement
 
 
 def steady(like: Segmenter, outside: np.ndarray | None = None) -> Segmenter:

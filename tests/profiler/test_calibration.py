@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from small_models import random_model
 
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
+from tests.small_models import random_model
 
 GROUPING = Grouping.singletons(random_model(6, 14).graph)
 GROUPS = len(GROUPING.groups)

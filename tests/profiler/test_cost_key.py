@@ -11,7 +11,6 @@ import onnx
 import openvino
 import pytest
 from onnx import TensorProto, helper
-from small_models import inception_like, random_model
 
 import placeit
 from placeit.backends.openvino.model import OpenVinoModel
@@ -27,6 +26,7 @@ from placeit.profiler.cache import Cache
 from placeit.profiler.costs import profile
 from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
+from tests.small_models import inception_like, random_model
 
 FIRST = allowed_cores()[0]
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
-from small_models import inception_like
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
@@ -26,6 +25,7 @@ from placeit.profiler.costs import profile
 from placeit.profiler.load import MachineLoad
 from placeit.profiler.support import supported
 from placeit.runtime.runtime import Runtime
+from tests.small_models import inception_like
 
 CORES = allowed_cores()[:1]
 BUDGET_S = 60.0  # far more than these take, also on a busy machine

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_models import inception_like
 
 from placeit.core.graph import OpGraph
 from placeit.profiler.kernel_history import Beyond, History, Profiled
 from placeit.profiler.kernel_times import KernelTimes, profiled
 from placeit.profiler.op_traits import OpTraits
 from placeit.runtime.devices.kernels import Kernel
+from tests.small_models import inception_like
 
 NOTHING = Beyond(0.0, 0.0, 0.0, 0.0, 0.0)
 DEVICE = {"kind": "openvino", "machine": "this one"}

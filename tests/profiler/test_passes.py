@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import inception_like
 
 from placeit.backends.base import Sample
 from placeit.core import clock
@@ -21,6 +20,7 @@ from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler import passes
 from placeit.profiler.passes import Passes, counted, left_out
 from placeit.runtime.spans import Span
+from tests.small_models import inception_like
 
 GROUPING = coarsen(inception_like().graph)
 GROUPS = len(GROUPING.groups)

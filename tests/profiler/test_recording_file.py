@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_run import RECORDING
 
 from placeit.core.errors import FileError
 from placeit.profiler.recording import read_recording, write_recording
+from tests.recorded_run import RECORDING
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_run import RECORDING
 
 from placeit.core.errors import FileError
 from placeit.profiler.recording import RecordedRequest, RecordedSpan, Recording
 from placeit.profiler.trace import write_recording_trace
+from tests.recorded_run import RECORDING
 
 Event = Mapping[str, Any]
 _FIELDS = {"X": {"dur"}, "i": {"s"}, "C": {"args"}, "M": {"args"}, "s": {"id"}, "f": {"id", "bp"}}

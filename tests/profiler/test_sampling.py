@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from known_devices import Truth, truth
-from small_models import inception_like, random_model
 
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.address import Address
@@ -22,6 +20,8 @@ from placeit.profiler.sampling import alike, choose, predict
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices import kinds
 from placeit.runtime.runtime import Runtime
+from tests.known_devices import Truth, truth
+from tests.small_models import inception_like, random_model
 
 FREE = {"Parameter", "Result"}
 MODEL = inception_like()

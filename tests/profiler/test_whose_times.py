@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 import pytest
-from known_devices import EMPTY_S, Truth, truth
-from small_models import inception_like, ops, random_model
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.address import Address
@@ -20,6 +18,8 @@ from placeit.profiler import costs
 from placeit.profiler.costs import profile
 from placeit.runtime.devices import kinds
 from placeit.runtime.runtime import Runtime
+from tests.known_devices import EMPTY_S, Truth, truth
+from tests.small_models import inception_like, ops, random_model
 
 FREE = {"Parameter", "Result"}
 

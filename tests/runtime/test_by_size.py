@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
-from open_models import LENGTHS, OPEN, TWO, Arrays, assert_close, at_one_size, attention, convolutions, divided, values
 
 from placeit.runtime.devices.base import SegmentSource
 from placeit.runtime.devices.by_size import MOST, BySize
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.session import Session
 from placeit.workbench.options import Inputs
+from tests.open_models import LENGTHS, OPEN, TWO, Arrays, assert_close, at_one_size, attention, convolutions, divided, values
 
 ops = ov.opset13
 

@@ -10,7 +10,6 @@ from typing import cast
 
 import numpy as np
 import pytest
-from small_models import inception_like
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
@@ -23,6 +22,7 @@ from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices.base import Program, SegmentSource
 from placeit.runtime.devices.null import NullDevice, VirtualClock
 from placeit.runtime.runtime import Runtime
+from tests.small_models import inception_like
 
 CLUSTER = Cluster((Device("CPU@0", address=Address("CPU", (0,))), Device("GPU.0", address=Address("GPU.0"))))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 import pytest
-from small_models import convolution, inception_like
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.address import Address
@@ -17,6 +16,7 @@ from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import Grouping, coarsen
 from placeit.runtime.devices.counters import kernels
 from placeit.runtime.devices.kernels import group_shares
+from tests.small_models import convolution, inception_like
 
 ops = ov.opset13
 CORE = Device("a", address=Address("CPU", allowed_cores()[:1]))

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from small_models import random_model
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
@@ -21,6 +20,7 @@ from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.null import NullDevice, VirtualClock
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.testing.devices import ComputingDeviceConformance, DeviceConformance
+from tests.small_models import random_model
 
 CORES = allowed_cores()
 

@@ -22,11 +22,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alarms import alarm
-from beside import beside
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import random_model
 
 from placeit import _core
 from placeit.core.address import Address
@@ -42,8 +39,11 @@ from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.executor import Executor
 from placeit.runtime.feed import Bell
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.serving import Server
+from placeit.serving.server import Server
 from placeit.simulator.scheduler import Scheduler
+from tests.alarms import alarm
+from tests.beside import beside
+from tests.small_models import random_model
 
 pytestmark = pytest.mark.timeout(120, method="thread")
 
@@ -688,11 +688,10 @@ def test_a_caller_runs_short_segments_of_free_lanes_itself(bench: Callable[..., 
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_python_exits_while_a_run_is_under_way(mixed: bool) -> None:
-    here = Path(__file__)
     program = f"""
 import sys, threading, time
-sys.path[:0] = [{str(here.parent)!r}, {str(here.parents[1])!r}]
-from test_engine import Bench
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.runtime.test_engine import Bench
 executor = Bench(1, 20, seconds=1e-3, mixed={mixed}).executor()
 threading.Thread(target=lambda: executor.times(10**6), daemon=True).start()
 time.sleep(0.2)

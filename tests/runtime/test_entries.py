@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_plans import Devices, expected, inputs
-from recorded_plugins import NPU, RecordedCore, recorded
 
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.devices.openvino_c import NativeModel, NativeOpenVino, native_openvino
+from tests.gpu_plans import Devices, expected, inputs
+from tests.recorded_plugins import NPU, RecordedCore, recorded
 
 __all__ = ["recorded"]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 import pytest
-from small_models import ops
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.runtime.executor import Executor
 from placeit.session import Session
+from tests.small_models import ops
 
 LAYERS, WIDTH = 4, 128  # a weight of 64 KiB
 WEIGHTS = np.random.default_rng(0).standard_normal((WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from small_models import random_model
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.address import Address
@@ -32,6 +31,7 @@ from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.runtime import Runtime
+from tests.small_models import random_model
 
 ops = ov.opset13
 

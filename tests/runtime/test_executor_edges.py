@@ -13,7 +13,6 @@ import openvino as ov
 import pytest
 from numpy.typing import NDArray
 from openvino.op.util import Variable, VariableInfo
-from small_models import random_model
 
 from placeit.backends.openvino.graph import name_nodes
 from placeit.backends.openvino.model import OpenVinoModel, describe
@@ -22,14 +21,15 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError, GraphError, ModelError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
+from placeit.measuring.check import OutputCheck, other_inputs
 from placeit.planning.coarsen import Grouping, coarsen
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.check import OutputCheck, other_inputs
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, RuntimeDevice, Transport
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoProgram
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
+from tests.small_models import random_model
 
 ops = ov.opset13
 CORE = allowed_cores()[0]

@@ -25,14 +25,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from alarms import alarm
-from beside import beside
-from eager_streams import devices as streamed
-from eager_streams import run_late
 from numpy.typing import NDArray
 from onnx import helper
-from overdue import overdue
-from small_models import random_model
 
 from placeit.backends import load
 from placeit.backends.base import Model
@@ -51,6 +45,12 @@ from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.testing.fake_accelerator import FakeAccelerator
+from tests.alarms import alarm
+from tests.beside import beside
+from tests.eager_streams import devices as streamed
+from tests.eager_streams import run_late
+from tests.overdue import overdue
+from tests.small_models import random_model
 
 # interrupts are of the timer that pytest-timeout would use otherwise
 pytestmark = pytest.mark.timeout(280, method="thread")
@@ -700,7 +700,7 @@ def interrupt_sessions(path: str, seed: int, trials: int) -> None:
 def test_opening_and_closing_survive_interrupts_at_random_moments(tmp_path: Path, trials: int) -> None:
     """What was open when an interrupt came is closed as soon as nothing refers to it."""
     path = save_mixing(tmp_path / "mixing.onnx")
-    code = f"import test_faults; test_faults.interrupt_sessions({str(path)!r}, 3, {trials})"
+    code = f"from tests.runtime import test_faults; test_faults.interrupt_sessions({str(path)!r}, 3, {trials})"
     call = [sys.executable, "-X", "faulthandler", "-c", code]
     search = os.pathsep.join(filter(None, sys.path))
     env = os.environ | {"PYTHONPATH": search}

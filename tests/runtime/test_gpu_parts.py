@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from eager_streams import devices
-from test_streams_torch import Recordable, expected, torch_work
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
@@ -20,6 +18,8 @@ from placeit.runtime.accelerators import gpu_parts
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
 from placeit.runtime.devices import ort
+from tests.eager_streams import devices
+from tests.runtime.test_streams_torch import Recordable, expected, torch_work
 
 
 class Driver(ModuleType):

@@ -14,15 +14,16 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
-from test_adapting import Bench
-from test_faults import inputs_of, save_mixing
 
 from placeit.backends import load
 from placeit.report import live
 from placeit.report.live import LiveView
-from placeit.runtime.serving import Server
+from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.spans import Event
-from placeit.runtime.stats import OUTCOMES, DeviceStats, ServerStats
+from placeit.serving.server import Server
+from placeit.serving.stats import OUTCOMES, ServerStats
+from tests.runtime.test_faults import inputs_of, save_mixing
+from tests.serving.test_adapting import Bench
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 

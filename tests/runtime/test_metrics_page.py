@@ -14,16 +14,16 @@ import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain_text
-from test_adapting import Bench as LosableBench
-from test_faults import Bench, bench, inputs_of, models, save_mixing  # noqa: F401 (fixtures)
-from test_serving import BAD
 
 from placeit.backends import load
 from placeit.core.errors import UsageError
 from placeit.core.views import MetricsPage
 from placeit.report.metrics import Metrics
-from placeit.runtime.serving import Server
-from placeit.runtime.stats import OUTCOMES
+from placeit.serving.server import Server
+from placeit.serving.stats import OUTCOMES
+from tests.runtime.test_faults import Bench, bench, inputs_of, models, save_mixing  # noqa: F401 (fixtures)
+from tests.serving.test_adapting import Bench as LosableBench
+from tests.serving.test_serving import BAD
 
 pytestmark = pytest.mark.timeout(280, method="thread")
 

@@ -13,7 +13,23 @@ import onnx.parser
 import openvino as ov
 import pytest
 from numpy.typing import NDArray
-from open_models import (
+
+import placeit.runtime.devices.openvino as driver
+from placeit.backends import load
+from placeit.backends.base import Sample
+from placeit.core.errors import DeviceError, ExecutionError, ModelError, SequenceError, UsageError
+from placeit.core.placement import Placement
+from placeit.core.sizes import SizeRange
+from placeit.devices.openvino import openvino_core
+from placeit.measuring.check import OutputDifference, other_inputs
+from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.spans import Timed, blended
+from placeit.session import Session
+from placeit.workbench.between import at_sizes
+from placeit.workbench.options import Inputs
+from placeit.workloads.decoder import TINY, write_decoder
+from tests.open_models import (
     LENGTHS,
     OPEN,
     TWO,
@@ -28,22 +44,6 @@ from open_models import (
     onnx_attention,
     values,
 )
-
-import placeit.runtime.devices.openvino as driver
-from placeit.backends import load
-from placeit.backends.base import Sample
-from placeit.core.errors import DeviceError, ExecutionError, ModelError, SequenceError, UsageError
-from placeit.core.placement import Placement
-from placeit.core.sizes import SizeRange
-from placeit.devices.openvino import openvino_core
-from placeit.runtime.check import OutputDifference, other_inputs
-from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.plan_executor import PlanExecutor
-from placeit.runtime.spans import Timed, blended
-from placeit.session import Session
-from placeit.workbench.between import at_sizes
-from placeit.workbench.options import Inputs
-from placeit.workloads.decoder import TINY, write_decoder
 
 ops = ov.opset13
 

@@ -18,7 +18,6 @@ import numpy as np
 import openvino as ov
 import pytest
 from numpy.typing import NDArray
-from small_models import inception_like
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
@@ -28,6 +27,7 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import compile_properties, openvino_core
 from placeit.runtime.devices import openvino_c, openvino_library
 from placeit.runtime.devices.openvino_c import NativeModel, NativeOpenVino, library_folder, native_openvino, why_not
+from tests.small_models import inception_like
 
 if native_openvino() is None:  # with an older wheel
     pytest.skip(str(why_not()), allow_module_level=True)

@@ -30,10 +30,10 @@ from placeit.devices.clusterfile import read_cluster, write_cluster
 from placeit.devices.host import allowed_cores
 from placeit.devices.names import parse_device, parse_devices
 from placeit.devices.onnxruntime import onnxruntime
+from placeit.measuring.check import OutputDifference
 from placeit.planning.coarsen import Grouping, coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.costs import profile
-from placeit.runtime.check import OutputDifference
 from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.host_buffer import HostBuffer

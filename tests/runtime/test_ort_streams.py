@@ -5,23 +5,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from eager_streams import devices, run_at_once
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_ort import OTHER, grouped, model  # noqa: F401 (a fixture)
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.devices.onnxruntime import onnxruntime
+from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.accelerators import ort_program
 from placeit.runtime.accelerators.ort_program import ort_streams
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
-from placeit.runtime.check import OutputDifference
 from placeit.runtime.devices import ort
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
+from tests.eager_streams import devices, run_at_once
+from tests.runtime.test_ort import OTHER, grouped, model  # noqa: F401 (a fixture)
 
 
 @pytest.fixture

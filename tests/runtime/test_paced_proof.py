@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from stream_cases import Program, random_case
 
 from placeit.core.errors import ExecutionError
 from placeit.core.threads import Gate, Worker
@@ -22,6 +21,7 @@ from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.worker import perform
 from placeit.runtime.runtime import Runtime
 from placeit.testing.fake_accelerator import FakeAccelerator
+from tests.runtime.stream_cases import Program, random_case
 
 
 class Told:

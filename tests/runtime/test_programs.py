@@ -15,7 +15,6 @@ import numpy as np
 import openvino as ov
 import pytest
 import torch
-from small_models import convolution, inception_like, ops
 from torch import nn
 
 from placeit.backends.base import Model
@@ -33,6 +32,7 @@ from placeit.runtime.executor import Executor
 from placeit.runtime.programs import Programs, searching
 from placeit.session import Session
 from placeit.workbench.options import Constraints
+from tests.small_models import convolution, inception_like, ops
 
 
 class Program:

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from eager_streams import devices, run_at_once, run_late
 
 from placeit.core.errors import DeviceError
 from placeit.runtime.accelerators.stream_device import PinnedBuffer, StreamDevice
@@ -16,6 +15,7 @@ from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.testing.devices import ComputingDeviceConformance
 from placeit.testing.fake_accelerator import FakeAccelerator
+from tests.eager_streams import devices, run_at_once, run_late
 
 
 class Conformance(ComputingDeviceConformance):

@@ -11,11 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from alarms import alarm
-from beside import beside
-from eager_streams import devices, run_at_once, run_late
-from overdue import overdue
-from test_streams import case_of, chain
 
 from placeit import runtime
 from placeit.core.address import Address
@@ -29,6 +24,11 @@ from placeit.runtime.accelerators.reports import ThreadReports
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.devices.accelerator import Inbox
+from tests.alarms import alarm
+from tests.beside import beside
+from tests.eager_streams import devices, run_at_once, run_late
+from tests.overdue import overdue
+from tests.runtime.test_streams import case_of, chain
 
 CORES = allowed_cores()[:2]
 RUNTIME = str(Path(runtime.__file__).parent)

@@ -4,7 +4,6 @@ import threading
 
 import numpy as np
 import pytest
-from stream_cases import Case, Model, Program, random_case
 
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
@@ -18,6 +17,7 @@ from placeit.runtime.devices.accelerator import HOST
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.scheduler import Scheduler, Transfer
 from placeit.testing.fake_accelerator import FakeAccelerator
+from tests.runtime.stream_cases import Case, Model, Program, random_case
 
 
 def case_of(kinds, edges, devices, seconds=1.0, *, nbytes=400):

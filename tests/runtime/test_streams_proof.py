@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stream_cases import random_case, run_case
 
 from placeit.core.errors import ExecutionError
 from placeit.runtime.accelerators.clocks import Clocks
@@ -21,6 +20,7 @@ from placeit.runtime.devices.accelerator import HOST, Inbox
 from placeit.runtime.devices.base import BufferSpec
 from placeit.testing.fake_accelerator import FakeAccelerator
 from placeit.testing.happens_before import HOST_THREAD, Access, HappensBefore
+from tests.runtime.stream_cases import random_case, run_case
 
 PATIENCE = (0.0, 0.5, 2.0, 20.0)  # from a host that launches everything before anything happens, to one that comes late
 

@@ -5,9 +5,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from eager_streams import Recorded, devices, run_at_once
-from stream_cases import random_case
-from test_streams import case_of, chain
 
 from placeit.backends.torch.model import load
 from placeit.core.cluster import Cluster, Device
@@ -23,6 +20,9 @@ from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.devices.accelerator import HOST, Inbox
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.runtime import Runtime
+from tests.eager_streams import Recorded, devices, run_at_once
+from tests.runtime.stream_cases import random_case
+from tests.runtime.test_streams import case_of, chain
 
 
 class Step(torch.nn.Module):

@@ -12,7 +12,6 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 import pytest
-from test_executor import null_runtime
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.cluster import Cluster, Device, Link
@@ -21,8 +20,9 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.base import Instance
 from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.serving import Server
+from placeit.serving.server import Server
 from placeit.simulator.throughput import ThroughputCost
+from tests.runtime.test_executor import null_runtime
 
 NAMES, SECONDS, REQUESTS = "abc", 0.01, 30
 CLUSTER = Cluster(tuple(map(Device, NAMES)), {pair: Link(1e9, 1e-6) for pair in itertools.permutations(NAMES, 2)})

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network_server import TYPES, open_on_a_core, save_model
 
 from placeit.core.placement import Placement
 from placeit.profiler.cache import Cache
-from placeit.runtime.serving import Server
 from placeit.serve.network import NetworkServer, Options
 from placeit.serve.service import ServedModel
+from placeit.serving.server import Server
 from placeit.session import Session
+from tests.serve.network_server import TYPES, open_on_a_core, save_model
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from onnx import helper
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
-from placeit.runtime.serving import Server
 from placeit.serve.network import NetworkServer
+from placeit.serving.server import Server
 from placeit.session import Session
 
 TYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64")

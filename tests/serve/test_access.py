@@ -16,13 +16,13 @@ import grpc
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from network_server import SHAPE, call, values
-from test_clients import tensors
-from test_hostile import INFER, asking
 
 from placeit.core.errors import UsageError
 from placeit.serve.network import NetworkServer
 from placeit.serve.service import ServedModel
+from tests.serve.network_server import SHAPE, call, values
+from tests.serve.test_clients import tensors
+from tests.serve.test_hostile import INFER, asking
 
 GOOD = json.dumps(asking())
 

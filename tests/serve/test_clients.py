@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from network_server import SHAPE, TYPES, Arrays, call, values
 from prometheus_client.parser import text_string_to_metric_families
 
 from placeit.backends.base import TensorSpec
 from placeit.core.placement import Placement
 from placeit.core.version import __version__
-from placeit.runtime.serving import Server
 from placeit.serve.network import NetworkServer
 from placeit.serve.refusal import RefusedError
 from placeit.serve.rpc import Messages
 from placeit.serve.service import ServedModel
 from placeit.serve.tensors import DATATYPES, of_contents
+from placeit.serving.server import Server
 from placeit.session import Session
+from tests.serve.network_server import SHAPE, TYPES, Arrays, call, values
 
 PROTOCOLS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 

@@ -12,10 +12,10 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
-from network_server import SHAPE, Arrays, call, values
 
 from placeit.serve.network import NetworkServer
 from placeit.serve.tensors import DATATYPES
+from tests.serve.network_server import SHAPE, Arrays, call, values
 
 INFER = "/v2/models/types/infer"
 messages = tritonclient.grpc.service_pb2

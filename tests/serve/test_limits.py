@@ -16,11 +16,11 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
-from network_server import call, held, values
-from test_hostile import INFER, asking, raw
 
-from placeit.runtime.serving import Server
 from placeit.serve.network import NetworkServer
+from placeit.serving.server import Server
+from tests.serve.network_server import call, held, values
+from tests.serve.test_hostile import INFER, asking, raw
 
 GOOD = json.dumps(asking())
 

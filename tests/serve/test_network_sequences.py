@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from open_models import TWO, divided
 from tritonclient.utils import InferenceServerException
 
 from placeit.serve.network import NetworkServer, Options
@@ -22,6 +21,7 @@ from placeit.serve.service import ServedModel
 from placeit.session import Session
 from placeit.workbench.options import Inputs
 from placeit.workloads.decoder import TINY, write_decoder
+from tests.open_models import TWO, divided
 
 SIZES = {"input_ids": (1, "1..64@8"), "attention_mask": (1, "1..64@8"), "position_ids": (1, "1..64@8")}
 

@@ -13,9 +13,7 @@ import onnx
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from network_server import call
 from onnx import helper
-from open_models import LENGTHS, OPEN, TWO, Arrays, Shapes, assert_close, at_one_size, attention, divided, values
 from tritonclient.utils import InferenceServerException
 
 from placeit.core.sizes import LARGEST
@@ -24,6 +22,8 @@ from placeit.serve.service import ServedModel
 from placeit.serve.tensors import DATATYPES
 from placeit.session import Session
 from placeit.workbench.options import Inputs
+from tests.open_models import LENGTHS, OPEN, TWO, Arrays, Shapes, assert_close, at_one_size, attention, divided, values
+from tests.serve.network_server import call
 
 INFER = "/v2/models/encoder/infer"
 OUTPUTS = ("tokens", "pooled")

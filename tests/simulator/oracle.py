@@ -6,10 +6,10 @@ Compiled functions are held to it call for call (test_rules.py), and it to the s
 import heapq
 
 import numpy as np
-import slow_simulator as slow
 
 from placeit.core.errors import ExecutionError
 from placeit.simulator.scheduler import EXECUTED_RULES, RequestDone, Start, Transfer
+from tests.simulator import slow_simulator as slow
 
 
 class _Request:

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import slow_simulator as slow
 from hypothesis import strategies as st
-from slow_simulator import holds_for
 
 from placeit.core.errors import ProblemError
 from placeit.core.problem import Problem
@@ -18,6 +16,8 @@ from placeit.simulator.scheduler import Rules
 from placeit.simulator.simulate import SimulatedCost, schedule, simulate
 from placeit.simulator.slack import slack
 from placeit.simulator.throughput import ThroughputCost
+from tests.simulator import slow_simulator as slow
+from tests.simulator.slow_simulator import holds_for
 
 seeds = st.integers(0, 2**32 - 1)
 

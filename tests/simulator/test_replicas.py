@@ -4,14 +4,14 @@ import heapq
 
 import numpy as np
 import pytest
-import slow_simulator as slow
 from hypothesis import strategies as st
-from slow_simulator import holds_for
 
 from placeit.core.problem import Problem
 from placeit.simulator.load import LoadReport, constant_arrivals, poisson_arrivals
 from placeit.simulator.serving import SimulatedReplica, serve
 from placeit.simulator.simulate import schedule
+from tests.simulator import slow_simulator as slow
+from tests.simulator.slow_simulator import holds_for
 
 
 def one_op(seconds, in_flight=1):

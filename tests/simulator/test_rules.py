@@ -5,14 +5,14 @@ import math
 
 import numpy as np
 import pytest
-import slow_simulator as slow
 from hypothesis import strategies as st
-from oracle import ReferenceScheduler
-from slow_simulator import holds_for
 
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.simulator.scheduler import RequestDone, Rules, Scheduler, Start, Transfer
 from placeit.simulator.simulate import schedule, simulate
+from tests.simulator import slow_simulator as slow
+from tests.simulator.oracle import ReferenceScheduler
+from tests.simulator.slow_simulator import holds_for
 
 seeds = st.integers(0, 2**32 - 1)
 links_ = st.sampled_from(["contention-free", "channel"])

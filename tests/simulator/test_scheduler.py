@@ -2,14 +2,14 @@ import heapq
 
 import numpy as np
 import pytest
-import slow_simulator as slow
 from hypothesis import strategies as st
-from slow_simulator import holds_for
 
 from placeit.core.errors import ExecutionError, PlacementError, ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.simulator.scheduler import GIPH_RULES, RequestDone, Rules, Scheduler, Start, Transfer
 from placeit.simulator.simulate import schedule
+from tests.simulator import slow_simulator as slow
+from tests.simulator.slow_simulator import holds_for
 
 seeds = st.integers(0, 2**32 - 1)
 links_ = st.sampled_from(["contention-free", "channel"])

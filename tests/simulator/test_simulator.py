@@ -4,14 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import slow_simulator as slow
 from hypothesis import strategies as st
-from slow_simulator import holds_for
 
 from placeit.core.errors import PlacementError, ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.simulator.scheduler import GIPH_RULES, Rules, b_level
 from placeit.simulator.simulate import SimulatedCost, schedule, simulate, simulator
+from tests.simulator import slow_simulator as slow
+from tests.simulator.slow_simulator import holds_for
 
 LINKS = ("contention-free", "channel")
 QUEUES = ("fifo", "priority", "planned")

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
-import slow_simulator as slow
 from hypothesis import strategies as st
-from slow_simulator import holds_for
 
 from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
 from placeit.simulator.scheduler import Rules
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput import ThroughputCost, bottleneck, relative_throughput
+from tests.simulator import slow_simulator as slow
+from tests.simulator.slow_simulator import holds_for
 
 seeds = st.integers(0, 2**32 - 1)
 

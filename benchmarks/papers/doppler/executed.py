@@ -25,10 +25,10 @@ from placeit.learning.measured import session_source
 from placeit.learning.registry import make_agent
 from placeit.learning.training.stages import MEASURED
 from placeit.learning.training.valuing import dropping
+from placeit.measuring.incumbent import HOPELESS
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.placers import parse_placer
 from placeit.profiler.cache import Cache
-from placeit.runtime.incumbent import HOPELESS
 from placeit.session import Session
 
 __all__ = ["SLOWDOWNS", "BestOfEach", "Fidelity", "Learned", "Seeds"]

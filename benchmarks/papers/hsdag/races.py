@@ -16,8 +16,8 @@ from benchmarks._plain import Plain, bound_thread, by_name, openvino_alone
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.placement import Placement
 from placeit.devices.openvino import openvino_core
-from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import Measurement, Ratio, faster
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import Measurement, Ratio, faster
 from placeit.session import Session
 
 __all__ = ["AUTOMATIC", "Entry", "Raced", "Ratios", "race"]

@@ -1,0 +1,136 @@
+"""The result of running a placement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.cluster import Cluster
+from placeit.core.jsonable import jsonable_dict
+from placeit.core.placement import Placement
+from placeit.core.views import Shown
+from placeit.devices.meters import Series
+from placeit.devices.nvml import GpuUse
+from placeit.measuring.check import OutputDifference
+from placeit.measuring.measure import Measurement
+from placeit.planning.segments import Plan
+from placeit.runtime.spans import Done, Span
+
+__all__ = ["AtSize", "RunReport"]
+
+
+@dataclass(frozen=True)
+class AtSize:
+    """What requests of one size take.
+
+    Attributes:
+        shapes: of the inputs with open sizes, by name.
+        measured_s: median seconds of some requests.
+        simulated_s: what the simulator says, by the times of segments at the next smaller and the next larger size; None where
+            these are measured themselves.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    measured_s: float
+    simulated_s: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class RunReport(Shown):
+    """The result of running a placement.
+
+    Attributes:
+        model: path of the model.
+        placement: what ran.
+        cluster: the devices.
+        warmup: runs before the timed ones.
+        duration_s: seconds that the timed runs were to take; None if their number was given.
+        latency: seconds of single requests, from the call to the answer.
+        inner_s: median of the same requests from when lanes began to the end of the last segment.
+        disturbed: how many of these requests ran while something else disturbed the machine.
+        left_out: how many others did, and do not count.
+        utilization: share of the time that each device computed, during the traced run.
+        output_error: against the whole model on one device.
+        precision: of the devices.
+        failed: why the outputs are wrong, by the session's tolerance; None if they are right.
+        spans: what ran when, in the traced run.
+        done: the timed runs, the last ones if there were many.
+        traced: the run of ``spans``; None if there was none.
+        readings: what meters showed during the timed runs.
+        outputs: by name.
+        plan: the segments that ran.
+        simulated_s: what the simulator says that a request takes; None if nobody has profiled the model.
+        segment_s: median seconds of each segment of the plan in the timed runs, ``float64[S]``; 0 of one that runs nothing.
+        native: whether the plan's lanes needed no Python from the start of a request to its end.
+        host_paced: devices with streams on which nothing was launched ahead, as others beside them have none, or something was
+            slowed down on purpose: the host waited for the end of each of their segments.
+        gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; none without NVML.
+        sizes: what it takes at other sizes, ascending, where sizes are open.
+        spinning: share of a core that threads of devices took to wait awake.
+        interrupted: whether Ctrl-C ended the timed runs early. There is no traced run then, and no outputs, and
+            ``output_error`` is of the check before the timed runs.
+    """
+
+    model: str
+    placement: Placement
+    cluster: Cluster
+    warmup: int
+    duration_s: float | None
+    latency: Measurement
+    utilization: dict[str, float]
+    output_error: OutputDifference
+    failed: str | None
+    spans: list[Span]
+    outputs: dict[str, NDArray[np.generic]]
+    plan: Plan
+    simulated_s: float | None
+    segment_s: NDArray[np.float64]
+    native: bool
+    host_paced: tuple[str, ...]
+    inner_s: float
+    gpus: Mapping[str, GpuUse]
+    done: Sequence[Done] = ()
+    traced: Done | None = None
+    readings: Sequence[Series] = ()
+    interrupted: bool = False
+    disturbed: int = 0
+    left_out: int = 0
+    sizes: Sequence[AtSize] = ()
+    precision: str = "f32"
+    spinning: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON has it, which is what ``placeit run --json`` prints beside the names of files."""
+        latency = self.latency
+        return jsonable_dict(
+            {
+                "model": self.model,
+                "devices": self.placement.counts(),
+                "precision": self.precision,
+                "segments": len(self.plan.programs),
+                "native": self.native,
+                "spinning": self.spinning,
+                "host_paced": list(self.host_paced),
+                "runs": len(latency.samples),
+                "warmup": self.warmup,
+                "duration_s": self.duration_s,
+                "latency_s": {"median": latency.median, "p95": latency.p95, "ci": (latency.ci_low, latency.ci_high)},
+                "inner_s": self.inner_s,
+                "disturbed": self.disturbed,
+                "left_out": self.left_out,
+                "simulated_s": self.simulated_s,
+                "utilization": self.utilization,
+                "gpus": {name: vars(use) for name, use in self.gpus.items()},
+                "output_error": self.output_error.to_dict(),
+                "failed": self.failed,
+                "sizes": [
+                    {"shapes": one.shapes, "measured_s": one.measured_s, "simulated_s": one.simulated_s} for one in self.sizes
+                ],
+                "emulated": self.cluster.emulated_names,
+                "interrupted": self.interrupted,
+            }
+        )

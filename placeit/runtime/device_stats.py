@@ -1,0 +1,31 @@
+"""What is known of a device that a server runs requests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DeviceStats"]
+
+
+@dataclass(frozen=True)
+class DeviceStats:
+    """What is known of a device.
+
+    Attributes:
+        name: in its cluster.
+        node: the machine that has it; empty for this one.
+        up: whether it is there; False while it is lost.
+        returns: how often it came back after it had been lost.
+        busy_s: seconds that segments of requests ran there.
+    """
+
+    name: str
+    node: str = ""
+    up: bool = True
+    returns: int = 0
+    busy_s: float = 0.0
+
+    @property
+    def losses(self) -> int:
+        """How often it was lost."""
+        return self.returns + (not self.up)

@@ -1,0 +1,70 @@
+"""Record the last requests of a server, what became of all of them, and what has happened to it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.runtime.spans import Done, Event, Span
+from placeit.serving.stats import OUTCOMES
+
+__all__ = ["History"]
+
+_KEPT = 1000  # requests, and as many events
+
+
+class History:
+    """The last thousand requests of a server, the last thousand events, and counts of all requests.
+
+    Any thread may read it and record an event; whoever counts requests holds the server's lock.
+
+    Attributes:
+        outcomes: how many requests have ended, by :data:`placeit.serving.stats.OUTCOMES`.
+        latency_s: seconds from the arrival to the end, summed over all requests that succeeded.
+        busy: seconds that segments ran, by device name.
+    """
+
+    def __init__(self) -> None:
+        self._requests: deque[Done] = deque(maxlen=_KEPT)
+        self._events: deque[Event] = deque(maxlen=_KEPT)
+        self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.latency_s = 0.0
+        self.busy: dict[str, float] = {}
+
+    def ended(self, done: Done) -> None:
+        """Record a request that has run, and count it."""
+        self._requests.append(done)
+        if math.isfinite(done.ended):
+            self.outcomes["succeeded"] += 1
+            self.latency_s += done.ended - done.arrived
+        else:
+            self.outcomes["failed"] += 1
+        devices, segments = done.labels.devices, done.labels.segments
+        for s, start, finish in done.ran:
+            name = devices[segments[s][0]]
+            self.busy[name] = self.busy.get(name, 0.0) + finish - start
+
+    def happened(self, what: str, why: str, *, seconds: float = 0.0, until: float | None = None) -> None:
+        """Something has happened now, or at another moment of ``perf_counter``; it has taken so many seconds until then."""
+        finish = perf_counter() if until is None else until
+        self._events.append(Event(what, finish - seconds, finish, why))
+
+    def requests(self) -> list[Done]:
+        """The requests, in the order in which they ended."""
+        return list(self._requests.copy())
+
+    def events(self) -> tuple[Event, ...]:
+        """The events, in the order in which they were recorded."""
+        return tuple(self._events.copy())
+
+    def latencies(self) -> NDArray[np.float64]:
+        """``float64[N]``, seconds from the arrival to the end of the requests that succeeded."""
+        return np.array([done.ended - done.arrived for done in self._requests.copy() if math.isfinite(done.ended)])
+
+    def trace(self) -> list[Span | Event]:
+        """Segments and transfers of requests, and the events, for :func:`placeit.profiler.trace.write_chrome_trace`."""
+        return [*(span for done in self._requests.copy() for span in done.spans()), *self._events.copy()]

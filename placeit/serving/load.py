@@ -1,0 +1,279 @@
+"""Requests that arrive at a server: at given times, whatever becomes of those before them, or each when another has ended.
+
+These are an open and a closed loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from placeit.backends.base import Arrays
+from placeit.core.cluster import Cluster
+from placeit.core.errors import ExecutionError, PlaceitError, QueueFullError
+from placeit.core.interrupts import come_through
+from placeit.core.jsonable import jsonable_dict
+from placeit.core.placement import Placement
+from placeit.devices.meters import Series
+from placeit.measuring.check import OutputDifference
+from placeit.planning.segments import Plan
+from placeit.runtime.spans import Done, Event, Span
+from placeit.serving.server import Answer, Server
+from placeit.simulator.load import LoadReport
+
+__all__ = ["RateReport", "Served", "keep_busy", "offer"]
+
+_KEEPS_UP = 0.05  # share of the requests, beyond those in flight, that may wait when the last one has arrived
+_BREATH_S, _LOOK_S = 1e-3, 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """Outcomes of requests.
+
+    Attributes:
+        load: times and queue lengths of those that ended; None if none did.
+        arrived: how many arrived.
+        dropped: how many found the queue full.
+        failed: how many ended in an error.
+        error: the first one.
+        waiting: how many waited or were in flight when the last one had arrived.
+        seconds: from the first arrival to the last end.
+        busy: share of that time in which each device ran segments.
+        interrupted: whether Ctrl-C kept the rest from arriving.
+    """
+
+    load: LoadReport | None
+    arrived: int
+    dropped: int
+    failed: int
+    error: PlaceitError | None
+    waiting: int
+    seconds: float
+    busy: Mapping[str, float]
+    interrupted: bool
+
+    @property
+    def busiest(self) -> str | None:
+        """The device that was busy longest; None if nothing ran."""
+        return max(self.busy, key=lambda name: self.busy[name], default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class RateReport:
+    """The result of running a placement under load.
+
+    Attributes:
+        model: path of the model.
+        placement: what served, with its replicas.
+        rate: requests per second that were to arrive, on average; None if each came as soon as another one had ended.
+        arrivals: how they arrived at a rate: ``constant`` or ``poisson``.
+        seed: of random arrivals.
+        in_flight: how many requests could be in flight at once, on all replicas.
+        queue: how many could wait.
+        served: what became of them.
+        output_error: against the whole model on one device.
+        failed: why the outputs are wrong, by the session's tolerance; None if they are right.
+        cluster: the devices.
+        trace: what the last thousand requests ran, and what happened to the server.
+        plans: of each replica, the segments that ran.
+        done: the last thousand requests.
+        readings: what meters showed meanwhile.
+    """
+
+    model: str
+    placement: Placement
+    rate: float | None
+    arrivals: str
+    seed: int
+    in_flight: int
+    queue: int
+    served: Served
+    output_error: OutputDifference
+    failed: str | None
+    cluster: Cluster
+    trace: Sequence[Span | Event]
+    plans: Sequence[Plan] = ()
+    done: Sequence[Done] = ()
+    readings: Sequence[Series] = ()
+
+    @property
+    def sustained(self) -> bool | None:
+        """True if requests were served as fast as they came: none was dropped, and no more waited in the end than by chance.
+
+        None if they came at no rate.
+        """
+        served = self.served
+        return (
+            None if self.rate is None else served.dropped == 0 and served.waiting <= self.in_flight + _KEEPS_UP * served.arrived
+        )
+
+    @property
+    def reason(self) -> str | None:
+        """Why the rate cannot be sustained, in a sentence; None if it can."""
+        served = self.served
+        if self.sustained is not False or served.load is None or served.load.achieved is None or served.busiest is None:
+            return None
+        return (
+            f"{self.rate:g} requests per second are more than this placement sustains: it served {served.load.achieved:.4g} "
+            f"per second, and {served.busiest} was busy {served.busy[served.busiest]:.0%} of the time."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON has it, which is what ``placeit run --json`` prints beside the names of files."""
+        served = self.served
+        load = served.load
+        return jsonable_dict(
+            {
+                "model": self.model,
+                "devices": self.placement.counts(),
+                "replicas": len(self.placement.every),
+                "rate": self.rate,
+                "arrivals": None if self.rate is None else self.arrivals,
+                "seed": self.seed,
+                "in_flight": self.in_flight,
+                "queue": self.queue,
+                "arrived": served.arrived,
+                "ended": 0 if load is None else load.requests,
+                "dropped": served.dropped,
+                "errors": served.failed,
+                "seconds": served.seconds,
+                "offered": None if load is None else load.offered,
+                "achieved": None if load is None else load.achieved,
+                "sustained": self.sustained,
+                "reason": self.reason,
+                "latency_s": None if load is None else {name: getattr(load, name) for name in ("p50", "p95", "p99", "worst")},
+                "waiting": None if load is None else {"mean": load.mean_queue, "most": load.most_queued},
+                "utilization": dict(served.busy),
+                "busiest": served.busiest,
+                "output_error": self.output_error.to_dict(),
+                "failed": self.failed,
+                "emulated": self.cluster.emulated_names,
+                "interrupted": served.interrupted,
+            }
+        )
+
+
+class _Tally:
+    """Tally of the requests of a server, from their futures; no outputs are kept."""
+
+    def __init__(self, server: Server) -> None:
+        self._history, self._submitted = server.history, 0
+        self._refused, self._busy = server.history.outcomes["refused"], dict(server.busy)
+        self._ended: list[tuple[float, float, float] | None] = []  # arrival, begin and end; None of those that failed
+        self._error: PlaceitError | None = None
+        self.start = perf_counter()
+
+    def expect(self, answer: Answer) -> None:
+        """Wait for one more."""
+        answer.add_done_callback(self._note)
+        self._submitted += 1
+
+    def _note(self, answer: Future[Any]) -> None:
+        assert isinstance(answer, Answer)  # noqa: S101 (it was one)
+        error = answer.exception()
+        if error is not None and self._error is None:
+            self._error = error if isinstance(error, PlaceitError) else ExecutionError(str(error))
+        self._ended.append((answer.arrived, answer.begun, answer.ended) if error is None else None)
+
+    def sum_up(self, *, interrupted: bool) -> Served:
+        """Wait until all have ended."""
+        waiting = self._left
+        while self._left > 0:
+            sleep(min(_LOOK_S, max(1e-3, 1e-2 * (perf_counter() - self.start))))
+        times = [one for one in self._ended if one is not None]
+        seconds = max((ended for *_, ended in times), default=perf_counter()) - self.start
+        dropped = self._history.outcomes["refused"] - self._refused
+        return Served(
+            load=LoadReport.of(*np.transpose(times)) if times else None,
+            arrived=len(self._ended) + dropped,
+            dropped=dropped,
+            failed=len(self._ended) - len(times),
+            error=self._error,
+            waiting=waiting,
+            seconds=seconds,
+            busy={name: (total - self._busy.get(name, 0.0)) / seconds for name, total in self._history.busy.items()},
+            interrupted=interrupted,
+        )
+
+    @property
+    def _left(self) -> int:
+        return self._submitted - len(self._ended)
+
+
+def offer(server: Server, inputs: Arrays, arrivals: ArrayLike) -> Served:
+    """Submit requests when they arrive, and wait until all have ended.
+
+    Those that find the queue full are dropped. Times count from when a request was to arrive, also if this thread was late.
+    Ctrl-C ends the arrivals, and what was measured is kept.
+
+    Args:
+        server: nobody else submits anything meanwhile.
+        inputs: of each request, by name.
+        arrivals: ``float64[R]``, seconds from the first on, ascending.
+
+    Raises:
+        ExecutionError: the server is closed, or nothing can run any more.
+    """
+    interrupted = False
+    tally = _Tally(server)
+    try:
+        full_until = -math.inf
+        for after in np.asarray(arrivals, np.float64).tolist():
+            due = tally.start + after
+            while (early := due - perf_counter()) > 0:
+                sleep(early)
+            if due < full_until:
+                server.turn_away()
+                continue
+            try:
+                tally.expect(server.submit(inputs, wait=False, arrived=due))
+            except QueueFullError:
+                full_until = perf_counter()  # for those that were due meanwhile, if this thread is late
+                sleep(_BREATH_S)  # the server's threads need the interpreter, too
+    except KeyboardInterrupt:
+        interrupted = True
+        come_through()  # what is in flight may take its time
+    return tally.sum_up(interrupted=interrupted)
+
+
+def keep_busy(
+    server: Server, inputs: Arrays, at_once: int, *, requests: int | None = None, seconds: float = math.inf
+) -> Served:
+    """Have as many requests under way all the time, each submitted as soon as another one has ended, and wait for all.
+
+    Ctrl-C ends the arrivals, and what was measured is kept.
+
+    Args:
+        server: nobody else submits anything meanwhile.
+        inputs: of each request, by name.
+        at_once: how many; as many as can be in flight, and none waits for longer than it takes to begin.
+        requests: how many in all; None for no limit.
+        seconds: in which they are submitted; one is in any case.
+
+    Raises:
+        ExecutionError: the server is closed, or nothing can run any more.
+    """
+    submitted, interrupted = 0, False
+    tally, room = _Tally(server), SimpleQueue[object]()
+    for _ in range(at_once):
+        room.put(None)
+    try:
+        while submitted == 0 or (submitted != requests and perf_counter() < tally.start + seconds):
+            room.get()
+            answer = server.submit(inputs)
+            submitted += 1
+            tally.expect(answer)
+            answer.add_done_callback(room.put)
+    except KeyboardInterrupt:
+        interrupted = True
+        come_through()  # what is in flight may take its time
+    return tally.sum_up(interrupted=interrupted)

@@ -1,0 +1,306 @@
+"""Several models one after the other: items go through stages, and each asks a server for any number of requests per item."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Self
+
+from placeit.backends.base import Arrays
+from placeit.core.errors import DeadlineError, ExecutionError, QueueFullError, UsageError
+from placeit.core.threads import Gate, Worker, apart
+from placeit.runtime.feed import Outcome
+from placeit.runtime.plan_executor import check_process
+from placeit.serving.server import PATIENCE_S, Answer, Outputs, Server
+
+__all__ = ["Pipeline", "Stage"]
+
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage: a function applied to each item.
+
+    Attributes:
+        name: of the stage.
+        server: runs its requests.
+        split: gives the inputs of the requests that an item leads to: any number of them, also none.
+        join: makes the item for the next stage of an item and the outputs of its requests, in the order of ``split``.
+    """
+
+    name: str
+    server: Server
+    split: Callable[[Any], Sequence[Arrays]]
+    join: Callable[[Any, Sequence[Outputs]], Any]
+
+
+@dataclass(eq=False)
+class _Tuple:
+    """An item on its way, the stage that it is at, and what it waits for there."""
+
+    item: Any
+    stage: str
+    future: Outcome[Any] = field(default_factory=Outcome)
+    answers: list[Answer] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def end(self) -> None:
+        """Tell the future, unless it has ended."""
+        self.future.end(self._tell)
+
+    def _tell(self, future: Future[Any]) -> None:
+        if self.error is None:
+            future.set_result(self.item)
+        else:
+            future.set_exception(self.error)
+
+
+class Pipeline:
+    """Takes items through stages, in order. Use it as a context manager, or call :meth:`close`.
+
+    Every item that is submitted ends in its future exactly once, in the order of submission. One that fails goes no further,
+    and the others go on. At most ``window`` items are under way: that bounds every queue between stages, and holds up who
+    submits while a stage is slow.
+
+    Each stage has a thread, on which ``split`` runs, and ``join`` of the stage before; the last ``join``, and callbacks of
+    futures, run on one more. None of these may close the pipeline, or wait for room in it.
+
+    Args:
+        stages: at least one. Their servers are closed by those who made them.
+        window: items under way, at most.
+
+    Attributes:
+        entered: items that were submitted.
+        left: items that have ended, well or not.
+        requests: of each stage, by name, that its server has taken.
+    """
+
+    def __init__(self, stages: Sequence[Stage], *, window: int = 16) -> None:
+        if not stages:
+            raise UsageError("A pipeline needs a stage at least.")
+        if window < 1:
+            raise UsageError(f"At least one item has to be under way; got {window}.")
+        if len({stage.name for stage in stages}) < len(stages):
+            raise UsageError("Two stages have the same name.")
+        self.window, self.entered, self.left = window, 0, 0
+        self.requests = {stage.name: 0 for stage in stages}
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._room: Gate | None = None  # for threads that wait for room, if any does
+        self._under_way: deque[_Tuple] = deque()
+        self._closed = self._dropping = self._over = False
+        self._first = stages[0].name
+        self._queues: list[SimpleQueue[_Tuple | None]] = [SimpleQueue() for _ in range(len(stages) + 1)]
+        self._workers: list[Worker] = []
+        self._threads: set[int] = set()
+        self._ended = Gate()
+        for number, stage in enumerate(stages):
+            before = stages[number - 1] if number else None
+            self._start(f"placeit stage {stage.name}", functools.partial(self._work, number, stage, before))
+        self._start("placeit sink", functools.partial(self._sink, stages[-1]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close(drain=kind is None)
+
+    def submit(self, item: Any, *, timeout: float | None = None) -> Future[Any]:
+        """Have an item go through all stages; its future has what the last one makes of it.
+
+        Args:
+            item: for the first stage.
+            timeout: seconds to wait at most while ``window`` items are under way; None for as long as it takes.
+
+        Raises:
+            QueueFullError: that many are, and stay so, or this is a callback of one of the pipeline's futures, or a function of
+                a stage.
+            ExecutionError: the pipeline is closed.
+        """
+        check_process(self._process)
+        until = math.inf if timeout is None else perf_counter() + timeout
+        made = _Tuple(item, self._first)
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise ExecutionError("This pipeline is closed: make a new one.")
+                if len(self._under_way) < self.window:
+                    self._queues[0].put(made)  # first: an interrupt here must not leave an item that no stage has
+                    self._under_way.append(made)
+                    self.entered += 1
+                    return made.future
+                room = self._room = self._room or Gate()
+            if threading.get_ident() in self._threads:
+                raise QueueFullError(
+                    f"{self._held_up()}, and none can leave while a callback or a function of a stage waits: submit elsewhere."
+                )
+            left = until - perf_counter()
+            if left <= 0:
+                raise QueueFullError(f"No item has left the pipeline for {timeout:g} s: {self._held_up()}.")
+            room.wait(min(left, _LOOK_S))
+
+    def map(self, items: Iterable[Any], *, timeout: float | None = None) -> Iterator[Any]:
+        """Take items through, and give the results in their order; no more items are taken than ``window`` beyond the results.
+
+        Args:
+            items: for the first stage.
+            timeout: seconds to wait at most for room, and for each result.
+
+        Raises:
+            Exception: an item failed, by whatever it failed with; raised when its turn has come.
+            DeadlineError: a result takes longer.
+        """
+        under_way: deque[Future[Any]] = deque()
+        for item in items:
+            if len(under_way) == self.window:
+                yield self._result(under_way.popleft(), timeout)
+            under_way.append(self.submit(item, timeout=timeout))
+        while under_way:
+            yield self._result(under_way.popleft(), timeout)
+
+    def _result(self, future: Future[Any], timeout: float | None) -> Any:
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            if future.done():  # with an error of that kind, or just now
+                return future.result()
+            raise DeadlineError(f"No result for {timeout:g} s: {self._held_up()}.") from None
+
+    def _held_up(self) -> str:
+        """Say what everybody waits for."""
+        with self._lock:
+            count, stage = len(self._under_way), self._under_way[0].stage if self._under_way else None
+        return f"{count} items are under way" + (f", the first of them at the stage '{stage}'" if stage is not None else "")
+
+    def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
+        """Finish every item, and stop. A second call has no effect.
+
+        A thread of its own does that. It goes on to the end if the one that waits here is interrupted.
+
+        Args:
+            drain: whether items go through the stages that are left; otherwise they fail when they come to the next one.
+            timeout: seconds to wait at most, after which every item that is left fails; None for no limit if it drains, and
+                ten seconds otherwise.
+
+        Raises:
+            ExecutionError: a callback of one of its futures, or a function of a stage, closes it.
+        """
+        if os.getpid() != self._process:
+            return
+        if threading.get_ident() in self._threads:
+            raise ExecutionError(
+                "Neither a callback nor a function of a stage can close a pipeline, which waits for them to end."
+            )
+        apart(functools.partial(self._close, drain, timeout))
+
+    def _close(self, drain: bool, timeout: float | None) -> None:
+        """Do it, on a thread where no signal handler raises; also while another thread does."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+            self._dropping |= not drain
+            if first:
+                self._queues[0].put(None)
+        until = perf_counter() + ((math.inf if drain else PATIENCE_S) if timeout is None else timeout)
+        while not self._over and not self._ended.wait(max(0.0, min(_LOOK_S, until - perf_counter()))):
+            if perf_counter() >= until or not all(worker.alive for worker in self._workers):
+                break
+        with self._lock:
+            left = [*self._under_way]
+            self._under_way.clear()
+            self.left += len(left)
+            self._over = self._dropping = True
+        for one in left:
+            one.error = ExecutionError(f"The pipeline was closed before this item had gone through the stage '{one.stage}'.")
+            one.end()
+        for worker in self._workers:
+            if self._ended.is_open:
+                worker.close()
+            else:
+                with suppress(ExecutionError):  # it ends already
+                    worker.submit(worker.close)
+
+    def _start(self, name: str, job: Callable[[], None]) -> None:
+        """Have a thread do it, which must not wait for the pipeline meanwhile."""
+
+        def work() -> None:
+            self._threads.add(thread := threading.get_ident())
+            job()
+            self._threads.remove(thread)
+
+        self._workers.append(Worker(name))
+        self._workers[-1].submit(work)
+
+    def _work(self, number: int, stage: Stage, before: Stage | None) -> None:
+        """Take items through a stage."""
+        outbox = self._queues[number + 1]
+
+        def go_on(one: _Tuple) -> None:
+            if one.error is None:
+                self._ask(one, stage)
+            outbox.put(one)
+
+        self._each(self._queues[number], before, go_on)
+        outbox.put(None)
+
+    def _each(self, inbox: SimpleQueue[_Tuple | None], before: Stage | None, go_on: Callable[[_Tuple], None]) -> None:
+        """Take each item out of a stage and have it go on; one for which anything fails goes on with the error."""
+        one: _Tuple | None = None
+        while True:
+            try:
+                if one is None and (one := inbox.get()) is None:
+                    return
+                self._join(one, before)
+                go_on(one)
+                one = None
+            except BaseException as error:  # noqa: BLE001 (whatever it is, it is this item's, and others follow)
+                if one is not None:
+                    one.error = error
+
+    def _ask(self, one: _Tuple, stage: Stage) -> None:
+        """Submit what an item leads to in a stage."""
+        one.stage = stage.name
+        if self._dropping:
+            raise ExecutionError(f"The pipeline was closed before this item had come to the stage '{stage.name}'.")
+        for inputs in stage.split(one.item):
+            one.answers.append(stage.server.submit(inputs))
+            self.requests[stage.name] += 1
+
+    def _join(self, one: _Tuple, stage: Stage | None) -> None:
+        """Wait for all that an item has asked for in a stage, and make of it the item for the next one."""
+        if one.error is None and stage is not None:
+            try:
+                one.item = stage.join(one.item, [answer.result() for answer in one.answers])
+                one.answers = []
+            except BaseException as error:  # noqa: BLE001
+                one.error = error
+        if one.error is not None:
+            while one.answers:
+                if not one.answers[0].cancel():
+                    one.answers[0].exception()  # which waits
+                one.answers.pop(0)
+
+    def _sink(self, last: Stage) -> None:
+        """End items."""
+        self._each(self._queues[-1], last, self._leave)
+        self._ended.open()
+
+    def _leave(self, one: _Tuple) -> None:
+        with self._lock:
+            if self._under_way and self._under_way[0] is one:
+                self._under_way.popleft()
+                self.left += 1
+            if self._room is not None:
+                self._room.open()
+                self._room = None
+        one.end()

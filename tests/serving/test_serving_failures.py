@@ -1,0 +1,124 @@
+"""A failure at any call of what serves, one at a time: one request or item fails at most, and the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from placeit.core.errors import DeadlineError, ExecutionError
+from placeit.runtime import executor, feed, plan_executor
+from placeit.runtime.accelerators import executor as stream_executor
+from placeit.serving import answers, history, pipeline, replica, waiting
+from placeit.serving import server as serving
+from placeit.serving.pipeline import Pipeline, Stage
+from placeit.serving.server import Answer, Server
+from tests.injected import Failures
+from tests.runtime.test_faults import Bench, bench, expected, inputs_of, models  # noqa: F401 (fixtures)
+
+pytestmark = pytest.mark.timeout(900, method="thread")  # of work that takes seconds, on a busy machine
+
+LOOP: tuple[ModuleType, ...] = (
+    serving, replica, waiting, answers, feed, history, plan_executor, executor, stream_executor
+)  # fmt: skip
+SERVING = ("placeit serving",)  # names of threads
+BAD_ITEM = None  # which no stage can split
+BAD = 1000  # an index that kernels refuse
+PATIENCE_S = 240.0
+AFTER = 100  # requests that have to be right after each failure
+
+
+def is_right(answer: Answer, index: int) -> bool:
+    """Whether an answer is right; False if it is the failure that was put in. Anything else fails the test."""
+    error = answer.exception(PATIENCE_S)
+    if error is not None:
+        assert "put in" in str(error), error
+        return False
+    (output,) = answer.result().values()
+    np.testing.assert_allclose(output, expected(index), rtol=1e-5)
+    return True
+
+
+def watch(failures: Failures, server: Server, made: Bench) -> None:
+    """Have threads be watched again that were hit."""
+    watched: list[bool] = []
+    while not any(watched):
+        server.submit(inputs_of(made.model, 0)).add_done_callback(lambda _: watched.append(failures.watch()))
+        assert is_right(server.submit(inputs_of(made.model, 0)), 0)
+
+
+def trouble(server: Server, made: Bench) -> int:
+    """Have requests end in all ways at once, and return how many failed that should not have."""
+    good = [(server.submit(inputs_of(made.model, index % 4)), index % 4) for index in range(3)]
+    bad = server.submit(inputs_of(made.model, BAD))
+    late = server.submit(inputs_of(made.model, 1), start_within_s=1e-9)
+    cancelled = server.submit(inputs_of(made.model, 1))
+    told: list[object] = []
+    good[0][0].add_done_callback(told.append)
+    if not cancelled.cancel():
+        good.append((cancelled, 1))
+    good += [(server.submit(inputs_of(made.model, index % 4)), index % 4) for index in range(3)]
+    assert isinstance(bad.exception(PATIENCE_S), ExecutionError)
+    assert isinstance(late.exception(PATIENCE_S), DeadlineError | ExecutionError)
+    return sum(not is_right(answer, index) for answer, index in good)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a generator that was hit
+@pytest.mark.parametrize("occurrence", [1, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("lanes", ["native", pytest.param("openvino", marks=pytest.mark.slow)])
+def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_the_next_ones_are_right(
+    bench: Callable[..., Bench], lanes: str, occurrence: int  # noqa: F811
+) -> None:  # fmt: skip
+    failures = Failures(LOOP, SERVING, lambda where: MemoryError(f"put in: {where}"), occurrence)
+    with failures.watched():
+        made = bench(lanes)
+        server = Server([made.executor(in_flight=3)], queue=2 * AFTER)
+    with server:
+        spared = 0
+        while spared < 3:
+            before = len(failures.hit)
+            with failures.armed():
+                failed = trouble(server, made)
+            answers = [server.submit(inputs_of(made.model, index % 4)) for index in range(AFTER)]
+            assert all(is_right(answer, index % 4) for index, answer in enumerate(answers))
+            assert failed <= len(failures.hit) - before
+            spared = 0 if len(failures.hit) > before else spared + 1
+            watch(failures, server, made)
+        assert server.repeated == 0
+        with made.executor() as other:  # lanes are free for others
+            made.check(other, timeout=PATIENCE_S)
+    assert len(failures.hit) > 60
+
+
+def test_a_failure_at_any_call_of_a_pipeline_fails_one_item_at_most_and_the_next_ones_are_right(
+    bench: Callable[..., Bench],  # noqa: F811
+) -> None:
+    made = bench("native")
+    failures = Failures((pipeline, feed), ("placeit stage", "placeit sink"), lambda where: MemoryError(f"put in: {where}"))
+
+    def split(item: int) -> list[dict[str, np.ndarray]]:  # type: ignore[type-arg]
+        return [inputs_of(made.model, item % 4)] * (item % 3)
+
+    def count(item: int, outputs: object) -> int:
+        failures.watch()  # the thread of the next stage, or the last one
+        return item + 1
+
+    with Server([made.executor(in_flight=3)], queue=100) as server, failures.watched():
+        stages = [Stage(name, server, split, count) for name in ("first", "second")]
+        with Pipeline(stages, window=8) as pipe:
+            assert list(pipe.map(range(3), timeout=PATIENCE_S)) == [2, 3, 4]  # and all its threads have begun
+            spared = 0
+            while spared < 3:
+                before = len(failures.hit)
+                with failures.armed():
+                    futures = [pipe.submit(item, timeout=PATIENCE_S) for item in (BAD_ITEM, *range(8))]
+                    for future in futures:
+                        future.exception(PATIENCE_S)
+                errors = [str(future.exception()) for future in futures if future.exception() is not None]
+                assert sum("put in" in error for error in errors) <= len(failures.hit) - before
+                assert list(pipe.map(range(20), timeout=PATIENCE_S)) == list(range(2, 22))
+                spared = 0 if len(failures.hit) > before else spared + 1
+        assert pipe.entered == pipe.left
+    assert len(failures.hit) > 20
