@@ -8,9 +8,9 @@ from benchmarks._anytime_journal import Answer
 
 __all__ = ["answered", "ended", "in_time", "problems_at", "too_slow"]
 
-_LATE, _LATE_S = 1.25, {"seconds": 0.1, "measured": 1.0}  # an answer may be late by a quarter of its budget, and by this
-_MOST_S = 20.0  # a run with so many evaluations that it is expected to take longer is left out
-_EARLY = 0.9  # a run that ends before this share of its seconds has ended by itself
+_LATE, _LATE_S = 1.25, {"seconds": 0.1, "measured": 1.0}  # an answer is in time up to this factor on its budget, plus seconds
+_MOST_S = 20.0  # a run with a number of evaluations is left out if it is expected to take longer, in seconds
+_EARLY = 0.9  # share of its seconds; a run that ends before it has ended by itself
 
 
 def problems_at(left_s: float, costs: Sequence[float], most: int) -> int:
@@ -58,13 +58,13 @@ def too_slow(answer: Answer, unit: str, before: float, budget: float) -> bool:
 
 
 def answered(runs: Mapping[float, Answer], unit: str, budgets: Sequence[float]) -> dict[float, Answer | None]:
-    """Return the answer that counts for each budget; None if there is none, or it comes too late.
+    """Return the answer that counts for each budget; None if no answer came in time.
 
     If a run ended by itself, its answer counts for all larger budgets. If it was too slow, the larger budgets have no answer.
 
     Args:
         runs: answers by the budgets that were tried.
-        unit: of the budgets.
+        unit: unit of the budgets.
         budgets: ascending.
     """
     found: dict[float, Answer | None] = {}

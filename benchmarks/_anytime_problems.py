@@ -98,7 +98,7 @@ def placing(model: Model, cluster: Cluster) -> Problem:
 
 
 def _giph(count: int, seed: int) -> list[Case]:
-    """The sets of GiPH in turn, with its simulator: links without contention, first in, first out."""
+    """Return problems of GiPH's sets in turn, with its simulator: links without contention, first in, first out."""
     sets: dict[str, Iterator[Problem]] = {
         kind: (case.problem for case in cases(kind, "test", seed + _FIRST_SEED)) for kind in _KINDS
     }
@@ -107,7 +107,7 @@ def _giph(count: int, seed: int) -> list[Case]:
 
 
 def _tensor(count: int, seed: int) -> list[Case]:
-    """DOPPLER's tensor programs, in several numbers of shards, on described GPUs."""
+    """Return DOPPLER's tensor programs, in several numbers of shards, on described GPUs."""
     from placeit.backends.torch.tensor_program import tensor_model
 
     def case(graph: str, where: tuple[int, str]) -> Case:
@@ -118,7 +118,7 @@ def _tensor(count: int, seed: int) -> list[Case]:
 
 
 def _model(count: int, seed: int) -> list[Case]:
-    """ONNX models on described devices: a processor with its graphics and NPU, and a server with a GPU."""
+    """Return ONNX models on described devices: a processor with its graphics and NPU, and a server with a GPU."""
 
     def case(name: str, where: str) -> Case:
         return _executed(f"{name} on {where}", measured_model(name), *_MODEL_CLUSTERS[where])
@@ -160,7 +160,7 @@ def _drawn(choices: Sequence[Any], count: int, seed: int, make: Callable[[Any], 
 
 
 def _executed(name: str, model: Model, devices: Sequence[str], link: str) -> Case:
-    """A problem with the rules by which models are executed."""
+    """Return a problem with the rules by which models are executed."""
     lines = "".join(f"  d{i}: {{catalog: {device}}}\n" for i, device in enumerate(devices))
     cluster = _read(f"devices:\n{lines}default_link: {{{link}}}\n")
     return Case(name, placing(model, cluster), EXECUTED_RULES)

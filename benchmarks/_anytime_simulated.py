@@ -119,7 +119,7 @@ class Simulated:
         return budgets[-1] in answered(runs, key.unit, budgets)
 
     def _expected(self, unit: Unit, before: Sequence[float], budget: float, cases: Sequence[Case]) -> float:
-        """Seconds of all placers for one problem, counting the full budget for placers that did not end by themselves before.
+        """Return the seconds of all placers for one problem, with the full budget if they did not end by themselves.
 
         The seconds for a number of evaluations are extrapolated from the seconds for the smallest budget.
         """
@@ -168,7 +168,7 @@ class Simulated:
 
 
 def _grown(took_s: Mapping[float, float], budget: float, least: float) -> float:
-    """Expected seconds for a number of evaluations, from the seconds of smaller numbers; ``least`` more than the smallest."""
+    """Extrapolate the seconds for a number of evaluations from smaller numbers: the smallest run's, plus at least ``least``."""
     first, last = min(took_s), max(took_s)
     return took_s[first] + max(least, (took_s[last] - took_s[first]) * budget / last)
 

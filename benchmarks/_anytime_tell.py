@@ -156,7 +156,7 @@ def _after(budget: float, unit: str) -> str:
 
 
 def _cell(interval: Interval | None, of: int) -> str | None:
-    """A mean in percent with its interval, and the number of problems if it is not all."""
+    """Return a mean in percent with its interval, and the number of problems if it is not all."""
     if interval is None:
         return None
     text = f"{100 * interval.mean:.1f}"

@@ -66,7 +66,7 @@ class Child:
         self._end()
 
     def ask(self, request: Any) -> Any:
-        """Return the answer to a request. Raises Ended if there is none."""
+        """Return the answer to a request. Raises Ended if the process ends without an answer."""
         if self._done == self._most:
             self._end()
         if self._process is None:
@@ -118,7 +118,7 @@ class Child:
 
 
 def peak_memory(*, reset: bool = False) -> int:
-    """Largest number of bytes that the process has had in memory since the last reset; with a reset, its present number."""
+    """Return the peak of the process's memory in bytes; with ``reset``, reset the peak to the present number first."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     status = Path("/proc/self/status").read_text()

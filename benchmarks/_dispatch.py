@@ -16,24 +16,24 @@ __all__ = ["gaps", "microseconds", "slower_after"]
 
 
 def microseconds(samples: list[float], percentile: float) -> float | None:
-    """Percentile of samples in seconds, in microseconds; None without samples."""
+    """Return a percentile of samples in seconds, in microseconds; None without samples."""
     return float(np.percentile(samples, percentile)) * 1e6 if samples else None
 
 
 def gaps(
     session: Session, plan: Plan, runs: int = 20, ops: Mapping[str, tuple[float, float]] | None = None
 ) -> tuple[list[float], list[float]]:
-    """Seconds from the end of a segment to the start of the next on its device, if that was ready; else from when it was.
+    """Return the seconds from when a device is free and its next segment is ready to the start of that segment.
 
     Args:
-        session: open, with the model of the plan.
-        plan: what to run.
-        runs: how many times.
-        ops: when each op began and ended in the last run, if ops write that down: a segment then starts with its first op and
-            ends with its last one, and what it does before and after them counts as well.
+        session: an open session, with the model of the plan.
+        plan: the plan to run.
+        runs: number of runs.
+        ops: begin and end of each op in the last run, if ops record them: a segment then starts with its first op and ends with
+            its last one, and the time before and after them counts as well.
 
-    Returns:
-        Gaps after which a segment started that was ready, and those of segments that made their device wait.
+        Returns: Gaps before segments that were ready when their device became free, and gaps before segments that it had to
+            wait for.
     """
     executor = session.executor(plan)
     readers: dict[int, list[int]] = {}

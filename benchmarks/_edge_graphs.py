@@ -173,7 +173,7 @@ class _Graph:
         return Segmenter(runtime.grouping, Costs.zero(len(groups), runtime.cluster)).plan(placement.tolist(), merge=False)
 
     def _critical_path(self, plan: Plan) -> tuple[float, int]:
-        """Seconds of the longest path from the driver and back, and segments on it. No two of its tensors share a link."""
+        """Return the seconds of the longest path from the driver and back, and its segments; its tensors share no link."""
         where = _nodes_of(plan)
         length = np.array([0 if segment.passthrough else 1 for segment in plan.segments])
         begin, count = np.zeros(len(length)), length.copy()
@@ -186,7 +186,7 @@ class _Graph:
         return float(end.max()), int(count[end.argmax()])
 
     def _tensor_bytes(self, plan: Plan) -> float:
-        """Bytes of the tensors that go from a node to another."""
+        """Return the bytes of the tensors that go from one node to another."""
         where, problem = _nodes_of(plan), plan.problem
         moved = {
             (t, where[v]): nbytes
@@ -196,7 +196,7 @@ class _Graph:
         return float(sum(moved.values()))
 
     def _stages(self, stack: ExitStack) -> list[Any]:
-        """An actor of Ray on each node."""
+        """Start an actor of Ray on each node."""
         ray = connection.ray_module()
         made, actors = ray.remote(num_cpus=0)(RayStage), []
         for device in self._cluster.devices:
@@ -206,7 +206,7 @@ class _Graph:
         return actors
 
     def _references(self, plan: Plan, stack: ExitStack) -> Timer:
-        """The same segments as calls of actors, which take and return object references."""
+        """Return a timer of the plan as calls of Ray's actors, which take and return object references."""
         ray, actors = connection.ray_module(), self._stages(stack)
         value = np.zeros((1, self._elements), np.float32)
 
@@ -219,7 +219,7 @@ class _Graph:
         return once
 
     def _compiled(self, plan: Plan, stack: ExitStack) -> Timer:
-        """The same segments as a graph that Ray compiles: channels between actors, and no scheduler between calls.
+        """Return a timer of the plan as a graph that Ray compiles: channels between actors, and no scheduler between calls.
 
         Its actors poll their channels, which takes a third of a core each. They are stopped while other candidates run.
         """
@@ -246,7 +246,7 @@ class _Graph:
 
 
 def _walk(plan: Plan, given: Any, call: Callable[[int, list[Any]], Any]) -> Any:
-    """The outputs of calls of all segments on their devices for an input."""
+    """Return the outputs of calls of all segments on their devices for an input."""
     reads: dict[int, list[int]] = {s: [] for s in range(len(plan.segments))}
     for u, v in plan.problem.edges.tolist():
         reads[v].append(u)
@@ -262,7 +262,7 @@ def _walk(plan: Plan, given: Any, call: Callable[[int, list[Any]], Any]) -> Any:
 
 
 def _nodes_of(plan: Plan) -> list[int]:
-    """The node of each segment. Segments that only pass on inputs and outputs are on the driver's node, which is the first."""
+    """Return the node of each segment. Segments that only pass on inputs and outputs are on the first node, the driver's."""
     return [0 if segment.passthrough else segment.device for segment in plan.segments]
 
 
@@ -278,7 +278,7 @@ def _second(timer: Timer) -> float:
 
 
 def _diamonds(elements: int, hops: int) -> OpenVinoModel:
-    """Diamonds one after the other: a segment, two parallel segments that read it, and one that adds their outputs."""
+    """Make consecutive diamonds: a segment, two parallel segments that read it, and a segment that adds their outputs."""
     ov: Any = import_openvino()
     ops = ov.opset13
     parameter = ops.parameter([1, elements], ov.Type.f32, name="in")

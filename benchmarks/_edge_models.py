@@ -101,7 +101,7 @@ def _race(session: Session, where: str, made: Network, args: Args, report: Repor
 
 
 def _best_split(session: Session, seed: int) -> Plan:
-    """The plan with the lowest simulated time among plans that a search finds and that use several nodes."""
+    """Return the plan with the lowest simulated time among plans that a search finds and that use several nodes."""
     segmenter, problem = session.segmenter, session.segmenter.problem()
     groups = len(session.grouping.groups)
     halves = [np.where(np.arange(groups) < groups * share, 0, 1 + d) for d in range(len(NODES) - 1) for share in (0.5, 0.9)]

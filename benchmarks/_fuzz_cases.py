@@ -193,13 +193,13 @@ class _Maker:
         return self.case("cluster", "optimize", *words, *more, results=("out.json",))
 
     def checkpoint(self) -> Case:
-        """Weights of a policy, changed as bytes, or as contents with the right digest."""
+        """Make a case of a policy's weights, changed as bytes, or as contents with the right digest."""
         self.files["w.safetensors"] = self.tensors("checkpoint", "placeit-agent")
         placer = self.rng.choice(("giph", "giph", "guided"))
         return self.simulate("checkpoint", self.add("onnx", "tiny.onnx"), "--placer", f"{placer}:weights=w.safetensors")
 
     def training(self) -> Case:
-        """The state of a training, changed as bytes or with the right digest, or the problems that it learns from."""
+        """Make a case of a training's state, changed as bytes or with the right digest, or the problems that it learns from."""
         self.add_all("problems", "problems")
         self.add_all("run", "run")
         if self.rng.random() < 0.7:

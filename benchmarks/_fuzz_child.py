@@ -246,7 +246,7 @@ def _write(case: Case, folder: Path) -> None:
 
 
 def _listing(room: Path) -> dict[str, str]:
-    """Digest of each file below a folder, by path."""
+    """Return the digest of each file below a folder, by path."""
     found = {}
     for path in sorted(room.rglob("*")):
         name = str(path.relative_to(room))

@@ -126,7 +126,7 @@ def _onnx(folder: Path) -> None:
 
 
 def _rest(folder: Path, devices: tuple[str, str]) -> None:
-    """IR, placements, clusters, inputs, and files of the profiler."""
+    """Write IR, placements, clusters, inputs, and files of the profiler."""
     import numpy as np
 
     from placeit.backends import load
@@ -155,7 +155,7 @@ def _rest(folder: Path, devices: tuple[str, str]) -> None:
 
 
 def _bomb(gigabytes: int = 2) -> bytes:
-    """An ``.npz`` file of a few megabytes that unpacks to gigabytes of zeros, as one array and as another, separate one."""
+    """Make an ``.npz`` file of a few megabytes that unpacks to gigabytes of zeros, as one array and as a separate one."""
     head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({gigabytes << 28},), }}\n".encode()
     start = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head
     block = bytes(1 << 20)
@@ -169,7 +169,7 @@ def _bomb(gigabytes: int = 2) -> bytes:
 
 
 def _one_member(name: str, packed: bytes, checksum: int, size: int) -> bytes:
-    """A zip archive with one member that is already compressed."""
+    """Make a zip archive with one member that is already compressed."""
     shell = make_archive([(name, b"")], zipfile.ZIP_DEFLATED)
     with zipfile.ZipFile(io.BytesIO(shell)) as archive:
         info = archive.getinfo(name)
@@ -205,7 +205,7 @@ def _programs(folder: Path) -> None:
 
 
 def _learned(folder: Path) -> None:
-    """Policies, problems, and a training that has ended."""
+    """Write policies, problems, and a training that has ended."""
     from placeit.learning.checkpoint import save_agent
     from placeit.learning.registry import make_agent
 

@@ -48,13 +48,13 @@ def balanced(session: Session) -> Placement:
 
 
 def reference(path: Path, prompt: Sequence[int], tokens: int) -> list[int]:
-    """Tokens that plain OpenVINO generates with an uncut model."""
+    """Return the tokens that plain OpenVINO generates with an uncut model."""
     steps, _ = plain_steps(openvino_core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}))
     return generate(lambda inputs: {"logits": steps(inputs)[None, None]}, NAMES, prompt, tokens)[0]
 
 
 def _as_run(files: Files, cluster: str, folder: Path) -> Files:
-    """The decoder; for a GPU, whose caches have the type of the keys and values, one whose caches have it on the CPU, too."""
+    """Return the decoder; for a GPU, a version whose caches have the type of keys and values on the CPU as well."""
     if cluster != CORE_AND_GPU:
         return files
     model = openvino_core().read_model(files.stateful)
@@ -85,7 +85,7 @@ def clusters(files: Files, args: Args, report: Report) -> None:
 
 
 def _placed(session: Session, name: str, args: Args) -> Placement:
-    """Both halves of the model, or, if memory is short, the fastest placement that fits."""
+    """Return both halves of the model, or, if memory is short, the fastest placement that fits."""
     if name != TWO_NODES:
         return balanced(session)
     found = session.optimize(budget=_SEARCH_S[args.quick], candidates=Candidates(plain=False), seed=args.seed)
@@ -154,7 +154,7 @@ def _core_and_gpu(files: Files, steps: int) -> Iterator[Session]:
 
 @contextmanager
 def _two_nodes(files: Files, steps: int) -> Iterator[Session]:
-    """Nodes on this machine with memory for little more than half of the model each."""
+    """Open nodes on this machine with memory for little more than half of the model each."""
     from placeit.devices.nodes import connection, local
 
     nodes = local.names(2)
@@ -196,7 +196,7 @@ def at_once(files: Files, args: Args, report: Report) -> None:
                     _at_once(name, session, prompts, wanted, args, report)
             except (PlaceitError, ImportError) as error:
                 report.note(f"  {name}: left out, as it failed: {error}")
-                report.claim(f"{_TEXTS} texts at once on {name}: tokens per second over those of one", None, "", at_least=1.7)
+                report.claim(f"{_TEXTS} texts at once on {name}: tokens per second over one text's", None, "", at_least=1.7)
 
 
 def _at_once(
@@ -242,6 +242,6 @@ def _at_once(
     one, several = results.values()
     ratio = faster(one, several)
     what = f"{_TEXTS} texts at once on {cluster}"
-    report.claim(f"{what}: tokens per second over those of one, low end", ratio.ci_low, "")
-    report.claim(f"{what}: tokens per second over those of one", ratio.ratio, "", at_least=1.7)
+    report.claim(f"{what}: tokens per second over one text's, low end", ratio.ci_low, "")
+    report.claim(f"{what}: tokens per second over one text's", ratio.ratio, "", at_least=1.7)
     report.claim(f"{what}: texts that differ from the uncut model's", len(differ), "texts", at_most=0)

@@ -175,7 +175,7 @@ class Texts:
 
 
 def plain_steps(compiled: Any) -> tuple[Steps, Callable[[], object]]:
-    """A decoder that plain OpenVINO has compiled, with its state, and the function that resets the state."""
+    """Return a decoder that plain OpenVINO has compiled, with its state, and the function that resets the state."""
     request, logits = compiled.create_infer_request(), compiled.output("logits")
     return lambda inputs: request.infer(dict(inputs), share_outputs=True)[logits][0, -1], request.reset_state
 
@@ -183,7 +183,7 @@ def plain_steps(compiled: Any) -> tuple[Steps, Callable[[], object]]:
 def session_of(
     model: Path, devices: Path | Sequence[str], prompt: int, tokens: int, *, memory: Mapping[str, float] | None = None
 ) -> Session:
-    """Open a decoder for texts of a prompt and some tokens; costs are those of a token in the middle of the text."""
+    """Open a decoder for texts of a prompt and some tokens; costs are measured for a token in the middle of the text."""
     half = tokens // 2
     sizes = shapes(NAMES, prompt + half, tokens - half, "token")
     constraints = Constraints(memory=memory or {})
@@ -309,7 +309,7 @@ class _GenAi:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory, including files that it has mapped."""
+    """Return the bytes of this process that are in memory, including files that it has mapped."""
     match = re.search(r"VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert match is not None
     return int(match[1]) * 1024

@@ -129,7 +129,7 @@ class TorchText:
 
 
 def _device_map(module: Any, most: float) -> dict[str, str]:
-    """Embedding, norm, and as many layers as fit beside them in memory, at least one; the other layers are on disk."""
+    """Put embedding, norm, and as many layers as fit into memory; the other layers, at least one, are on disk."""
     left = most - module.embedding.weight.nbytes
     size = sum(parameter.nbytes for parameter in module.layers[0].parameters())
     inside = min(len(module.layers) - 1, max(0, int(left // size)))

@@ -66,7 +66,7 @@ def run(cores: tuple[int, int], report: Report, *, rounds: int) -> None:
 
 
 def _chain() -> OpenVinoModel:
-    """Ops one after the other."""
+    """Make a model of consecutive ops."""
     ops = import_openvino().opset13
     first = ops.parameter([1], np.float32, name="in")
     value = first.output(0)
@@ -76,7 +76,7 @@ def _chain() -> OpenVinoModel:
 
 
 def two_chains() -> OpenVinoModel:
-    """Ops in two chains that read from each other now and then; every other op belongs to the second chain."""
+    """Make ops in two chains that read from each other now and then; every other op belongs to the second chain."""
     ops = import_openvino().opset13
     first = ops.parameter([1], np.float32, name="in")
     ends = [first.output(0), first.output(0)]
@@ -121,7 +121,7 @@ def _raced(executors: dict[str, Executor], rounds: int) -> float:
 
 
 def _gaps(executor: Executor) -> np.ndarray:
-    """Seconds between the end of each segment and the start of the next one, in one run."""
+    """Return the seconds between the end of each segment and the start of the next one, in one run."""
     executor.time()
     spans = executor.spans()
     return np.array([after.start - before.finish for before, after in pairwise(spans)])
@@ -188,7 +188,7 @@ def python_computing() -> Iterator[None]:
 
 
 def _wake_up(cores: tuple[int, int], busy_s: float, turns: int = 200) -> float:
-    """Median seconds until a thread on one core continues after a wake-up from the other core, measured by a separate program.
+    """Return the median seconds until a thread on one core continues after a wake-up from the other, by a separate program.
 
     Between two turns it computes for as long as a segment takes. Any hand-over between these cores takes that long on this
     machine.

@@ -29,7 +29,7 @@ _ELEMENTS = 256
 
 
 def levels(plan: Plan) -> list[list[int]]:
-    """Segments by level, each one level below the lowest of its producers. Segments that run nothing are left out."""
+    """Return the segments by level, each one below the lowest of its producers. Segments that run nothing are left out."""
     level = [0] * len(plan.segments)
     for producer, consumer in sorted(
         plan.problem.edges.tolist(), key=lambda edge: edge[1]
@@ -64,7 +64,7 @@ def empty_levels(cluster: Cluster) -> Iterator[LevelByLevel]:
 
 
 def simulated(plan: Plan, dispatch: float, level: float) -> float:
-    """Seconds of a plan that runs level by level, by the simulator's costs of the plan.
+    """Return the seconds of a plan that runs level by level, by the simulator's costs of the plan.
 
     Each level takes the time of its busiest link, then the time of its busiest device, and the time that the host adds. A level
     that computes nothing takes ``level``; the simulator's segments already contain ``dispatch`` of that. Links have no latency

@@ -71,7 +71,7 @@ def large_problem(shape: str, size: int, devices: int, seed: int) -> Problem:
 
 
 def _layered(rng: np.random.Generator, size: int) -> tuple[int, Edges]:
-    """Ops in layers, each reading from a few in the three layers before it."""
+    """Draw ops in layers, each reading from a few in the three layers before it."""
     width = max(2, round(size ** rng.uniform(0.2, 0.7)))
     layer = np.arange(size) // width
     edges = []
@@ -82,7 +82,7 @@ def _layered(rng: np.random.Generator, size: int) -> tuple[int, Edges]:
 
 
 def _blocks(rng: np.random.Generator, size: int) -> tuple[int, Edges]:
-    """Blocks one after the other, each of several branches between a fork and a join, some with a residual."""
+    """Draw consecutive blocks, each of several branches between a fork and a join, some with a residual."""
     edges: Edges = []
     most, deepest, residual = int(rng.integers(2, 9)), int(rng.integers(1, 5)), rng.random()
     v, join = 0, -1
@@ -105,7 +105,7 @@ def _blocks(rng: np.random.Generator, size: int) -> tuple[int, Edges]:
 
 
 def _shards(rng: np.random.Generator, size: int) -> tuple[int, Edges]:
-    """Layers of equal shards: each layer works shard by shard, shuffles them in groups, or reduces them pair by pair."""
+    """Draw layers of equal shards: each layer works shard by shard, shuffles them in groups, or reduces them pair by pair."""
     shards = int(rng.choice((2, 4, 8, 16)))
     edges: Edges = []
     now, v = list(range(shards)), shards
@@ -130,7 +130,7 @@ def _shards(rng: np.random.Generator, size: int) -> tuple[int, Edges]:
 def _devices(
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Speeds of each kind of op, ``float64[K, D]``, bandwidths, latencies in seconds of a mean op, and conflicts."""
+    """Draw speeds of each kind of op, ``float64[K, D]``, bandwidths, latencies in seconds of a mean op, and conflicts."""
     way = int(rng.choice(3, p=(0.5, 0.3, 0.2)))
     devices = int(rng.choice((2, 3, 4, 6, 8, 12, 16))) if way == 0 else int(rng.choice((2, 4, 8))) if way == 1 else 3
     speed, spread = np.ones((_KINDS, devices)), 0.0
@@ -149,7 +149,7 @@ def _devices(
 def _cores(
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Speeds, bandwidths, latencies and conflicts of two to four cores, one by one, and sets of them."""
+    """Draw speeds, bandwidths, latencies and conflicts of two to four cores, one by one, and sets of them."""
     cores = int(rng.integers(2, 5))
     sets = [*({core} for core in range(cores)), set(range(cores)), *([set(range(2))] if cores > 2 else [])]
     speed = np.array([[len(chosen) ** power for chosen in sets] for power in rng.uniform(0.5, 1.0, _KINDS)])

@@ -31,7 +31,7 @@ class _Writer:
         self._weights: dict[str, NDArray[Any]] = {}
 
     def weight(self, name: str, *shape: int) -> str:
-        """Name a weight, a new one unless there is one of this name."""
+        """Return the name of a weight; make it if it does not exist."""
         if name not in self._weights:
             drawn = self._rng.standard_normal(shape) / np.sqrt(shape[-2] if len(shape) > 1 else 1)
             self._weights[name] = drawn.astype(self._dtype)

@@ -100,7 +100,7 @@ def run(name: str, report: Report, *, quick: bool, seed: int) -> None:
 
 
 def _plans(session: Session, devices: tuple[str, ...], seed: int) -> Iterator[tuple[str, Plan]]:
-    """The whole model on each device, its halves on two devices, and the best plans of a search that starts from these."""
+    """Yield the whole model on each device, its halves on two devices, and the best plans of a search that starts there."""
     segmenter, groups = session.segmenter, len(session.grouping.groups)
     for d, device in enumerate(devices):
         yield device, segmenter.plan(np.full(groups, d, np.int32))
@@ -115,7 +115,7 @@ def _plans(session: Session, devices: tuple[str, ...], seed: int) -> Iterator[tu
 
 
 def _branches(session: Session) -> NDArray[np.int32] | None:
-    """Two parts of the groups without an edge between them, except from groups that read nothing; None if there are none."""
+    """Return two parts of the groups without an edge between them, except from groups that read nothing; None if impossible."""
     edges, groups = session.grouping.groups.edges, len(session.grouping.groups)
     reading = np.zeros(groups, bool)
     reading[edges[:, 1]] = True

@@ -94,9 +94,10 @@ class Trial:
         plain: why each plain runtime does not run it, or an empty string.
         times: seconds per call in interleaved blocks, by runtime, by the clock of the caller; :data:`OWN` by placeit's clock.
         answer: devices that placeit chose.
-        ratio: time of a call of placeit's answer over that of a call of the fastest plain runtime, by the clock of the caller.
+        ratio: ratio of the time of a call of placeit's answer to the time of a call of the fastest plain runtime, by the clock
+            of the caller.
         optimize_s: seconds from the file to the answer.
-        memory: most bytes that the process had from the file to the answer, beyond those it had before.
+        memory: most bytes that the process had from the file to the answer, beyond the bytes before.
         splits: random placements that were run.
         error: largest ``OutputDifference.max_rel`` of them and of the answer.
         tolerance: the largest error that counts as right.
@@ -293,7 +294,7 @@ class _Trying:
             self._fails("right", where, f"Beside the plain runtime: {why}")
 
     def _plain(self) -> dict[str, Callable[[Arrays | None], Plain]]:
-        """Functions that prepare each plain runtime that reads such files."""
+        """Return functions that prepare each plain runtime that reads such files."""
         match self.sample.path.suffix:
             case ".onnx":
                 return {OPENVINO: self._openvino, ONNX_RUNTIME: self._onnxruntime}
@@ -303,7 +304,7 @@ class _Trying:
                 return {PYTORCH: self._pytorch}
 
     def _devices(self, plain: Mapping[str, Plain]) -> dict[str, tuple[str, str]]:
-        """Devices of each plain runtime that runs the model."""
+        """Return the devices of each plain runtime that runs the model."""
         prefix = {OPENVINO: "", ONNX_RUNTIME: "ort:", PYTORCH: ""}
         first, second = self.cores
         return {name: (f"{prefix[name]}CPU@{first}", f"{prefix[name]}CPU@{second}") for name in plain}
@@ -361,13 +362,13 @@ class _Trying:
 
 
 def _named(port: Any, inputs: Arrays) -> NDArray[np.generic]:
-    """The value of an input, whichever of its names it has."""
+    """Return the value of an input, whichever of its names it has."""
     names = [*port.get_names(), port.get_node().get_friendly_name()]
     return next(inputs[name] for name in names if name in inputs)
 
 
 def _constants(model: Any) -> int:
-    """Bytes of a model's constants that differ in memory."""
+    """Return the bytes of a model's constants that differ in memory."""
     found = {}
     for op in model.get_ops():
         if op.get_type_name() == "Constant":

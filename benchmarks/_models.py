@@ -71,7 +71,7 @@ def load_model(name: str) -> Model:
 
 
 def side_by_side(session: Session, rounds: int = 10) -> float:
-    """Time of whole passes, one on each device at once, over that of passes alone: near 1 if the devices are free."""
+    """Return the ratio of passes at the same time, one on each device, to passes alone: near 1 if the devices are free."""
     groups = len(session.grouping.groups)
     with ExitStack() as stack:
         plans = [session.segmenter.plan(np.full(groups, d)) for d in session.segmenter.problem().single_devices]
@@ -87,7 +87,7 @@ def side_by_side(session: Session, rounds: int = 10) -> float:
 
 
 def random_splits(random: np.random.Generator, groups: int, count: int) -> list[NDArray[np.int32]]:
-    """Random placements of two groups or more on two devices, both used: dense ones and ones of a few runs, in turn."""
+    """Draw placements of at least two groups on two devices, both used: in turn dense ones and ones of a few runs."""
     placements: list[NDArray[np.int32]] = []
     while len(placements) < count:
         if len(placements) % 2 == 0:
@@ -115,7 +115,7 @@ def two_cores() -> tuple[int, int]:
 
 
 def fastest_split(found: Optimized) -> Candidate | None:
-    """The fastest measured placement on several devices; None if none was measured."""
+    """Return the fastest measured placement on several devices; None if none was measured."""
     return next((c for c in found.candidates if c.measured and sum(map(bool, c.placement.counts().values())) > 1), None)
 
 
@@ -123,7 +123,7 @@ def settled(timers: Mapping[str, Callable[[], float]], *, seed: int, blocks: boo
     """Make a race with a pause after each block. A timer runs once and returns its seconds.
 
     Args:
-        timers: by name.
+        seed: seed of the order of blocks.
         seed: of the order of blocks.
         blocks: False for one run in each round, where runs depend on each other.
     """

@@ -55,7 +55,7 @@ _numbers = itertools.count()
 
 @functools.cache
 def reason_why_not() -> str:
-    """Why networks cannot be emulated here, in a sentence; empty if they can."""
+    """Return why networks cannot be emulated here, in a sentence; empty if they can."""
     if sys.platform != "linux":
         return "Networks are emulated on Linux only."
     if os.geteuid() != 0:
@@ -75,7 +75,7 @@ def reason_why_not() -> str:
 
 
 def reason_why_no_quotas() -> str:
-    """Why nodes cannot have CPU quotas here, in a sentence; empty if they can."""
+    """Return why nodes cannot have CPU quotas here, in a sentence; empty if they can."""
     if reason_why_not() or os.access(_QUOTAS / "cpu.cfs_quota_us", os.W_OK):
         return reason_why_not()
     return f"CPU quotas need cgroup v1 ({_QUOTAS})."
@@ -103,22 +103,22 @@ class Network:
     switch: int
 
     def address(self, node: str) -> str:
-        """The IP address of a node."""
+        """Return the IP address of a node."""
         return f"10.77.0.{self.nodes.index(node) + 1}"
 
     def place(self, node: str) -> local.Place:
-        """Where processes of a node run: in its namespace, within its quota."""
+        """Return where processes of a node run: in its namespace, within its quota."""
         enter = ("ip", "netns", "exec", self.namespace(node))
         if self.group(node).is_dir():
             enter = ("sh", "-c", f'echo $$ > {self.group(node)}/cgroup.procs && exec "$@"', "sh", *enter)
         return local.Place(self.address(node), enter)
 
     def namespace(self, node: str) -> str:
-        """The name of a node's namespace."""
+        """Return the name of a node's namespace."""
         return f"{self.mark}-{node}"
 
     def hop(self, nbytes: float) -> float:
-        """Seconds that a tensor takes from one node to another, at best."""
+        """Return the seconds that a tensor takes from one node to another, at best."""
         return self.delay + nbytes * HEADERS * 8 / self.rate
 
     def call(self, node: str, function: Callable[..., T], *arguments: object, timeout: float | None = None) -> T:
@@ -164,32 +164,32 @@ class Network:
         (self.group(node) / "cpu.cfs_quota_us").write_text(str(quota))
 
     def group(self, node: str) -> Path:
-        """The control group of a node's processes, where there are some."""
+        """Return the control group of a node's processes, if there is one."""
         return _QUOTAS / self.namespace(node)
 
     def crossed(self) -> int:
-        """Bytes that all nodes have sent to others until now, by the counters of their interfaces."""
+        """Return the bytes that all nodes have sent to others until now, by the counters of their interfaces."""
         return sum(
             json.loads(_ip(self.namespace(node), "-j", "-s", "link", "show", "eth0"))[0]["stats64"]["tx"]["bytes"]
             for node in self.nodes
         )
 
     def crossed_by(self, run: Callable[[], object], times: int = 3) -> float:
-        """Bytes that cross in a run, as the mean of several runs, including other messages sent during them."""
+        """Return the bytes that cross in a run, as the mean of several runs, including other messages sent during them."""
         before = self.crossed()
         for _ in range(times):
             run()
         return (self.crossed() - before) / times
 
     def switch_cpu(self) -> float:
-        """Seconds of CPU time that the switch has used; 0 without one."""
+        """Return the seconds of CPU time that the switch has used; 0 without one."""
         if not self.switch:
             return 0.0
         fields = Path(f"/proc/{self.switch}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def pids(self, node: str) -> list[int]:
-        """Processes in the namespace of a node."""
+        """Return the processes in the namespace of a node."""
         return [int(pid) for pid in _command("ip", "netns", "pids", self.namespace(node)).split()]
 
 

@@ -223,7 +223,7 @@ class _PlainOrt(_Plain):
 
 
 def _given(case: Any) -> dict[str, Any]:
-    """A case's own inputs, by name: arrays, or lists of them where the model has sequences as inputs."""
+    """Return a case's own inputs, by name: arrays, or lists of arrays if the model has sequences as inputs."""
     names = [value.name for value in case.model.graph.input]
     return {name: _array(value) for name, value in zip(names, case.data_sets[0][0], strict=True)}
 

@@ -34,7 +34,7 @@ class Plain:
         return self.infer() if self.thread is None else self.thread.submit(self.infer).result()
 
     def time(self) -> float:
-        """Seconds by a clock on the thread that runs it, so that passing the work to that thread does not count."""
+        """Return the seconds by a clock on the thread that runs it, so that passing the work to that thread does not count."""
         return _seconds(self.infer) if self.thread is None else self.thread.submit(_seconds, self.infer).result()
 
 
@@ -43,7 +43,7 @@ def _seconds(infer: Infer) -> float:
 
 
 def bound_thread(core: int) -> ThreadPoolExecutor:
-    """A thread that is bound to a core, like the thread of a one-core device."""
+    """Return a thread that is bound to a core, like the thread of a one-core device."""
     return ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, {core}))
 
 

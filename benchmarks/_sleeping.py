@@ -21,7 +21,7 @@ __all__ = ["RayStage", "SleepingDevice", "TimedDevice", "sleep_for"]
 
 
 def sleep_for(seconds: float) -> None:
-    """Sleep to within a few microseconds of when it began."""
+    """Sleep for a time, to within a few microseconds."""
     wake_on_time()
     time.sleep(seconds)
 
@@ -96,7 +96,7 @@ class TimedDevice(SleepingDevice):
 
 
 class RayStage:
-    """The same device as an actor that is called with Ray's object references."""
+    """A sleeping device as an actor that is called with Ray's object references."""
 
     def __init__(self, seconds: float, elements: int) -> None:
         self._seconds, self._made = seconds, np.zeros((1, elements), np.float32)

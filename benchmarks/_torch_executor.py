@@ -194,7 +194,7 @@ def _overhead(model: TensorProgram, cluster: Cluster, plan: Plan, cache: Cache, 
 
 
 def _launching(model: TensorProgram, cluster: Cluster) -> float:
-    """Seconds of an op in a chain of ops that compute next to nothing, each a segment, on the first device."""
+    """Return the seconds of an op in a chain of ops that compute next to nothing, each a segment, on the first device."""
     chain, one = model.chain(1, _HOPS), Cluster(cluster.devices[:1])
     grouping = Grouping.singletons(chain.graph)
     groups = len(grouping.groups)

@@ -134,7 +134,7 @@ def _graph(
 
 
 def _model(rng: np.random.Generator) -> OpenVinoModel:
-    """Sums over a random graph, with several readers of one tensor, and one more sum of all tensors without a reader."""
+    """Make sums over a random graph, with several readers of one tensor, and one more sum of all tensors without a reader."""
     ov: Any = import_openvino()
     ops = ov.opset13
     given = ops.parameter([1, ELEMENTS], ov.Type.f32, name="in")
@@ -176,7 +176,7 @@ def _slow_down(device: NodeDevice) -> None:
 
 
 def _measured(runtime: Runtime, plans: Mapping[str, Plan], rounds: int) -> dict[str, float]:
-    """Median seconds of a request on each plan, in interleaved rounds."""
+    """Return the median seconds of a request on each plan, in interleaved rounds."""
     with ExitStack() as stack:
         executors = {who: stack.enter_context(runtime.executor(plan)) for who, plan in plans.items()}
         for executor in executors.values():

@@ -71,7 +71,7 @@ def _output(command: list[str]) -> str:
 
 
 def _app_median(text: str) -> float:
-    """The median that ``benchmark_app`` prints, in seconds."""
+    """Return the median that ``benchmark_app`` prints, in seconds."""
     found = re.search(r"Median:\s+([\d.]+) (ms|us)", text)
     if found is None:
         raise ExecutionError("benchmark_app prints no median latency.")

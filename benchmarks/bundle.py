@@ -104,7 +104,7 @@ def _build(model: OpenVinoModel, devices: list[str], path: Path) -> None:
 
 
 def _start(script: str, path: Path, cache: str, inputs: Path) -> tuple[float, float]:
-    """Seconds from the call, and from the start of the process, to the first answer."""
+    """Return the seconds from the call, and from the start of the process, to the first answer."""
     environment: Mapping[str, str] = os.environ | {"PLACEIT_MODEL_CACHE": cache or "0"}
     command = [sys.executable, "-c", script, str(path), str(inputs), cache]
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=True)

@@ -107,7 +107,7 @@ def _column(report: Report, name: str) -> NDArray[np.float64]:
 
 
 def _of(total: Callable[[NDArray[np.float64]], float], report: Report, name: str) -> float | None:
-    """A figure of a column over the rounds in which it was measured; None if it was never measured."""
+    """Return a figure of a column over the rounds in which it was measured; None if it was never measured."""
     column = _column(report, name)
     measured = column[~np.isnan(column)]
     return float(total(measured)) if len(measured) else None
@@ -119,7 +119,7 @@ def rounds(count: int, nodes: Sequence[str], hows: Sequence[str]) -> list[tuple[
 
 
 def churn(todo: Sequence[tuple[str, str]], seed: int, ray: local.LocalCluster, made: Network | None) -> Report:
-    """All rounds, on a cluster whose head is this process's node."""
+    """Run all rounds, on a cluster whose head is this process's node."""
     report = Report()
     connection.connect(ray.address, token=ray.token, patience=PATIENCE_S)
     try:
@@ -136,7 +136,7 @@ def churn(todo: Sequence[tuple[str, str]], seed: int, ray: local.LocalCluster, m
 
 
 def _model() -> OpenVinoModel:
-    """Products with square matrices, one after the other."""
+    """Make a chain of products with square matrices."""
     ov: Any = import_openvino()
     ops, random = ov.opset13, np.random.default_rng(0)
     given = ops.parameter([ROWS, COLUMNS], ov.Type.f32, name="in")
@@ -276,7 +276,7 @@ class _Load:
             self._waiting.append(answer)
 
     def counts(self, expected: Sequence[Mapping[str, NDArray[np.generic]]]) -> tuple[Counter[str], list[Answer]]:
-        """How many requests were lost and answered wrong; and the answers."""
+        """Return how many requests were lost or answered wrong, and the answers."""
         counts, answered = Counter(lost=self._refused), []
         for number, answer in enumerate(self._answers):
             try:
@@ -291,7 +291,7 @@ class _Load:
 
 
 def _latency(outcomes: Sequence[Answer], since: float, until: float) -> float | None:
-    """Median milliseconds of the requests that arrived and ended between two moments; None if there are none."""
+    """Return the median milliseconds of the requests that arrived and ended between two moments; None without requests."""
     took = [one.ended - one.arrived for one in outcomes if since < one.arrived and one.ended <= until]
     return float(np.median(took)) * 1e3 if took else None
 

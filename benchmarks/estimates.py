@@ -78,7 +78,7 @@ def _predict(name: str, model: Profiled, models: list[Profiled], profile: Segmen
 
 
 def _cut_error(profile: Segmenter, others: list[Profiled]) -> float:
-    """Mean error of the time of a model in segments, if cuts and dispatches cost the same as for other models."""
+    """Return the mean error of the time of a model in segments, if cuts and dispatches cost the same as for other models."""
     beyond = Beyond(*(median(getattr(other.beyond, field.name) for other in others) for field in fields(Beyond)))
     cut = beyond.cut_each + beyond.cut_byte * border_bytes(profile.graph)[:, None]
     shorter = Segmenter(profile.grouping, replace(profile.costs, cut=cut, dispatch=np.array([beyond.dispatch])))

@@ -180,7 +180,7 @@ def _others(
     pinned: ThreadPoolExecutor,
     bound: ProcessPoolExecutor,
 ) -> dict[str, Plain]:
-    """All candidates other than placeit, compiled, with inputs in place."""
+    """Return all candidates other than placeit, compiled, with inputs in place."""
     values = list(inputs.values())
     names = dict(zip(placement.device_names, ("CPU", "CPUB"), strict=True))
     xml = folder / f"{path.stem}.xml"

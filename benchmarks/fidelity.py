@@ -68,7 +68,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def _unequal(first: str, second: str) -> Cluster:
-    """A core, and one slowed 1.5 times behind a link of 10 Gbit/s and 50 us."""
+    """Return a core, and one slowed 1.5 times behind a link of 10 Gbit/s and 50 us."""
     fast, slow = discover([first, second]).devices
     link = Link(10e9 / 8, 50e-6, "emulated")
     devices = (replace(fast, name="fast"), replace(slow, name="slow, 1.5 x", slowdown=1.5))
@@ -137,7 +137,7 @@ def _model(model: str, cluster: Cluster, args: Args, report: Report) -> None:
 
 
 def _chosen(session: Session, seed: int) -> dict[str, NDArray[np.int32]]:
-    """Answers of placers that use both devices, by the names of the placers."""
+    """Return the answers of placers that use both devices, by the names of the placers."""
     problem = session.segmenter.problem()
     cost = SimulatedCost(problem)
     found = {}

@@ -125,7 +125,7 @@ def _rivals(files: Files, args: Args, report: Report) -> None:
 
 
 def _placement(files: Files, args: Args, report: Report) -> Placement:
-    """The answer of a search for two cores."""
+    """Return the answer of a search for two cores."""
     devices = [f"CPU@{core}" for core in two_cores()]
     with session_of(files.stateful, devices, _PROMPT, _TOKENS) as session:
         found = session.optimize(

@@ -125,7 +125,7 @@ def copies(accelerator: TorchAccelerator, report: Report) -> None:
 
 
 def _copy_seconds(accelerator: TorchAccelerator, src: int, dst: int, size: int) -> float:
-    """Median seconds of a copy that the host launches and waits for."""
+    """Return the median seconds of a copy that the host launches and waits for."""
     spec = BufferSpec((size,), "uint8")
     ends: list[Memory] = []
     streams = [accelerator.open_stream(device) for device in ((dst,) if src == HOST else (src,) if dst == HOST else (src, dst))]
@@ -237,7 +237,7 @@ def _network(name: str, cluster: Cluster, args: Args, report: Report) -> None:
 
 
 def _figures(measured: Measurement, plain: Measurement, answer: Candidate | None) -> dict[str, float | None]:
-    """Columns about the time of a candidate; ``answer`` is None if the candidate is not placeit's."""
+    """Return columns about the time of a candidate; ``answer`` is None if the candidate is not placeit's."""
     ratio = faster(measured, plain)
     return {
         "median_ms": measured.median * 1e3,
@@ -296,7 +296,7 @@ def _graphed(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], place:
 
 
 def _use(candidate: Callable[[], float], measured: Measurement, seconds: float) -> tuple[float | None, float | None]:
-    """Mean utilisation of the GPUs while a candidate runs repeatedly, and most memory in use, in gigabytes."""
+    """Return the mean utilisation of the GPUs while a candidate runs repeatedly, and the most memory in use, in gigabytes."""
     with GpuSampler() as sampler:
         for _ in range(max(1, math.ceil(seconds / measured.median))):
             candidate()

@@ -70,12 +70,12 @@ def _guided(problems: list[Problem], bounds: list[float], args: Args, report: Re
         return round(float(np.mean(ratios)), 3)
 
     report.claim(f"mean SLR of annealing, {few} evaluations", mean_slr(Annealing(), few), "")
-    name = f"mean SLR of guided, {few} evaluations, against that of annealing, {many}"
+    name = f"mean SLR of guided, {few} evaluations, against annealing with {many}"
     report.claim(name, mean_slr(Guided(), few), "", at_most=mean_slr(Annealing(), many))
 
 
 def _names(args: Args) -> list[str]:
-    """All placers. Placers that prove optimality, or train on each problem, give up early."""
+    """Return all placers. Placers that prove optimality, or train on each problem, give up early."""
     limits = {
         "cp-sat": f"cp-sat:effort={0.02 if args.quick else 0.2}",
         "doppler": f"doppler:updates={2 if args.quick else 50}",
@@ -110,7 +110,7 @@ def _row(
 
 
 def _heft_seconds(args: Args) -> float:
-    """Median seconds of a plan, each for a problem that was not seen before."""
+    """Return the median seconds of a plan, each for a problem that was not seen before."""
     problems = [random_problem(100, 10, seed=args.seed + i) for i in range(30 if args.quick else 200)]
     seconds = []
     for problem in problems:
@@ -121,7 +121,7 @@ def _heft_seconds(args: Args) -> float:
 
 
 def _problem(instance: dict[str, Any]) -> Problem:
-    """A problem of the data set, in its own units of time: compute over speed where the task may run."""
+    """Return a problem of the data set, in its units of time: compute over speed where the task may run."""
     work, speed = np.array(instance["compute"]), np.array(instance["speed"])
     compute = np.full((len(work), len(speed)), np.inf)
     for v, devices in enumerate(instance["feasible"]):

@@ -80,7 +80,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def _row(problem: Problem, cost: SimulatedCost, seed: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Makespans over the better of HEFT's and PEFT's, and seconds of one core, by placer."""
+    """Return makespans over the better of HEFT's and PEFT's, and seconds of one core, by placer."""
     links = cost.rules.links
     ways: dict[str, Callable[[], NDArray[np.int32]]] = {
         "heft": lambda: Heft().plan(problem).placement,

@@ -63,7 +63,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def _different(session: Session, count: int, seed: int) -> np.ndarray:
-    """Random placements whose programs differ."""
+    """Draw random placements whose programs differ."""
     random, segmenter = np.random.default_rng(seed), session.segmenter
     found: dict[frozenset[tuple[int, tuple[int, ...]]], np.ndarray] = {}
     while len(found) < count:

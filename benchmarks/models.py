@@ -47,7 +47,7 @@ def run(args: Args, report: Report) -> None:
     found: dict[str, Trial] = {}
     if (load := os.getloadavg()[0]) > 1:
         report.note(
-            f"  Other work is running (load {load:.1f}): whoever wakes threads waits for it, and ratios of times say little."
+            f"  Other work is running (load {load:.1f}): waking a thread takes longer then, and ratios of times say little."
         )
     with tempfile.TemporaryDirectory() as folder:
         making, trying = Path(folder, "making"), Path(folder, "trying")
@@ -64,7 +64,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def _serve_making(connection: Connection, _: str) -> None:
-    """Write models into folders, by name, and answer with the sample, or with the reason why there is none."""
+    """Write models into folders, by name, and answer with the sample, or with the reason why it cannot be made."""
     connection.send("ready")
     while (request := connection.recv()) is not None:
         name, folder = request
@@ -75,7 +75,7 @@ def _serve_making(connection: Connection, _: str) -> None:
 
 
 def _made(maker: Child, name: str, folder: Path) -> Sample | str:
-    """Write a model, or say why there is none."""
+    """Write a model, or return the reason why it cannot be made."""
     try:
         answer = maker.ask((name, folder / name))
     except Ended as end:

@@ -47,7 +47,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def _meters() -> float:
-    """CPU time of reading meters while nothing else is done, over the time it takes."""
+    """Return the CPU time of reading meters while nothing else is done, over the time it takes."""
     with Sampler():
         begin, cpu = perf_counter(), process_time()
         sleep(METERS_S)

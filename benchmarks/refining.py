@@ -179,7 +179,7 @@ def _tell(name: str, rate: float, load: _Load, found: Refinement, seconds: float
     report.claim(f"{name}: p95 of requests in trials over before", p95["trial"] / p95["before"], "", at_most=1.1)
     report.claim(f"{name}: p99 of requests in trials over before", p99["trial"] / p99["before"], "")
     won = next((said.ratio for said in load.trials.values() if said.ratio is not None and said.ratio.faster), None)
-    report.claim(f"{name}: seconds of the first candidate that won over those of what it replaced", won and won.ratio, "")
+    report.claim(f"{name}: seconds of the first candidate that won over the replaced placement's", won and won.ratio, "")
     report.claim(f"{name}: p50 of requests after the change over before", p50["after"] / p50["before"], "")
 
 

@@ -85,7 +85,7 @@ def _model(name: str, clusters: Mapping[str, tuple[str, str]], cache: Cache, arg
 def _placed(
     model: OpenVinoModel, runtime: str, devices: Sequence[str], cache: Cache, args: Args, report: Report
 ) -> dict[str, Candidate]:
-    """The plans for two devices: the answer and, if that is a single device, the fastest split."""
+    """Return the plans for two devices: the answer and, if that is a single device, the fastest split."""
     found = optimize(
         model,
         devices,
@@ -104,7 +104,7 @@ def _placed(
 
 
 def _plain(model: OpenVinoModel, path: Path, thread: ThreadPoolExecutor) -> dict[str, Plain]:
-    """Both runtimes without placeit, with inputs in place."""
+    """Return both runtimes without placeit, with inputs in place."""
     inputs = model.random_inputs()
     compiled = openvino_core().compile_model(model.ov_model, "CPU", openvino_options(1))
     return {

@@ -68,7 +68,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def _body(model: str, given: Any) -> tuple[str, bytes, dict[str, str]]:
-    """Path, body and headers of a request, its tensor in binary form."""
+    """Return path, body and headers of a request, its tensor in binary form."""
     tensor = {"name": "x0", "shape": given.shape, "datatype": "FP32", "parameters": {"binary_data_size": given.nbytes}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     return f"/v2/models/{model}/infer", head + given.tobytes(), {_HEADER: str(len(head))}

@@ -113,7 +113,7 @@ def _called(error: type[BaseException]) -> Callable[[_Load], None]:
 
 
 def _fails(owner: Callable[[_Load], Any], name: str, error: type[Exception], hit: int) -> Callable[[_Load], None]:
-    """A trouble that is one failing call."""
+    """Return a trouble that is one failing call."""
 
     def trouble(load: _Load) -> None:
         with _failing_once(owner(load), name, error) as happened:
@@ -166,7 +166,7 @@ _TROUBLES: dict[str, Callable[[_Load], object]] = {
     "a bell that fails": _fails(lambda _: Bell, "wait", OSError, 0),
     "a queue that fails": _fails(lambda load: load.server, "take", MemoryError, 0),
     "a run that is given up": lambda load: (load.ask(), load.executor.give_up(_SAID)),
-    "somebody else who gives up": _somebody_else,
+    "another executor that gives up": _somebody_else,
 }
 
 

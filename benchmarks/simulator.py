@@ -21,7 +21,7 @@ _DEVICES = 8
 
 
 def random_problem(ops: int, inputs: float, rng: np.random.Generator) -> Problem:
-    """Ops that read ``inputs`` of the twenty ops before them on average; computing an op and moving a tensor cost alike."""
+    """Draw ops that read ``inputs`` of the twenty ops before them on average; computing and moving cost alike."""
     edges = sorted({(int(u), v) for v in range(1, ops) for u in rng.integers(max(0, v - 20), v, 1 + rng.poisson(inputs - 1))})
     return Problem.from_arrays(
         compute=rng.uniform(1, 10, (ops, _DEVICES)),
@@ -33,7 +33,7 @@ def random_problem(ops: int, inputs: float, rng: np.random.Generator) -> Problem
 
 
 def in_simpy(problem: Problem, place: list[int], links: LinkModel, queue: Queue) -> float:
-    """Makespan of one placement by the same model, written as processes of SimPy; no two edges may share a tensor."""
+    """Return the makespan of one placement by the same model, as processes of SimPy; no two edges may share a tensor."""
     env = simpy.Environment()
     urgency: Any = [0] * len(place) if queue == "fifo" else [-rank for rank in b_level(problem, place)]
     devices = [simpy.PriorityResource(env) for _ in range(problem.devices)]
@@ -76,7 +76,7 @@ def in_simpy(problem: Problem, place: list[int], links: LinkModel, queue: Queue)
 
 
 def best(work: Callable[[], object], seconds: float) -> float:
-    """Seconds of the work when least disturbed: the shortest of as many runs as fit into a time, at least three."""
+    """Return the seconds of the work when least disturbed: the shortest of as many runs as fit into a time, at least three."""
     work()
     times: list[float] = []
     while len(times) < 3 or sum(times) < seconds:
@@ -87,7 +87,7 @@ def best(work: Callable[[], object], seconds: float) -> float:
 
 
 def placements_of(problem: Problem, count: int, rng: np.random.Generator) -> NDArray[np.int32]:
-    """Uniformly random placements, most of whose edges cross devices, which is the slow case."""
+    """Draw uniformly random placements, most of whose edges cross devices, which is the slow case."""
     return rng.integers(0, problem.devices, (count, len(problem)), np.int32)
 
 
@@ -149,7 +149,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def _scheduler_seconds(problem: Problem, place: NDArray[np.int32], seconds: float) -> float:
-    """Seconds of the executor's scheduler for each event, in the order of a simulated run."""
+    """Return the seconds of the executor's scheduler for each event, in the order of a simulated run."""
     plan = schedule(problem, place, rules=Rules("channel", "priority"))
     moved = plan.transfers
     events = sorted(

@@ -67,7 +67,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def value_of(plans: list[Plan]) -> float:
-    """Simulated seconds per request of replicas, or of one plan."""
+    """Return the simulated seconds per request of replicas, or of one plan."""
     return 1 / sum(1 / each for each in map(Throughput().of_plan, plans))
 
 
@@ -78,7 +78,7 @@ def deployed(session: Session, plans: list[Plan]) -> Deployed:
 
 
 def _equal(name: str, model: Model, cache: Cache, args: Args, report: Report) -> None:
-    """Two cores: simulated against measured, and replicas against one core and OpenVINO."""
+    """Compare on two cores: simulated with measured times, and replicas with one core and OpenVINO."""
     with Session(model, [f"CPU@{core}" for core in two_cores()], cache=cache) as session, ExitStack() as stack:
         progress(f"{name}: profiling")
         segmenter = Segmenter(session.grouping, session.profile(budget_s=10 if args.quick else 60), steady=True)
@@ -108,14 +108,14 @@ def _equal(name: str, model: Model, cache: Cache, args: Args, report: Report) ->
     best = min(singles, key=lambda one: one.median)
     gain = faster(best, found[_REPLICAS])
     report.row(model=name, ratio=f"{_ONE} over {_REPLICAS}", value=gain.ratio, low=gain.ci_low, high=gain.ci_high)
-    report.claim(f"{name}: throughput of two cores over that of the better one", gain.ratio, "", at_least=1.8)
+    report.claim(f"{name}: throughput of two cores, relative to the better one", gain.ratio, "", at_least=1.8)
     beside = faster(found[_REPLICAS], found[_OPENVINO])
     report.row(model=name, ratio=f"{_REPLICAS} over {_OPENVINO}", value=beside.ratio, low=beside.ci_low, high=beside.ci_high)
-    report.claim(f"{name}: seconds per request over those of {_OPENVINO}", beside.ratio, "", at_most=1.1)
+    report.claim(f"{name}: seconds per request, relative to {_OPENVINO}", beside.ratio, "", at_most=1.1)
 
 
 def _unequal(case: str, model: Model, cluster: Cluster, cache: Cache, args: Args, report: Report) -> None:
-    """The best split found against the best replicas."""
+    """Race the best split found against the best replicas."""
     progress(f"{case}: optimizing")
     budget = _QUICK_S if args.quick else _BUDGET_S
     found = optimize(
@@ -167,7 +167,7 @@ def _found(case: str, found: Optimized, report: Report) -> None:
 
 
 def _best(found: Optimized, *, splits: bool) -> Candidate | None:
-    """The best candidate, as measured or else as simulated, among splits or among candidates that serve whole requests."""
+    """Return the best candidate, as measured or else as simulated, among splits or among candidates for whole requests."""
     some = [one for one in found.candidates if (one.placer not in ("single", "replicas")) == splits and one.failed is None]
     some = [one for one in some if not splits or len(np.unique(one.groups)) > 1]
     return min(

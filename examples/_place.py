@@ -1,4 +1,4 @@
-"""What the examples of single models share: options, finding a placement, learning another one, running both."""
+"""Code that the examples of single models share: options, finding a placement, learning another one, running both."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ LEARNED = "surrogate"
 
 
 def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
-    """Options of every example."""
+    """Return a parser with the options of every example."""
     options = argparse.ArgumentParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--devices", help="names (CPU@0,CPU@1) or a cluster file; what is there without it")
     options.add_argument("--budget", type=float, default=30, help="seconds to find a placement in (default: 30)")
@@ -52,7 +52,7 @@ def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], option
 
 
 def _learned(session: Session, found: Optimized, options: argparse.Namespace) -> Candidate | None:
-    """The best placement that a surrogate chose to measure; None if it chose none."""
+    """Return the best placement that the surrogate chose to measure; None if it chose none."""
     again = session.optimize(
         budget=options.learn, candidates=Candidates(["heft", LEARNED], found.placement), seed=options.seed, progress=_progress
     )

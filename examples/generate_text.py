@@ -6,10 +6,10 @@ Without a model, it is one of 12 layers and 109 million parameters with random w
 numbers here, as tokenisers and sampling belong to other packages. A model of yours is an OpenVINO IR with state, as
 optimum-intel writes it, or an ONNX file with caches (``past_key_values.0.key``, ``present.0.key``).
 
-The placement is the one that is fastest for ``--measure token`` (each further token), ``first`` (the first token, after a
-prompt), ``text`` (both, in the proportion of prompt and tokens) or ``many`` (further tokens of many texts at once). No device
-gets more than fits into its memory, as a cluster file says it (examples/cluster.yaml). The tokens are compared with those of
-the uncut model in plain OpenVINO.
+The placement is the fastest one for ``--measure token`` (each further token), ``first`` (the first token, after a prompt),
+``text`` (both, in the proportion of prompt and tokens) or ``many`` (further tokens of many texts at once). No device gets more
+than fits into its memory, as the cluster file gives it (examples/cluster.yaml). The tokens are compared with the tokens of the
+uncut model in plain OpenVINO.
 """
 
 import argparse
@@ -36,7 +36,7 @@ Step = Callable[[dict[str, NDArray[np.generic]]], Arrays]
 
 
 def step_inputs(names: Sequence[str], tokens: Sequence[int], past: int) -> dict[str, NDArray[np.generic]]:
-    """Inputs for some tokens of a text, after ``past`` others."""
+    """Return the inputs for some tokens of a text, after ``past`` others."""
     end = past + len(tokens)
     places = np.arange(past, end)[None]
     every = zip(EVERY, (np.array([tokens]), np.ones((1, end), np.int64), places, np.zeros(1, np.int32)), strict=True)
@@ -59,7 +59,7 @@ def generate(step: Step, names: Sequence[str], prompt: Sequence[int], tokens: in
 
 
 def shapes(names: Sequence[str], prompt: int, tokens: int, measure: str) -> dict[str, tuple[int | SizeRange, ...]]:
-    """Sizes of the inputs: any up to those of a whole text, typical for a prompt, and for a token after it."""
+    """Return the sizes of the inputs: at most a whole text, typically a prompt, or one token after it."""
     most, times = prompt + tokens, {"first": (1, 0), "text": (1, tokens)}.get(measure, (0, 1))
     new, all_ = SizeRange(1, most, (prompt, 1), times), SizeRange(1, most, (prompt, prompt + 1), times)
     return {name: shape for name, shape in zip(EVERY, ((1, new), (1, all_), (1, new), (1,)), strict=True) if name in names}
@@ -132,12 +132,12 @@ def _generate(model: Path, options: argparse.Namespace) -> int:
     _show("uncut, by plain OpenVINO on all cores", [seconds])
     print(f"{len(prompts)} at once: {len(prompts) * options.tokens / taken:.1f} tokens per second")
     same = texts[0][0] == tokens
-    print(f"tokens: {'the same as uncut' if same else 'NOT those of the uncut model'}: {' '.join(map(str, tokens[:10]))} ...")
+    print(f"tokens: {'the same as uncut' if same else 'DIFFERENT from uncut'}: {' '.join(map(str, tokens[:10]))} ...")
     return 0 if same else 1
 
 
 def inputs_of(model: Path) -> list[str]:
-    """Names of the inputs of a decoder that are no caches."""
+    """Return the names of a decoder's inputs that are not caches."""
     with explaining(f"{model} cannot be read"):
         names = {name for port in openvino_core().read_model(model).inputs for name in port.get_names()}
     return [name for name in EVERY if name in names]

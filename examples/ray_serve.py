@@ -3,9 +3,9 @@
     pip install 'placeit[ray]' 'ray[serve]'
     python -m examples.ray_serve app.placeit --replicas 2 --cpus 2
 
-Each replica opens the bundle on the node where Ray has put it, so the file has to be there under the same path, and so do its
-devices; ``--cpus`` are those that Ray reserves for a replica. Within one, placeit serves several requests at once on the
-devices of the placement. Requests are JSON, ``{"x": [[...]]}``, at http://127.0.0.1:8000/.
+Each replica opens the bundle on the node where Ray has put it, so the file and its devices have to exist there, the file under
+the same path. Ray reserves ``--cpus`` for each replica. Within one, placeit serves several requests at once on the devices of
+the placement. Requests are JSON, ``{"x": [[...]]}``, at http://127.0.0.1:8000/.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import placeit
 
 @serve.deployment
 class Bundle:
-    """A replica.
+    """A Ray Serve replica that answers requests with a bundle.
 
     Args:
-        path: of the bundle.
-        rematch: which devices take the places of those that it names; ``auto`` for others of their kinds.
+        path: path of the bundle.
+        rematch: devices that take the places of the bundle's devices; ``auto`` for other devices of the same kinds.
     """
 
     def __init__(self, path: str, rematch: str | None) -> None:
@@ -47,7 +47,7 @@ class Bundle:
         return {name: value.tolist() for name, value in outputs.items()}
 
     def __del__(self) -> None:
-        """Finish what was accepted."""
+        """Finish the requests that were accepted."""
         self.server.close()
         self.application.close()
 

@@ -3,8 +3,8 @@
 python -m examples.read_text --devices CPU@0,CPU@1 --rate 5 --pictures 20
 
 The detector finds lines of text in a picture, the classifier says of each line whether it is upside down, and the recogniser
-reads it. A picture may have any number of lines. The models come with the package ``rapidocr-onnxruntime``. Each of them runs
-where all together read the most pictures, by what they take for some of these on each device.
+reads it. A picture may have any number of lines. The models come with the package ``rapidocr-onnxruntime``. Each model runs on
+the devices with which all three together read the most pictures, judging by its times for some pictures on each device.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from placeit.errors import UsageError
 from placeit.serving.server import Outputs
 from placeit.simulator.load import check_rate
 
-SIDE, HEIGHT = 320, 48  # of pictures, and of lines
+SIDE, HEIGHT = 320, 48  # pixels: side of a picture, height of a line
 WIDTHS = {"classifier": 192, "recogniser": 320}
 FILES = {
     "detector": ("ch_PP-OCRv4_det_infer.onnx", (1, 3, SIDE, SIDE)),
@@ -40,7 +40,7 @@ WORDS = ("DEVICE", "STREAM", "QUEUE", "MODEL")
 
 
 def texts_of(number: int) -> list[str]:
-    """The lines of a picture: none to three."""
+    """Return the lines of a picture: none to three."""
     return [f"{WORDS[(number + i) % 4]}{number}" for i in range(number % 4)]
 
 
@@ -65,14 +65,14 @@ def fitted(line: np.ndarray, width: int) -> np.ndarray:
 
 
 def cut_lines(page: np.ndarray, outputs: Sequence[Outputs]) -> list[np.ndarray]:
-    """Cut the lines out of a picture that the detector has found there, from top to bottom."""
+    """Cut out the lines that the detector has found in a picture, from top to bottom."""
     ((probability,),) = (next(iter(values.values()))[0] for values in outputs)
     contours, _ = cv2.findContours((probability > TEXT).astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
     lines = []
     for x, y, w, h in sorted(map(cv2.boundingRect, contours), key=lambda box: box[1]):
         if w < 8 or h < 8 or probability[y : y + h, x : x + w].mean() < BOX:
             continue
-        room = round(0.45 * h)  # what is found is the middle of a line
+        room = round(0.45 * h)  # the detector finds only the middle of a line
         lines.append(page[max(0, y - room) : y + h + room, max(0, x - room) : x + w + room])
     return lines
 
@@ -84,7 +84,7 @@ def turned(lines: list[np.ndarray], outputs: Sequence[Outputs]) -> list[np.ndarr
 
 
 def reading(characters: Sequence[str], outputs: Sequence[Outputs]) -> list[str]:
-    """What the recogniser has read: its best guess at each position, without repetitions and blanks."""
+    """Return the recogniser's text: its best guess at each position, without repetitions and blanks."""
     texts = []
     for values in outputs:
         best = [number for number, _ in itertools.groupby(next(iter(values.values()))[0].argmax(1).tolist())]
@@ -94,7 +94,7 @@ def reading(characters: Sequence[str], outputs: Sequence[Outputs]) -> list[str]:
 
 @contextlib.contextmanager
 def open_reader(devices: Sequence[str]) -> Iterator[PlacedStages]:
-    """Open the three models, and find their devices."""
+    """Open the three models, and place them on the devices."""
     spec = importlib.util.find_spec("rapidocr_onnxruntime")
     if spec is None or spec.origin is None:
         raise UsageError("The models come with rapidocr-onnxruntime: pip install rapidocr-onnxruntime")
@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def read(devices: Sequence[str], rate: float, count: int) -> None:
-    """Have pictures come in at a rate, and say what came of them."""
+    """Submit pictures at a rate, and print the results."""
     pages = [texts_of(number) for number in range(count)]
     with open_reader(devices) as placed:
         for name, where in placed.where.items():

@@ -1,4 +1,4 @@
-"""Draw a trace in the terminal: a row for each device and link, on which the ops that it ran are letters.
+"""Draw a trace in the terminal: a row for each device and link, in which letters stand for the ops that it ran.
 
 placeit run model.onnx --placement placement.json --trace trace.json
 python -m examples.timeline trace.json
@@ -13,7 +13,7 @@ from string import ascii_letters
 from typing import Any
 
 _WIDTH = 76  # columns of the time axis
-_MOST = 60  # characters of what a letter stands for
+_MOST = 60  # characters of an op's name in the legend
 
 
 def timeline(events: list[dict[str, Any]], width: int = _WIDTH) -> str:

@@ -1,4 +1,4 @@
-"""Signal handlers that run at moments which nobody chooses."""
+"""Signal handlers that run at random moments."""
 
 import contextlib
 import signal

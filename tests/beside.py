@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def beside(action: Callable[[], object]) -> Iterator[list[object]]:
-    """Do something on another thread meanwhile; gives a list that has its result, or error, in the end."""
+    """Do something on another thread while the context is open; gives a list that has its result, or error, in the end."""
     results: list[object] = []
 
     def do() -> None:

@@ -118,7 +118,7 @@ def _no_leaked_threads() -> Iterator[None]:
     yield
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
-        return  # Ray keeps threads of its own until it is shut down
+        return  # Ray keeps its threads until it is shut down
     deadline = time.monotonic() + 30.0  # threads end late on a busy machine
     while (leaked := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         time.sleep(0.01)

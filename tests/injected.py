@@ -49,7 +49,7 @@ class Failures:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch threads that are started meanwhile."""
+        """Watch threads that are started in this context."""
         threading.setprofile(self._profile)
         try:
             yield
@@ -65,7 +65,7 @@ class Failures:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Let one call fail meanwhile, if a place is reached at which none has."""
+        """Let one call fail in this context, if a place is reached at which no call has failed."""
         self._armed = True
         for place, count in self._seen.items():
             if count < self._occurrence:

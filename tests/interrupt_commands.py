@@ -1,7 +1,7 @@
 """Ctrl-C at random moments of every command: ``python -m tests.interrupt_commands [COUNT [SEED]]``.
 
-A moment is the call of a function in the main thread, drawn among as many as the command makes when nobody interrupts it; every
-other one is a fraction of the seconds that it takes. What has to hold whenever it comes: exit code 130 (or the end by the
+A moment is the call of a function in the main thread, drawn from the calls that the command makes without an interrupt; every
+other moment is a fraction of the command's seconds. These have to hold at any moment: exit code 130 (or the end by the
 signal, before and after the command's own time), no traceback, no process, and no file that is half-written or temporary.
 """
 
@@ -52,7 +52,7 @@ class Command:
     """A command line, and how long it is.
 
     Attributes:
-        arguments: what follows ``placeit``; it runs in a folder of its own.
+        arguments: the words after ``placeit``; each command runs in a separate folder.
         nodes: whether it needs Ray.
         calls: how many calls its main thread makes; 0 as long as that is not known.
         seconds: how long it takes without being interrupted.
@@ -86,7 +86,7 @@ class Trial:
 
 
 def commands(model: Path, placement: Path, devices: Sequence[str], *, nodes: bool) -> list[Command]:
-    """Return short forms of all commands; those with clusters of their own only if asked for."""
+    """Return short forms of all commands; commands that start clusters only if ``nodes`` is set."""
     on = ["--devices", ",".join(devices)]
     found = [
         Command(["inspect", model]),
@@ -122,7 +122,7 @@ def commands(model: Path, placement: Path, devices: Sequence[str], *, nodes: boo
 
 
 def interrupt_all(todo: Sequence[Command], count: int, seed: int, folder: Path, cache: Path) -> Iterator[Trial]:
-    """Interrupt commands in turn, at random moments, until there were so many."""
+    """Interrupt commands in turn, at random moments, ``count`` times in all."""
     draw = random.Random(seed)
     for number, command in zip(range(count), itertools.cycle(todo), strict=False):
         if not command.calls:
@@ -215,7 +215,7 @@ def _processes(place: Path) -> dict[int, str]:
             if f"XDG_STATE_HOME={place / 'state'}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                 found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")[:200]
         except (OSError, ValueError):
-            continue  # no process, or gone meanwhile
+            continue  # no process, or one that has ended since
     return {pid: line for pid, line in found.items() if line}
 
 

@@ -1,4 +1,4 @@
-"""Devices on which every group has a time of its own, so that one can see whose time is given to whom."""
+"""Devices on which every group has a different time, so that a test can see whose time is given to whom."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Truth:
 
     Attributes:
         core: of an op inside the whole model, by device.
-        cut: what it takes more in a segment of its own.
+        cut: additional time of an op that is a separate segment.
         load: what it takes more while another device works.
         lacking: ops that a device cannot run.
         read: for each byte that another device wrote.

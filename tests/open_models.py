@@ -91,7 +91,7 @@ def convolutions(folder: Path) -> Path:
 
 
 def onnx_attention(folder: Path) -> Path:
-    """Write a layer of attention as ONNX exporters do, with the shapes of reshapes computed from those of their inputs."""
+    """Write a layer of attention as ONNX exporters do, with the shapes of reshapes computed from their inputs' shapes."""
     rng = np.random.default_rng(0)
     shape = """
         size_{0} = Shape ({1})

@@ -12,7 +12,7 @@ from placeit.simulator.simulate import schedule
 
 
 def chain(*seconds: float) -> Plan:
-    """Segments one after the other, each on a device of its own."""
+    """Make a chain of segments, each on a different device."""
     return in_a_row(seconds, range(len(seconds)))
 
 

@@ -22,7 +22,7 @@ def variable(name: str, shape: list[int]) -> Variable:
 
 
 def totals(layers: int, seed: int = 0) -> OpenVinoModel:
-    """Layers that each add what they have read to a total of their own, and pass a mix of it on. Op names end by the layer."""
+    """Make layers that each add what they read to their total, and pass a mix of it on. Op names end with the layer."""
     rng = np.random.default_rng(seed)
     x = ops.parameter([1, SIZE], ov.Type.f32, name="x")
     value, writes = x.output(0), []

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.two_cores
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ONNX file with two branches, an output that is an inner tensor, and weights in a file of their own."""
+    """Write an ONNX file with two branches, an output that is an inner tensor, and weights in a separate file."""
     made, node = tmp_path_factory.mktemp("models") / "branches.onnx", helper.make_node
     weights = {name: RNG.standard_normal((128, 128)).astype(np.float32) / 8 for name in ("v", "w")}
     graph = helper.make_graph(

@@ -218,7 +218,7 @@ def test_a_device_without_room_is_named(bundle: Path) -> None:
 def test_devices_of_a_cluster_are_found_by_name(bundle: Path) -> None:
     with placeit.load(bundle, devices=f"{OTHER},{ONE}") as application:
         assert application.check().max_rel <= application.tolerance
-    with pytest.raises(DeviceError, match=f"'{OTHER}' is none of the devices {ONE}"):
+    with pytest.raises(DeviceError, match=f"'{OTHER}' is not among the devices {ONE}"):
         placeit.load(bundle, devices=ONE)
 
 
@@ -316,7 +316,7 @@ def newer(data: dict[str, Any]) -> None:
     ("change", "says"),
     [
         (newer, r"version 2 \(written by placeit 9.1\).*Install a newer placeit"),
-        (lambda data: data.update(format="placeit-placement"), "not that of a bundle"),
+        (lambda data: data.update(format="placeit-placement"), "is not a bundle's"),
         (lambda data: data.pop("graph"), "contradicts itself"),
         (lambda data: data.update(segments=3), "contradicts itself"),
         (lambda data: data["segments"].pop(), "contradicts itself"),

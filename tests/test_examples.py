@@ -41,7 +41,7 @@ class SmallText(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
-    """Run an example in a process of its own and return what it printed; measured costs are shared by all of them."""
+    """Run an example in a separate process and return its output; all examples share measured costs."""
     cache = tmp_path_factory.mktemp("costs")
 
     def run(name: str, *arguments: str | Path) -> str:

@@ -43,7 +43,7 @@ def branches() -> OpenVinoModel:
 
 
 def refusing(kind: str, *lines: str, least: int = 1) -> Callable[[Any], None]:
-    """Refuse models with an op of a kind and at least so many others, as the plugin for GPUs does."""
+    """Refuse models with an op of a kind and at least ``least`` ops, as the plugin for GPUs does."""
 
     def compiling(model: Any) -> None:
         names = [op.get_friendly_name() for op in model.get_ordered_ops() if op.get_type_name() == kind]
@@ -78,7 +78,7 @@ def optimized(devices: str = f"{CORE},GPU.0") -> Any:
 
 
 def placeable(session: Session, device: str) -> dict[str, bool]:
-    """Whether each op can run on a device, by what was profiled."""
+    """Return whether each op can run on a device, according to the profile."""
     can = np.isfinite(session.costs.core[:, session.cluster.names.index(device)])
     return {name: bool(can[session.grouping.group_of[v]]) for v, name in enumerate(session.model.graph.names)}
 

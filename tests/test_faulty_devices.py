@@ -224,7 +224,7 @@ class Fault:
             for output, value in zip(outputs, self.previous or before, strict=True):
                 put(output, value)
             self.previous = right
-        elif self.name == "swallowed":  # it has raised when some of this was still to be written, and nobody has heard
+        elif self.name == "swallowed":  # an error before all outputs were written, which was not reported
             for output, then, now in zip(outputs, before, right, strict=True):
                 missing = self.rng.random(now.shape) < 0.5
                 missing.flat[self.rng.integers(now.size)] = True
@@ -384,7 +384,7 @@ def seen(error: OutputDifference) -> bool:
 
 
 def injections(open_session: Any, inject: Any, kind: str, count: int) -> list[str]:
-    """Inject each fault so many times; return those that were not seen."""
+    """Inject each fault a number of times; return the faults that were not seen."""
     missed = []
     faults = (*FAULTS, "not moved") if kind == "streams" else FAULTS
     for seed in range(2):
@@ -496,7 +496,7 @@ def test_the_commands_report_what_is_wrong(
     assert errors[cores[0]]["fault"] is None
     assert errors[cores[0]]["max_rel"] < 1e-5
     for name in (cores[1], str(tmp_path / "p.json")):
-        assert "has nan where that of the uncut model has" in errors[name]["fault"]
+        assert "has nan where the uncut model's has" in errors[name]["fault"]
         assert errors[name]["max_rel"] is None
     ran = CliRunner().invoke(app, ["run", *files])
     assert "has nan where" in json.loads(ran.stdout)["output_error"]["fault"]

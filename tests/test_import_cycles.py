@@ -22,7 +22,7 @@ def circles(graph: grimp.ImportGraph) -> set[frozenset[str]]:
 
 
 def imports_of_placeit() -> grimp.ImportGraph:
-    """Return all imports among placeit's modules, but for those of the extension."""
+    """Return all imports among placeit's modules, except for imports of the extension."""
     graph = grimp.build_graph("placeit", exclude_type_checking_imports=False, cache_dir=None)
     for importer in graph.find_modules_that_directly_import("placeit"):
         details = graph.get_import_details(importer=importer, imported="placeit")

@@ -44,11 +44,11 @@ def between(ours: NDArray[Any], theirs: NDArray[Any]) -> OutputDifference:
 @pytest.mark.parametrize(
     ("ours", "theirs", "why"),
     [
-        (np.array([1.0, np.nan]), np.array([1.0, 2.0]), "the output 'y' has nan where that of the uncut model has 2"),
-        (np.array([1.0, 2.0]), np.array([1.0, np.nan]), "has 2 where that of the uncut model has nan"),
-        (np.array([np.inf]), np.array([-np.inf]), "has inf where that of the uncut model has -inf"),
+        (np.array([1.0, np.nan]), np.array([1.0, 2.0]), "the output 'y' has nan where the uncut model's has 2"),
+        (np.array([1.0, 2.0]), np.array([1.0, np.nan]), "has 2 where the uncut model's has nan"),
+        (np.array([np.inf]), np.array([-np.inf]), "has inf where the uncut model's has -inf"),
         (np.float16([np.nan]), np.float32([1.0]), "has nan"),
-        (np.array([1.0]), np.array([1.0, 1.0]), r"has the shape \[1\], and that of the uncut model \[2\]"),
+        (np.array([1.0]), np.array([1.0, 1.0]), r"has the shape \[1\]; the uncut model's has \[2\]"),
         (np.array([1j * np.nan]), np.array([1j]), "has .*nan.* where"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_model_without_inputs_is_not_checked(cache: Cache) -> None:
 
 @pytest.mark.parametrize("given", [False, True])
 def test_whole_numbers_stay_in_the_range_that_is_known_to_be_valid(cache: Cache, given: bool) -> None:
-    """That of the example, or of what a user gave."""
+    """The range of the example inputs, or of inputs from the user."""
     table = torch.arange(50.0)
     asked: list[list[int]] = []
 

@@ -63,7 +63,7 @@ assert not [thread for thread in threading.enumerate() if thread.name.startswith
 
 @pytest.fixture
 def run(tmp_path: Path):
-    """Run Python in a folder of its own, where the package is installed; returns what it prints, or why it fails."""
+    """Run Python in a separate folder, where the package is installed; returns what it prints, or why it fails."""
     path = os.pathsep.join([*install_sample(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
     def run(*arguments: str, fails: bool = False) -> str:
@@ -91,7 +91,7 @@ def test_one_package_adds_a_placer_a_backend_a_kind_of_device_and_an_agent(tmp_p
 
 @pytest.mark.slow
 def test_a_kind_of_device_brings_links_of_its_own_which_are_closed_with_the_session(tmp_path: Path, run) -> None:
-    """Two of its devices, with memory of their own, beside a core."""
+    """Two of its devices, with separate memory, beside a core."""
     (tmp_path / "five.tanhs").write_text("5", encoding="utf-8")
     run("-c", CABLES.replace("{core}", str(allowed_cores()[0])))
 

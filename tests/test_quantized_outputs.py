@@ -56,7 +56,7 @@ def network(layers: int = 4, change: Callable[[int, dict[str, Any]], None] = lam
 
 
 def apart(model: Model) -> Any:
-    """Run with every other op on the other device and every op in a segment of its own; the tolerance and the report."""
+    """Run with every other op on the other device and every op in a separate segment; return the tolerance and the report."""
     names = model.graph.names
     devices = np.arange(len(names), dtype=np.int32) % 2
     placement = Placement(names, devices, ("a", "b"), "", np.arange(len(names), dtype=np.int32))

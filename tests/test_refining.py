@@ -145,7 +145,7 @@ def test_a_worse_candidate_never_wins(session: Session, monkeypatch: pytest.Monk
 def test_a_candidate_that_holds_up_others_is_dropped_and_tried_three_times_at_most(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of it is on the slowed device, and the requests beside it wait for the other one meanwhile."""
+    """Half of the candidate is on the slowed device, and the requests beside it wait for the other device in that time."""
     propose(monkeypatch, lambda: split(session))
     with session.serve(on(session, 0), refine=Limits(core=1)) as server:
         serve_many(server, session, "took longer")
@@ -209,7 +209,7 @@ def test_threads_that_openvino_starts_for_a_candidate_have_the_ordinary_priority
     with Session(inception_like(), [both, CORES[0]], cache=cache) as session:
         session.profile()
         groups = len(session.grouping.groups)
-        halves = np.arange(groups, dtype=np.int32) * 2 // groups  # which nobody has compiled
+        halves = np.arange(groups, dtype=np.int32) * 2 // groups  # not compiled yet
         wide = session.segmenter.merged(halves, np.zeros(groups, np.int32))
         propose(monkeypatch, lambda: wide)
         with session.serve(on(session, 1), refine=FAST) as server:
@@ -322,7 +322,7 @@ def test_what_cannot_be_refined_is_said(session: Session) -> None:
 
 
 def requests(plans: tuple[Plan, Plan], ratio: float, *, alone: bool = True, others: float = 1.0) -> Iterator[Request]:
-    """One in twenty tries a candidate that takes so many times as long; the times of the others change by a factor."""
+    """One in twenty requests tries a candidate that takes ``ratio`` times as long; the other times change by a factor."""
     now = 0.0
     for number in range(1000):
         explored = number % 20 == 19

@@ -1,4 +1,4 @@
-"""PyTorch models from end to end: profiled, placed, run, and compared with the module that nobody cut."""
+"""PyTorch models from end to end: profiled, placed, run, and compared with the uncut module."""
 
 from __future__ import annotations
 

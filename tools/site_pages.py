@@ -1,4 +1,4 @@
-"""Pages that `make docs` adds to those of docs/: references of commands and of Python, and what is elsewhere in the repository.
+"""Pages that `make docs` adds to docs/: references of commands and of Python, and files from elsewhere in the repository.
 
 mkdocs calls these functions as it builds the site (`hooks` in mkdocs.yml).
 """
@@ -23,7 +23,7 @@ from placeit.cli import app
 
 ROOT = Path(__file__).parents[1]
 OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md")
-LINK = re.compile(r"(?<!!)\[([^]]*)\]\(([^):#]+)([^):]*)\)")  # to a file, not to a picture, an address or this page
+LINK = re.compile(r"(?<!!)\[([^]]*)\]\(([^):#]+)([^):]*)\)")  # a link to a file, not to a picture, an address or this page
 FETCHED = re.compile(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=.?(?:https?:)?//[^ >]*")
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=<code>)")  # of Sphinx, in docstrings
 
@@ -45,7 +45,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Have links to files of the repository lead to pages of the site; of files that are no page, keep the text alone."""
+    """Make links to files of the repository lead to pages of the site; keep only the text of links to files without a page."""
     home = ROOT if page.file.src_uri in OTHERS else (ROOT / "docs" / page.file.src_uri).parent
     up = "../" * page.file.src_uri.count("/")
 
@@ -56,13 +56,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return f"[{text}]({up}{path.relative_to(ROOT / 'docs')}{anchor})"
         if path.name in OTHERS:
             return f"[{text}]({up}{path.name}{anchor})"
-        return text if path.exists() else link[0]  # of which mkdocs then says that it leads nowhere
+        return text if path.exists() else link[0]  # mkdocs then reports the dead link
 
     return LINK.sub(follow, markdown)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> None:
-    """Refuse a page that makes a browser fetch something from elsewhere."""
+    """Raise PluginError if a page makes a browser fetch something from elsewhere."""
     if found := FETCHED.search(output):
         raise PluginError(f"{page.file.src_uri} loads {found[0]}: put it into docs/.")
 
@@ -81,8 +81,8 @@ def python() -> str:
 
 
 def commands() -> str:
-    """Return the page of the commands: what `--help` says of each."""
-    head = "# Commands\n\nBy what `placeit COMMAND --help` says. That of `placeit optimize` also lists the placers.\n"
+    """Return the page of the commands, from the output of `--help`."""
+    head = "# Commands\n\nFrom `placeit COMMAND --help`. `placeit optimize --help` also lists the placers.\n"
     return "\n".join([head, *_described(get_command(app), None)])
 
 

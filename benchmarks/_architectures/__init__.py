@@ -1,4 +1,4 @@
-"""A collection of real kinds of models, small: those that packages bring, published architectures, and what else files hold."""
+"""A collection of small models of real kinds: from packages, from published architectures, and with other contents of files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ KINDS: Mapping[str, Make] = {
     "pt2_vit": program(vision.VisionTransformer, vision.image(96)),
     "pt2_lstm": program(language.DeepSpeech, language.spectrogram),
 }  # fmt: skip
-"""What makes each kind, by name."""
+"""Functions that make each kind, by name."""
 
 
 def make(name: str, folder: Path) -> Sample:

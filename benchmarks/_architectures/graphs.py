@@ -1,4 +1,4 @@
-"""Small ONNX graphs of what exporters and other tools write and networks in PyTorch do not show."""
+"""Small ONNX graphs that exporters and other tools write, with structures that networks in PyTorch do not have."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Weights:
 
 
 def _dense(x: str, y: str, weights: _Weights, inputs: int = _WIDTH, outputs: int = _WIDTH) -> list[NodeProto]:
-    """A linear layer and its activation."""
+    """Return a linear layer and its activation."""
     linear = f"{y} linear"
     return [
         helper.make_node("Gemm", [x, weights(inputs, outputs), weights(outputs, scale=0.1)], [linear], name=linear),
@@ -74,7 +74,7 @@ def _save(
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in ends.items()]
         for ends in (inputs, outputs)
     ]
-    if ir < 4:  # there, whatever has a value is an input
+    if ir < 4:  # there, every value is an input, too
         values[0] += [helper.make_tensor_value_info(one.name, one.data_type, one.dims) for one in weights]
     graph = helper.make_graph(nodes, "graph", *values, weights)
     known = {"": opset, **(domains or {})}
@@ -84,7 +84,7 @@ def _save(
 
 
 def branch(folder: Path) -> Sample:
-    """``If`` on what the values say, with layers in both branches, and layers around it."""
+    """Make an ``If`` on a condition that depends on values, with layers in both branches, and layers around it."""
     weights = _Weights()
     bodies = []
     for number in range(2):
@@ -102,7 +102,7 @@ def branch(folder: Path) -> Sample:
 
 
 def loop(folder: Path) -> Sample:
-    """``Loop`` of a fixed number of turns with a carried value, and one of scanned outputs."""
+    """Make a ``Loop`` of a fixed number of turns with a carried value, and one of scanned outputs."""
     weights = _Weights()
     kernel = weights(_WIDTH, _WIDTH)
     body = helper.make_graph(
@@ -135,7 +135,7 @@ def loop(folder: Path) -> Sample:
 
 
 def scan(folder: Path) -> Sample:
-    """``Scan``, a recurrent cell over a sequence, as tools for speech write it."""
+    """Make a ``Scan``, a recurrent cell over a sequence, as tools for speech write it."""
     weights = _Weights()
     kernel, again = weights(_WIDTH, _WIDTH), weights(_WIDTH, _WIDTH)
     body = helper.make_graph(
@@ -160,7 +160,7 @@ def scan(folder: Path) -> Sample:
 
 
 def tree_ensemble(folder: Path) -> Sample:
-    """Boosted trees behind a scaler, as scikit-learn's converters write them (``ai.onnx.ml``)."""
+    """Make boosted trees behind a scaler, as scikit-learn's converters write them (``ai.onnx.ml``)."""
     random, features, depth, trees = np.random.default_rng(0), 16, 4, 20
     inner, total = 2**depth - 1, 2 ** (depth + 1) - 1
     columns: dict[str, list[float | str]] = {}
@@ -193,7 +193,7 @@ def tree_ensemble(folder: Path) -> Sample:
 
 
 def contrib(folder: Path) -> Sample:
-    """Fused ops of ONNX Runtime's own (``com.microsoft``), as its optimizer for transformers writes them."""
+    """Make fused ops that belong to ONNX Runtime (``com.microsoft``), as its optimizer for transformers writes them."""
     weights = _Weights()
     nodes, x = [], "input"
     for number in range(3):
@@ -216,7 +216,7 @@ def contrib(folder: Path) -> Sample:
 
 
 def contrib_own(folder: Path) -> Sample:
-    """Distances to known points, with an op that ONNX Runtime alone has."""
+    """Make distances to known points, with an op that only ONNX Runtime has."""
     weights = _Weights()
     nodes = [
         *_dense("input", "embedded", weights),
@@ -230,7 +230,7 @@ def contrib_own(folder: Path) -> Sample:
 
 
 def many_ends(folder: Path) -> Sample:
-    """Several inputs and outputs: one input that is an output, one read twice, an output that others read."""
+    """Make several inputs and outputs: an input that is an output, an input read twice, an output that other ops read."""
     weights = _Weights()
     nodes = [
         *_dense("a", "left", weights),
@@ -247,7 +247,7 @@ def many_ends(folder: Path) -> Sample:
 
 
 def _chain(path: Path, names: Sequence[str], *, ir: int = 8, opset: int = 17, external: bool = False) -> Path:
-    """Linear layers one after the other whose values have given names."""
+    """Write consecutive linear layers whose values have the given names."""
     weights = _Weights()
     nodes = [node for x, y in itertools.pairwise(names) for node in _dense(x, y, weights)]
     shape = [4, _WIDTH]
@@ -255,22 +255,22 @@ def _chain(path: Path, names: Sequence[str], *, ir: int = 8, opset: int = 17, ex
 
 
 def named(file: str, *names: str) -> Make:
-    """Return what writes a chain of layers to a file of a given name, and gives its values given names."""
+    """Return a function that writes a chain of layers to a file of a given name, with given names of its values."""
     return lambda folder: Sample(_chain(folder / file, names))
 
 
 def old(folder: Path) -> Sample:
-    """IR version 3 and opset 9, where every weight is an input as well."""
+    """Make IR version 3 and opset 9, where every weight is an input as well."""
     return Sample(_chain(folder / "model.onnx", ["input", *map(str, range(4)), "output"], ir=3, opset=9))
 
 
 def external_weights(folder: Path) -> Sample:
-    """Weights in a file of their own."""
+    """Make a model with its weights in a separate file."""
     return Sample(_chain(folder / "model.onnx", ["input", *map(str, range(4)), "output"], external=True))
 
 
 def intermediate(make: Make, *, half: bool = False) -> Make:
-    """Return what writes a model as OpenVINO's IR, with weights in float16 if that is said."""
+    """Return a function that writes a model as OpenVINO's IR; with ``half``, with weights in float16."""
 
     def saved(folder: Path) -> Sample:
         openvino = import_openvino()

@@ -29,7 +29,7 @@ _WORDS = 2000
 
 
 def tokens(length: int = 32) -> Mapping[str, Tensor]:
-    """Make numbers of words."""
+    """Make random numbers of words."""
     return {"ids": torch.randint(_WORDS, (1, length))}
 
 
@@ -77,7 +77,7 @@ class _RootMeanSquare(nn.Module):
 
 
 def _rotated(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotary position embedding: Su et al., 2021."""
+    """Rotate by positions (rotary position embedding; Su et al., 2021)."""
     size = x.shape[-1]
     angles = positions[:, None, :, None].float() / 10000.0 ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
@@ -136,7 +136,7 @@ PAST = tuple(f"past_{block}_{what}" for block in range(LlamaDecoder.DEPTH) for w
 
 
 def cached(past: int = 32) -> Mapping[str, Tensor]:
-    """Make the inputs of :class:`LlamaDecoder`: a token, where it stands, and a cache of what was before."""
+    """Make the inputs of :class:`LlamaDecoder`: a token, its position, and a cache of the tokens before it."""
     of = LlamaDecoder
     shape = (1, of.CACHED, past, of.EACH)
     kept = {name: torch.randn(shape) for name in PAST}
@@ -203,10 +203,10 @@ def spoken(past: int = 8) -> Mapping[str, Tensor]:
 
 
 class Experts(nn.Module):
-    """Layers of which a router chooses two of several experts for each token: Shazeer et al., 2017.
+    """Layers in which a router chooses two of several experts for each token: Shazeer et al., 2017.
 
     Args:
-        sparse: compute each expert for its own tokens only, how many there are; else for all, weighted.
+        sparse: compute each expert only for its tokens, whose number varies; else for all tokens, weighted.
     """
 
     WIDTH = 128

@@ -20,13 +20,13 @@ Inputs = Callable[[], Mapping[str, NDArray[np.generic]]]
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model file of an installed package; call it to find it.
+    """A model file of an installed package. Calling it returns the file.
 
     Attributes:
-        package: that it comes with.
-        file: its path there.
+        package: name of the package.
+        file: path of the file in the package.
         shapes: sizes of the inputs that the file leaves open.
-        inputs: what it makes sense of; None for random inputs.
+        inputs: meaningful inputs; None for random inputs.
     """
 
     package: str
@@ -46,7 +46,7 @@ class Packaged:
 
 
 def _voice(*, rate: bool = True) -> dict[str, NDArray[np.generic]]:
-    """A second of a tone that swells, cut to the length that silero-vad takes, with its state and sampling rate."""
+    """Make a second of a tone that swells, cut to the length that silero-vad takes, with its state and sampling rate."""
     at = np.arange(576) / 16000
     sound = (0.4 * np.sin(2 * np.pi * 220 * at) * at / at[-1])[None].astype(np.float32)
     given: dict[str, NDArray[np.generic]] = {"input": sound, "state": np.zeros((2, 1, 128), np.float32)}

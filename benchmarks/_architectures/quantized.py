@@ -1,4 +1,4 @@
-"""Models in shorter types, made of others by ONNX Runtime's tools."""
+"""Models in shorter types, made from other models by ONNX Runtime's tools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from placeit.core.telemetry import import_onnxruntime
 
 __all__ = ["dynamic_int8", "half_of", "static_int8"]
 
-_CALIBRATING = 4  # inputs
+_CALIBRATING = 4  # number of inputs to calibrate on
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ class _Drawn:
 
 
 def static_int8(make: Make) -> Make:
-    """Return what makes a model in ``int8`` with ``QuantizeLinear`` and ``DequantizeLinear``, scales by channel."""
+    """Return a function that makes a model in ``int8`` with ``QuantizeLinear`` and ``DequantizeLinear``, scales by channel."""
 
     def write(source: Path, path: Path) -> None:
         from onnxruntime.quantization import QuantFormat, quantize_static  # noqa: TID251
@@ -63,7 +63,7 @@ def static_int8(make: Make) -> Make:
 
 
 def dynamic_int8(make: Make) -> Make:
-    """Return what makes a model with weights in ``int8`` whose values are quantised as they come."""
+    """Return a function that makes a model with weights in ``int8`` and with values that are quantised at run time."""
 
     def write(source: Path, path: Path) -> None:
         from onnxruntime.quantization import quantize_dynamic  # noqa: TID251
@@ -74,7 +74,7 @@ def dynamic_int8(make: Make) -> Make:
 
 
 def half_of(make: Make) -> Make:
-    """Return what makes a model with weights in float16 that takes and returns float32."""
+    """Return a function that makes a model with weights in float16 that takes and returns float32."""
 
     def write(source: Path, path: Path) -> None:
         from onnxruntime.transformers.float16 import convert_float_to_float16  # noqa: TID251
@@ -85,7 +85,7 @@ def half_of(make: Make) -> Make:
 
 
 def _written(make: Make, name: str, write: Callable[[Path, Path], None]) -> Make:
-    """Return what makes a model and then writes another one of it, for the same inputs, under a name."""
+    """Return a function that makes a model, and from it another one for the same inputs, under a name."""
 
     def made(folder: Path) -> Sample:
         sample, path = make(folder), folder / name

@@ -1,4 +1,4 @@
-"""What a kind of model is, and how modules of PyTorch become files."""
+"""A model of some kind with its inputs, and functions that write modules of PyTorch as files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from placeit.workloads.models import calibrate, randomise, write_onnx
 __all__ = ["Make", "Sample", "exported", "program"]
 
 Make: TypeAlias = Callable[[Path], "Sample"]
-"""Writes a model into a folder of its own. Whatever it draws, it draws from fixed seeds."""
+"""Writes a model into a folder that holds nothing else. All random draws are from fixed seeds."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Sample:
     Attributes:
         path: the file.
         shapes: sizes of the inputs that the file leaves open, by name.
-        inputs: what the model makes sense of, by name; None where placeit is to draw inputs.
+        inputs: meaningful inputs, by name; None for inputs that placeit draws.
     """
 
     path: Path
@@ -57,15 +57,15 @@ def exported(
     half: bool = False,
     given: bool = False,
 ) -> Make:
-    """Return what writes a module as ONNX.
+    """Return a function that writes a module as ONNX.
 
     Args:
-        module: makes it.
+        module: makes the module.
         inputs: examples of its arguments, in their order, by the names that the file gives them.
         outputs: names of its outputs.
         axes: dimensions that the file leaves open: a name by number, by input.
         half: whether weights and values are float16.
-        given: whether the model makes sense of such inputs only.
+        given: whether the model only makes sense of these inputs.
     """
 
     def make(folder: Path) -> Sample:
@@ -74,7 +74,7 @@ def exported(
             made = made.half()
             examples = {name: value.half() if value.is_floating_point() else value for name, value in examples.items()}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the tracer warns of what is constant here
+            warnings.simplefilter("ignore")  # the tracer warns of values that are constant here
             path = write_onnx(made, folder / "model.onnx", examples, outputs, axes=axes)
         arrays = {name: value.numpy() for name, value in examples.items()}
         shapes = {name: arrays[name].shape for name in axes or {}}
@@ -84,7 +84,7 @@ def exported(
 
 
 def program(module: Callable[[], nn.Module], inputs: Callable[[], Mapping[str, Tensor]]) -> Make:
-    """Return what writes a module as a program of PyTorch, ``.pt2``."""
+    """Return a function that writes a module as a program of PyTorch, ``.pt2``."""
 
     def make(folder: Path) -> Sample:
         made, examples = _built(module, inputs)

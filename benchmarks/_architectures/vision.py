@@ -13,12 +13,12 @@ __all__ = ["MobileNet", "UNet", "VisionTransformer", "image", "noise", "vgg"]
 
 
 def image(size: int, batch: int = 1) -> Callable[[], Mapping[str, Tensor]]:
-    """Make an image of so many pixels in both directions."""
+    """Return a function that makes images of ``size`` times ``size`` pixels."""
     return lambda: {"image": torch.randn(batch, 3, size, size)}
 
 
 def vgg() -> nn.Module:
-    """A chain of convolutions and pooling with a wide classifier, as in Simonyan and Zisserman, 2015, with fewer layers."""
+    """Chain convolutions and pooling, with a wide classifier, as in Simonyan and Zisserman, 2015, with fewer layers."""
     layers: list[nn.Module] = []
     inputs = 3
     for width in (32, 64, 128, 256):

@@ -1,1 +1,1 @@
-"""The experiments of papers, each a command of its own: ``python -m benchmarks.papers.giph``, or doppler, hsdag or stream."""
+"""The experiments of papers, with one command each: ``python -m benchmarks.papers.giph``, or doppler, hsdag or stream."""

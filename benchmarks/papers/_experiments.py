@@ -21,8 +21,8 @@ from benchmarks.papers._lab import Lab, Setup, tell
 __all__ = ["Experiments"]
 
 WORKERS = 2
-"""Processes a benchmark of many trainings uses unless told otherwise: trainings on a core each do not disturb one
-another much, and more than two want memory."""
+"""Default number of worker processes: trainings on a core each hardly slow each other down, and more than two need more
+memory."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Experiments:
     """The experiments of a paper.
 
     Attributes:
-        name: of the benchmark.
+        name: name of the benchmark.
         parts: modules with ``jobs(setup)`` and ``tell(lab, report[, figures])``, in the order in which they are told.
         sizes: a module with the sizes ``FULL`` and ``QUICK``.
-        setup: makes what all jobs share, of sizes, a seed and a folder.
-        head: what the written results begin with.
-        seeds: of what is random.
-        default: parts that are run unless told otherwise; empty for all.
-        first: parts whose jobs are begun before those of the others, as they take longest.
+        setup: makes the setup of all jobs from sizes, a seed and a folder.
+        head: returns the beginning of the written results.
+        seeds: returns the seeds of random draws.
+        default: parts that are run by default; empty for all.
+        first: parts whose jobs begin before the other parts' jobs, because they take longest.
         figures: whether parts draw figures, and so get them as an argument.
         counts: options that take a number, with their help; ``Sizes.at`` takes them.
     """
@@ -56,12 +56,12 @@ class Experiments:
     def run(
         self, setup: Setup[Any], report: Report, parts: Sequence[str], *, workers: int, results: Path | None = None
     ) -> tuple[Figures, list[str]]:
-        """Do the work of some parts, and tell what came out.
+        """Do the work of some parts, and let them report it.
 
         Args:
-            setup: what all jobs share.
-            report: to be filled.
-            parts: names.
+            setup: setup of all jobs.
+            report: the report to fill.
+            parts: names of the parts.
             workers: processes; 0 to work in this one.
             results: folder of the figures; None to draw none.
 
@@ -73,7 +73,7 @@ class Experiments:
             [job for part in sorted(parts, key=lambda part: part not in self.first) for job in self.parts[part].jobs(setup)]
         )
         if lab.commits:
-            report.commit = ", ".join(sorted(lab.commits))  # what was done before counts, too
+            report.commit = ", ".join(sorted(lab.commits))  # also the commits of earlier outcomes
         if results is not None:
             results.mkdir(parents=True, exist_ok=True)
         figures = Figures(results)
@@ -123,7 +123,7 @@ class Experiments:
         return options
 
     def _command(self, chosen: argparse.Namespace) -> str:
-        """Return what to type for the same figures, without where outcomes were kept meanwhile and by how many processes."""
+        """Return the command that gives the same figures, without the folder of kept outcomes and the number of processes."""
         words = ["python", "-m", f"benchmarks.papers.{self.name}", *(["--part", *chosen.part] if chosen.part else [])]
         words += ["--quick"] if chosen.quick else []
         for name in ("seed", *self.counts):

@@ -1,4 +1,4 @@
-"""Figures as SVG files, by matplotlib if it is there."""
+"""Figures as SVG files, drawn by matplotlib if it is installed."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _DASHED = "heft, planned"
 
 
 class Figures:
-    """Draws into a folder.
+    """Draws figures into a folder.
 
     Args:
-        folder: where to; None to draw nothing.
+        folder: the folder; None to draw nothing.
 
-    Attributes:
-        drawn: for each part, the names of its figures.
-        missing: matplotlib would be needed, and is not installed.
+        Attributes:
+            drawn: for each part, the names of its figures.
+            missing: whether figures were left out because matplotlib is not installed.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -64,7 +64,7 @@ class Figures:
         log: str = "",
         marked: bool = False,
     ) -> None:
-        """Draw a line for each series, and horizontal ones at some levels; ``log`` names the axes that are logarithmic."""
+        """Draw a line for each series, and horizontal lines at some levels; ``log`` names the axes that are logarithmic."""
 
         def draw(ax: Axes) -> None:
             for label, (x, y) in series.items():

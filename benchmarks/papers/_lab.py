@@ -1,4 +1,4 @@
-"""Runs jobs in worker processes and keeps what came out of them in a folder."""
+"""Runs jobs in worker processes and keeps their outcomes in a folder."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Sizes = TypeVar("Sizes")
 
 @dataclass(frozen=True)
 class Setup(Generic[Sizes]):
-    """What all jobs of a benchmark share.
+    """Common settings of all jobs of a benchmark.
 
     Attributes:
-        sizes: how much work is done.
-        seed: of everything random.
-        folder: where trained policies and outcomes are kept.
+        sizes: amount of work.
+        seed: seed of everything random.
+        folder: folder of trained policies and outcomes.
     """
 
     sizes: Sizes
@@ -45,7 +45,7 @@ class Job(ABC):
     """A piece of work; a frozen dataclass.
 
     Attributes:
-        alone: nothing else may run meanwhile, because it measures time.
+        alone: whether nothing else may run at the same time, because the job measures time.
     """
 
     alone: ClassVar[bool] = False
@@ -53,24 +53,24 @@ class Job(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Of its files."""
+        """Name of the job's files."""
 
     @property
     def needs(self) -> Sequence[Job]:
-        """Jobs to be done before."""
+        """Jobs that have to be done before."""
         return ()
 
     @property
     def big(self) -> bool:
-        """Whether it takes gigabytes of memory, so that two such jobs do not run at a time."""
+        """Whether the job takes gigabytes of memory, so that two such jobs do not run at the same time."""
         return False
 
     @abstractmethod
     def run(self, setup: Any) -> Outcome:
-        """Do it."""
+        """Do the job, and return its outcome."""
 
 
-_COMMIT, _UNKNOWN = "commit", "unknown"  # who did a job, beside what it comes to in its file; where nobody knows
+_COMMIT, _UNKNOWN = "commit", "unknown"  # key of the commit in the file of an outcome; its value if the commit is not known
 
 
 class JobError(PlaceitError):
@@ -78,12 +78,12 @@ class JobError(PlaceitError):
 
 
 def read_outcome(job: Job, setup: Setup[Any]) -> Outcome:
-    """Return the outcome of a job that was done, such as one that another job needs."""
+    """Return the outcome of a finished job, such as one that another job needs."""
     return _read(job, setup)[0]
 
 
 def _read(job: Job, setup: Setup[Any]) -> tuple[Outcome, str]:
-    """Return the outcome of a job that was done, and the commit that did it."""
+    """Return the outcome of a finished job, and the commit by which it was done."""
     with np.load(_file(job, setup)) as file:
         outcome = dict(file)
     return outcome, str(outcome.pop(_COMMIT, _UNKNOWN))
@@ -94,11 +94,11 @@ class Lab:
     """Outcomes of jobs, by job.
 
     Attributes:
-        setup: what jobs share.
+        setup: common settings of all jobs.
         workers: processes; 0 to work in this one.
-        commit: that does what is not done yet; None if it is not known.
-        outcomes: of the jobs that were done.
-        commits: that have done them; a folder may have outcomes of earlier ones.
+        commit: commit by which the remaining jobs are done; None if it is not known.
+        outcomes: outcomes of the jobs that were done.
+        commits: commits by which they were done; a folder may have outcomes of earlier ones.
     """
 
     setup: Setup[Any]
@@ -113,7 +113,7 @@ class Lab:
         return self.outcomes[job]
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Do jobs and what they need, unless the folder has their outcomes; those that fail are told of and left out."""
+        """Do jobs and the jobs that they need, unless the folder has their outcomes; failures are reported and left out."""
         self.setup.folder.mkdir(parents=True, exist_ok=True)
         todo = _with_needs(jobs)
         for job in list(todo):
@@ -168,7 +168,7 @@ class Lab:
 
 
 def tell(lab: Lab, parts: Mapping[str, ModuleType], chosen: Sequence[str], report: Report, *arguments: object) -> list[str]:
-    """Let each part tell what came out (``tell(lab, report, ...)``), and mark its claims; returns the parts that failed."""
+    """Let each part report its outcomes (``tell(lab, report, ...)``), and mark its claims; return the parts that failed."""
     failed = []
     for part in chosen:
         claimed = len(report.claims)
@@ -182,7 +182,7 @@ def tell(lab: Lab, parts: Mapping[str, ModuleType], chosen: Sequence[str], repor
 
 
 def _attempt(what: str, function: object, *arguments: object) -> bool:
-    """Call a function; if it fails, tell how, and return False."""
+    """Call a function; if it fails, print the error and return False."""
     with ThreadPoolExecutor(1) as thread:
         error = thread.submit(function, *arguments).exception()  # type: ignore[arg-type]
     if error is not None:
@@ -191,12 +191,12 @@ def _attempt(what: str, function: object, *arguments: object) -> bool:
 
 
 def column(name: str) -> str:
-    """Return a policy's name as that of a column."""
+    """Return a policy's name in the form of a column's name."""
     return name.replace(",", "").replace("-", "_").replace(" ", "_")
 
 
 def _with_needs(jobs: Sequence[Job]) -> list[Job]:
-    """Each job once, trainings that others need first."""
+    """Return each job once, with the jobs that others need first."""
     needed = dict.fromkeys(need for job in jobs for need in job.needs)
     return list(needed | dict.fromkeys(jobs))
 

@@ -96,7 +96,7 @@ public:
         return {static_cast<T*>(buffer_.buf), extent(0), extent(1)};
     }
 
-    /// The values of an array of the given shape, of two dimensions or more; the last is that of the columns.
+    /// The values of an array of the given shape, of two dimensions or more; the last dimension has the columns.
     Grid<T> rows(const char* name, std::initializer_list<std::size_t> shape) const {
         check(name, static_cast<int>(shape.size()));
         std::size_t rows = 1;

@@ -36,7 +36,7 @@ namespace placeit {
 
 namespace {
 
-/// A job of Python's for a lane; what it raises ends the thread.
+/// A job in Python for a lane; an exception ends the thread.
 class Job final : public Work {
 public:
     explicit Job(nb::callable what) : what_(std::move(what)) {}
@@ -55,7 +55,7 @@ private:
     nb::callable what_;
 };
 
-/// What a device is given to report the end of a node to, once.
+/// An object that a device calls to report the end of a node, once.
 class Report {
 public:
     Report(PlanExecutor& owner, Index node)
@@ -67,7 +67,7 @@ public:
         try {
             const double time = now();
             tell(time, time, nb::module_::import_("builtins").attr("RuntimeError")("its end was never reported"));
-        } catch (...) {  // no memory to tell of it
+        } catch (...) {  // out of memory
             PyErr_Clear();
         }
     }
@@ -81,7 +81,7 @@ public:
     }
 
 private:
-    nb::object executor_;  // keeps it
+    nb::object executor_;  // keeps it alive
     PlanExecutor& owner_;
     Index node_;
     std::uint64_t serial_;
@@ -116,7 +116,7 @@ int Call::start(void* argument) {
 
 namespace {
 
-/// The slots of the requests that begin at once, after a check of how many do and how many follow.
+/// Returns the slots of the requests that begin at once, after checks of their number and of the number that follow.
 std::vector<Index> first_slots(const PlanExecutor& executor, Index requests, std::int64_t waiting) {
     if (requests < 0 || requests > executor.slots()) throw nb::value_error("'requests' are more than there are slots.");
     if (waiting < 0) throw nb::value_error("'waiting' must not be negative.");
@@ -154,7 +154,7 @@ void bind_executor(nb::module_& module) {
         .def_prop_ro("descriptor", &Bell::descriptor)
         .def("ring", &Bell::ring);
 
-    nb::class_<Lane>(module, "Lane", "What the thread of a device or a link runs, one thing at a time and in order.")
+    nb::class_<Lane>(module, "Lane", "Work for the thread of a device or a link, which runs it one by one and in order.")
         .def(nb::init<>())
         .def(
             "submit",
@@ -168,30 +168,30 @@ void bind_executor(nb::module_& module) {
                 const nb::gil_scoped_release no_gil;
                 lane.work();
             },
-            "Run what is queued, until it is closed and nothing is left: for its thread.")
+            "Run queued work, until it is closed and nothing is left: for its thread.")
         .def(
             "close", [](Lane& lane, const nb::object&) { lane.close(); }, "reason"_a = nb::none(),
             "Have `work` return once nothing is queued.")
-        .def_prop_ro("ended", &Lane::ended, "Whether its thread has left `work`: what is queued now will not run.")
+        .def_prop_ro("ended", &Lane::ended, "Whether its thread has left `work`: queued work will not run.")
         .def_prop_ro("spun", &Lane::spun, "Seconds that its thread has spun.")
         .def_prop_rw(
             "lends", [](const Lane& lane) { return lane.lends.load(); },
             [](Lane& lane, double seconds) { lane.lends = seconds; },
-            "Seconds that a segment may take at most which a caller runs in its place.")
+            "Seconds of the longest segment that a caller may run in its place.")
         .def_prop_rw(
             "spins", [](const Lane& lane) { return lane.spins.load(); },
             [](Lane& lane, double seconds) { lane.spins = seconds; },
             "Seconds that its thread waits awake before it sleeps, while a core is idle.");
 
-    nb::class_<Ended>(module, "Ended", "A request has ended, well unless a node of it has failed.")
+    nb::class_<Ended>(module, "Ended", "A request has ended, successfully unless a node of it has failed.")
         .def_ro("slot", &Ended::slot)
         .def_ro("at", &Ended::at);
-    nb::class_<Failed>(module, "Failed", "The first node that failed; in a run with a bell, of a request.")
+    nb::class_<Failed>(module, "Failed", "The first node that failed in a run or, if it has a bell, in a request.")
         .def_ro("node", &Failed::node)
         .def_ro("status", &Failed::status)
         .def_ro("at", &Failed::at);
     nb::class_<Cancelled>(module, "Cancelled", "The run was stopped.").def_ro("at", &Cancelled::at);
-    nb::class_<Late>(module, "Late", "The deadline of the run was over before the run was.")
+    nb::class_<Late>(module, "Late", "The run was not over at its deadline.")
         .def_ro("running", &Late::running, "int64, nodes that had started then, and had not ended.");
     nb::class_<Broken>(module, "Broken", "It is not known any more what is to run.").def_ro("why", &Broken::why);
     nb::enum_<Waited>(module, "Waited", "How waiting for a run has ended.")
@@ -200,10 +200,10 @@ void bind_executor(nb::module_& module) {
         .value("inside", Waited::inside)
         .value("gone", Waited::gone);
 
-    nb::class_<Report>(module, "Report", "What a device reports the end of a segment or a transfer to, from any thread.")
+    nb::class_<Report>(module, "Report", "Called by a device to report the end of a segment or a transfer, on any thread.")
         .def("__call__", &Report::tell, "start"_a, "finish"_a, "error"_a.none(),
-             "Report it: when it started and ended, by time.perf_counter, and what went wrong, or None.\n"
-             "Returns whether it was awaited: only the first report of a run is.");
+             "Report start and finish, in seconds of time.perf_counter, and the error, or None.\n"
+             "Returns whether the report was awaited: only the first one of a run is.");
 
     nb::class_<PlanExecutor>(module, "Executor", "Runs a plan on lanes, one run after another.")
         .def(
@@ -238,8 +238,8 @@ void bind_executor(nb::module_& module) {
                 set_call(executor, node, lane, std::move(start), true);
             },
             "node"_a, "lane"_a, "start"_a,
-            "Start a node by a Python function, which is given a `Report` and has it called when the node has ended.\n"
-            "'lane' -1: the thread that decides so calls it.")
+            "Start a node by a Python function, which gets a `Report` and has it called when the node has ended.\n"
+            "'lane' -1: it is called on the thread that decides to start the node.")
         .def(
             "set_transfer",
             [](PlanExecutor& executor, Index node, Index lane, double seconds) {
@@ -247,7 +247,7 @@ void bind_executor(nb::module_& module) {
                 check_index("lane", lane, executor.lanes());
                 set(executor, node, {lane, {}, seconds});
             },
-            "node"_a, "lane"_a, "seconds"_a, "Have a transfer keep a link for so long.")
+            "node"_a, "lane"_a, "seconds"_a, "Have a transfer keep a link busy for some seconds.")
         .def(
             "forget",
             [](PlanExecutor& executor, Index slot) {
@@ -258,11 +258,11 @@ void bind_executor(nb::module_& module) {
                     executor.calls.erase(node);
                 }
             },
-            "slot"_a, "Have nothing of a slot that is not in flight be carried out any more, and let go of its functions.")
+            "slot"_a, "Have no node of a slot that is not in flight carried out any more, and release its functions.")
         .def("grow", &PlanExecutor::grow, "slots"_a, "Make room for more slots, in the rules, too.")
         .def(
             "spin", [](PlanExecutor& executor, double seconds) { executor.spin(seconds); }, "seconds"_a,
-            "Have callers wait awake for so long before they sleep.")
+            "Have callers wait awake for some seconds before they sleep.")
         .def(
             "run",
             [](PlanExecutor& executor, Index requests, std::int64_t waiting, double deadline) {
@@ -281,7 +281,7 @@ void bind_executor(nb::module_& module) {
                 executor.begin(slots, waiting, time);
             },
             "requests"_a, "waiting"_a, "time"_a,
-            "Begin as `run` does, without waiting; it is 'time' by the clock of the devices.")
+            "Begin as `run` does, without waiting; 'time' is now, by the clock of the devices.")
         .def(
             "wait",
             [](PlanExecutor& executor, double deadline) {
@@ -289,14 +289,14 @@ void bind_executor(nb::module_& module) {
                 const Aside aside;
                 return executor.wait(deadline, look);
             },
-            "deadline"_a, "Wait for the end of what runs; stop it when the deadline is over.")
+            "deadline"_a, "Wait for the run to be over; stop it at the deadline.")
         .def(
             "watch",
             [](PlanExecutor& executor, double until) {
                 const Aside aside;
                 return executor.watch(until, look);
             },
-            "until"_a, "Wait for the end of what runs, until some time at most; return whether it has come.")
+            "until"_a, "Wait for the run to be over, until some time at most; return whether it is over.")
         .def_prop_ro("inside", &PlanExecutor::inside, "Whether this thread waits for a run, in the middle of a signal handler.")
         .def(
             "open", [](PlanExecutor& executor, std::shared_ptr<Bell> bell) { executor.open(std::move(bell)); }, "bell"_a,
@@ -305,13 +305,13 @@ void bind_executor(nb::module_& module) {
             "admit",
             [](PlanExecutor& executor, Index slot) {
                 check_index("slot", slot, executor.slots());
-                return executor.admit(slot);  // the interpreter's lock would come back later than this takes
+                return executor.admit(slot);  // with the interpreter's lock: taking it back takes longer than this
             },
             "slot"_a, "Begin a request in a slot; False if the run was stopped.")
         .def("admit_no_more", &PlanExecutor::admit_no_more, nb::call_guard<nb::gil_scoped_release>())
         .def("stop", &PlanExecutor::stop, nb::call_guard<nb::gil_scoped_release>())
-        .def("incidents", &PlanExecutor::incidents, "What has happened since this was last asked.")
-        .def("running", &PlanExecutor::running, "int64, nodes that have started, and have not ended.")
+        .def("incidents", &PlanExecutor::incidents, "Return what has happened since the last call.")
+        .def("running", &PlanExecutor::running, "Return the nodes that have started, and have not ended.")
         .def(
             "ran",
             [](const PlanExecutor& executor, Index slot) {
@@ -320,20 +320,20 @@ void bind_executor(nb::module_& module) {
                 for (const Ran& ran : executor.ran(slot)) found.emplace_back(ran.node, ran.start, ran.finish);
                 return found;
             },
-            "slot"_a, "Node, start and finish of what has run since the request in a slot began, by start.")
+            "slot"_a, "Return node, start and finish of each node that ran since the request in a slot began, by start.")
         .def(
             "seconds",
             [](const PlanExecutor& executor, bool last, const Array<double>& found) {
                 executor.seconds(last, found.vector("found", at(executor.ops())));
             },
             "last"_a, "found"_a,
-            "Write the median seconds of each op in its last runs, or those of the last one, to float64[V].")
+            "Write the median seconds of each op over its last runs, or its seconds in the last one, to float64[V].")
         .def(
             "blend",
             [](PlanExecutor& executor, std::size_t runs, const Array<const double>& seconds) {
                 executor.blend(runs, seconds.vector("seconds", at(executor.ops())));
             },
-            "runs"_a, "seconds"_a, "Have seconds, float64[V], count for the last runs of each op.")
+            "runs"_a, "seconds"_a, "Replace the samples of the last runs of each op by seconds, float64[V].")
         .def(
             "error",
             [](PlanExecutor& executor, Index node) -> nb::object {
@@ -343,7 +343,7 @@ void bind_executor(nb::module_& module) {
                 nb::object error = std::exchange(call->second->error, nb::object());
                 return error.is_valid() ? error : nb::none();
             },
-            "node"_a, "Take what the Python function of a node raised or reported last; None if it is another kind of node.")
+            "node"_a, "Take the error that the Python function of a node raised or reported last; None for other nodes.")
         .def(
             "when_over",
             [](PlanExecutor& executor, const nb::typed<nb::callable, nb::object()>& call) {
@@ -369,8 +369,8 @@ void bind_executor(nb::module_& module) {
     module.def("exit", [] { exiting = true; }, "Have threads that wait for runs wait for ever, as the interpreter exits.");
     module.def(
         "spend", [] { return reinterpret_cast<std::uintptr_t>(&spend); },
-        "The address of an entry that keeps its thread busy: its argument is that of int64[3], nanoseconds to take, how\n"
-        "often it was called, and what it returns.");
+        "Return the address of an entry that keeps its thread busy. Its argument is the address of int64[3]: nanoseconds\n"
+        "to take, number of calls, and the status to return.");
 }
 
 }  // namespace placeit

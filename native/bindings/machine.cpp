@@ -18,7 +18,7 @@ namespace placeit {
 
 namespace {
 
-/// What to start now; none if the machine was told what cannot have happened.
+/// What to start now; empty if the machine was told what cannot have happened.
 using Told = std::optional<std::vector<Index>>;
 
 Told told(const Machine& machine, bool possible = true) {
@@ -48,8 +48,8 @@ void bind_machine(nb::module_& module) {
     };
     nb::class_<Exclusive<Machine>>(
         module, "Machine",
-        "The rules of one placement, and where its requests stand. It is told what has happened, and answers what to\n"
-        "start now: nodes, and -1 - r for a slot whose request has ended; None to what cannot have happened.")
+        "The rules of one placement, and the state of its requests. Methods tell what has happened, and return what to\n"
+        "start now: nodes, and -1 - r for a slot whose request has ended; None if it cannot have happened.")
         .def(
             "__init__",
             [](Exclusive<Machine>* self, const Tables& tables, const Array<const Index>& place, LinkModel links,
@@ -73,7 +73,7 @@ void bind_machine(nb::module_& module) {
                 if (slots < machine.slots()) throw nb::value_error("'slots' must not be fewer than there are.");
                 machine.grow(slots);
             },
-            "slots"_a, "Make room for so many requests in flight.")
+            "slots"_a, "Make room for 'slots' requests in flight.")
         .def(
             "share",
             [](Exclusive<Machine>& machine, Index device) {
@@ -101,7 +101,7 @@ void bind_machine(nb::module_& module) {
             },
             "device"_a)
         .def("aborted", of_slot([](Machine& machine, Index r) { return machine.request(r).aborted; }), "slot"_a,
-             "Whether the request of a slot is aborted.")
+             "Return whether the request of a slot is aborted.")
         .def("running", of_slot([](Machine& machine, Index r) {
                  std::vector<Index> found;
                  for (Index n = r * machine.nodes(); n < (r + 1) * machine.nodes(); ++n) {
@@ -109,7 +109,7 @@ void bind_machine(nb::module_& module) {
                  }
                  return found;
              }),
-             "slot"_a, "The nodes of a slot that were started and have not finished.");
+             "slot"_a, "Return the nodes of a slot that were started and have not finished.");
 }
 
 }  // namespace placeit

@@ -1,4 +1,4 @@
-// placeit._core: what searches, simulators and executors do in compiled code.
+// placeit._core: the compiled parts of searches, simulators and executors.
 #include <nanobind/nanobind.h>
 
 namespace placeit {
@@ -17,7 +17,7 @@ void bind_simulator(nanobind::module_& module);
 }  // namespace placeit
 
 NB_MODULE(_core, module) {
-    nanobind::set_leak_warnings(false);  // what Python still holds when it exits, in caches of its own, is no leak
+    nanobind::set_leak_warnings(false);  // objects in Python's own caches at exit are not leaks
     module.doc() = "Compiled parts of placeit: rules of execution and simulators.";
     placeit::bind_rules(module);
     placeit::bind_machine(module);

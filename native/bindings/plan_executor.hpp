@@ -1,4 +1,4 @@
-// An executor as Python has it, and what its bindings share.
+// The executor of the bindings, and helpers that bindings share.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -19,7 +19,7 @@ namespace nb = nanobind;
 
 struct PlanExecutor;
 
-/// A function of Python's that runs a node, or that starts it and is given what to report the end to; and what went wrong last.
+/// A Python function that runs a node, or that starts it and gets a Report to call at the end; with its last error.
 struct Call {
     PlanExecutor& owner;
     Index node;
@@ -44,8 +44,8 @@ struct PlanExecutor : Executor {
 
 inline std::atomic<bool> exiting{false};
 
-/// Gives the interpreter's lock back while a thread waits. Once the interpreter exits, the thread waits for ever: it is a
-/// daemon, and what it would do in Python could end the process.
+/// Releases the interpreter's lock while a thread waits. Once the interpreter exits, the thread waits for ever: it is a daemon,
+/// and running Python code could end the process.
 class Aside {
 public:
     Aside() : state_(PyEval_SaveThread()) {}

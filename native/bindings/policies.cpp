@@ -58,10 +58,10 @@ private:
     std::vector<std::shared_ptr<void>> held_;
 };
 
-/// What episodes work on: placeit.learning.agents.doppler.features.Arrays.
+/// The arrays of episodes: placeit.learning.agents.doppler.features.Arrays.
 Episodes episodes_of(Fields& arrays, const Tables& tables, const Affinity& affinity) {
     const std::size_t ops = tables.compute.rows(), devices = tables.compute.columns();
-    if (affinity.ptr.size() != ops + 1) throw nb::value_error("'affinity' is that of another problem.");
+    if (affinity.ptr.size() != ops + 1) throw nb::value_error("'affinity' belongs to another problem.");
     const auto placement = arrays.grid<std::int32_t>("placement", {}, ops);
     const std::size_t count = placement.rows();
     check_range("placement", placement.all(), -1, tables.devices() - 1);
@@ -78,7 +78,7 @@ Episodes episodes_of(Fields& arrays, const Tables& tables, const Affinity& affin
             arrays.rows<float>("near", {count, devices, ops, HOPS})};
 }
 
-/// What is recorded: placeit.learning.agents.doppler.episodes.Record.
+/// The record of decisions: placeit.learning.agents.doppler.episodes.Record.
 Decisions record_of(Fields& record, const Episodes& episodes) {
     const std::size_t count = episodes.count(), ops = episodes.ops(), devices = episodes.devices();
     return {record.grid<std::int64_t>("order", count, ops),
@@ -90,7 +90,7 @@ Decisions record_of(Fields& record, const Episodes& episodes) {
             record.grid<Flag>("decided", count, ops)};
 }
 
-/// What decides: placeit.learning.agents.doppler.episodes.Policy.
+/// The policies that decide: placeit.learning.agents.doppler.episodes.Policy.
 Policy policy_of(Fields& policy, const Episodes& episodes) {
     const std::size_t count = episodes.count(), ops = episodes.ops();
     const auto select = policy.grid<const float>("select", {}, ops);
@@ -211,7 +211,7 @@ void bind_doppler(nb::module_& module) {
         "unit"_a, "random"_a);
 }
 
-/// What a gpNet writes: placeit.learning.agents.giph.gpnet.GpNets.
+/// The arrays that a gpNet writes: placeit.learning.agents.giph.gpnet.GpNets.
 GpNetBatch batch_of(Fields& batch, const GpNet& net) {
     const auto src = batch.vector<std::int64_t>("src");
     const GpNetBatch views{src, batch.vector<std::int64_t>("dst", src.size()),
@@ -280,7 +280,7 @@ Layers<T> layers_of(Fields& layers, std::size_t width) {
             layers.vector<T>("bias", width)};
 }
 
-/// What a forward pass keeps: placeit.learning.agents.giph.message_passing.Messages.
+/// The values that a forward pass keeps: placeit.learning.agents.giph.message_passing.Messages.
 template <class T>
 Messages<T> messages_of(Fields& messages, std::size_t nodes, std::size_t hidden) {
     return {messages.grid<T>("sent", nodes, hidden), messages.grid<T>("mean", nodes, hidden),

@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::size_t large = std::size_t{1} << 18U;  // bytes
 
-/// The memory of arrays, which Python keeps.
+/// Returns the memory of arrays, which Python keeps alive.
 std::vector<Memory> memory(const nb::sequence& arrays, bool written) {
     std::vector<Memory> found;
     for (const nb::handle array : arrays) {
@@ -40,7 +40,7 @@ std::vector<Memory> memory(const nb::sequence& arrays, bool written) {
 }  // namespace
 
 void bind_request_queue(nb::module_& module) {
-    nb::enum_<State>(module, "State", "What has become of a request of a queue.")
+    nb::enum_<State>(module, "State", "State of a request of a queue.")
         .value("outside", State::outside)
         .value("waiting", State::waiting)
         .value("flying", State::flying)
@@ -48,7 +48,7 @@ void bind_request_queue(nb::module_& module) {
         .value("expired", State::expired)
         .value("cancelled", State::cancelled);
 
-    // its memory is no part of the Python object: threads without the interpreter's lock may be the last ones to refer to it
+    // it is not stored in the Python object: threads without the interpreter's lock may be the last ones to refer to it
     nb::class_<Submission>(module, "Submission", "A request of a queue.")
         .def(nb::new_([](const nb::typed<nb::sequence, nb::object>& inputs, const nb::typed<nb::sequence, nb::object>& outputs,
                          double deadline) {
@@ -61,8 +61,8 @@ void bind_request_queue(nb::module_& module) {
         .def_prop_ro("acknowledged", [](const Submission& one) { return one.acknowledged.load(); })
         .def_ro("replica", &Submission::replica)
         .def_ro("slot", &Submission::slot)
-        .def_ro("number", &Submission::number, "Of those that began.")
-        .def_ro("alone", &Submission::alone, "Whether no other one was in flight meanwhile.")
+        .def_ro("number", &Submission::number, "Number among the requests that began.")
+        .def_ro("alone", &Submission::alone, "Whether no other request was in flight at the same time.")
         .def_ro("begun", &Submission::begun, "Seconds, by time.perf_counter.")
         .def_ro("ended", &Submission::ended, "Seconds, by time.perf_counter.")
         .def(
@@ -73,7 +73,7 @@ void bind_request_queue(nb::module_& module) {
                 return found;
             },
             nb::sig("def ran(self) -> list[tuple[int, float, float]]"),
-            "Node, start and finish of what ran, by start; of one that has ended.");
+            "Return node, start and finish of each node that ran, by start; for a request that has ended.");
 
     nb::class_<RequestQueue>(module, "RequestQueue",
                              "The requests of a server that need no Python from their submission to their end.")
@@ -96,7 +96,7 @@ void bind_request_queue(nb::module_& module) {
             "executor"_a, "slots"_a, "bell"_a, "every"_a,
             "Add a replica, and return its number. 'slots': (inputs, outputs) of each slot, arrays that are kept by the "
             "caller,\n"
-            "as the executor is. 'every': of a candidate, which takes one request in 'every', one at a time; else 0.")
+            "as the executor is. 'every': for a candidate, which takes one request in 'every', one at a time; else 0.")
         .def("open", &RequestQueue::open, "replica"_a,
              "Have the executor of a replica begin a run, and the replica take requests.")
         .def("close", &RequestQueue::close, nb::call_guard<nb::gil_scoped_release>(), "replica"_a,
@@ -105,7 +105,7 @@ void bind_request_queue(nb::module_& module) {
              "Have a replica take no more requests; return whether none is in flight there.")
         .def("adopt", &RequestQueue::adopt, "replica"_a, "Have a candidate take as many requests as any other replica.")
         .def("again", &RequestQueue::again, "replica"_a,
-             "Have what is in flight on a closed replica, whose run is over, wait again.")
+             "Have the requests in flight on a closed replica, whose run is over, wait again.")
         .def(
             "put",
             [](RequestQueue& queue, const RequestQueue::One& submission) {
@@ -117,10 +117,10 @@ void bind_request_queue(nb::module_& module) {
             },
             "submission"_a,
              "Have a request wait, and begin as soon as it can; return whether no other one has an earlier deadline.")
-        .def("cancel", &RequestQueue::cancel, "submission"_a, "Take a request out that waits; return whether it is cancelled.")
+        .def("cancel", &RequestQueue::cancel, "submission"_a, "Take a waiting request out; return whether it is cancelled.")
         .def(
             "watch", [](RequestQueue& queue, Submission& submission) { queue.watch(submission); }, "submission"_a,
-            "Have a replica's thread see to a request as soon as it is over.")
+            "Have a replica's thread handle the end of a request as soon as it is over.")
         .def(
             "wait",
             [](RequestQueue& queue, Submission& submission, double until) {
@@ -131,23 +131,23 @@ void bind_request_queue(nb::module_& module) {
             },
             "submission"_a, "until"_a, "Wait for the end of a request; return whether it is over.")
         .def("over", &RequestQueue::over, "due"_a,
-             "Those that are over and not acknowledged; 'due': those that no other thread sees to.")
-        .def("acknowledge", &RequestQueue::acknowledge, "submission"_a, "Take note that a request that is over was seen to.")
-        .def("expire", &RequestQueue::expire, "Have requests leave whose deadline is over; return the next deadline.")
-        .def("withdraw", &RequestQueue::withdraw, "Take out all that wait.")
-        .def("flying", &RequestQueue::flying, "Those in flight.")
+             "Return the requests that are over and not acknowledged; 'due': only ones that no other thread handles.")
+        .def("acknowledge", &RequestQueue::acknowledge, "submission"_a, "Record that the end of a request was handled.")
+        .def("expire", &RequestQueue::expire, "Take waiting requests out whose deadline is over; return the next deadline.")
+        .def("withdraw", &RequestQueue::withdraw, "Take out all waiting requests, and return them.")
+        .def("flying", &RequestQueue::flying, "Return the requests in flight.")
         .def("in_slot", &RequestQueue::in_slot, "replica"_a, "slot"_a,
              nb::sig("def in_slot(self, replica: int, slot: int) -> Submission | None"),
-             "The one in flight in a slot, or None.")
+             "Return the request in flight in a slot, or None.")
         .def("drop", &RequestQueue::drop, nb::call_guard<nb::gil_scoped_release>(), "replica"_a, "slot"_a,
-             "Take the one in a slot out, as it has failed or was given up.")
+             "Take the request in a slot out, as it has failed or was given up.")
         .def("reserve", &RequestQueue::reserve, "replica"_a,
              "Take a slot for a request that Python begins; -1 if none is free.")
         .def("release", &RequestQueue::release, "replica"_a, "slot"_a, "Give a slot back that was reserved.")
-        .def("in_flight", &RequestQueue::in_flight, "replica"_a, "How many slots of a replica are taken.")
+        .def("in_flight", &RequestQueue::in_flight, "replica"_a, "Return how many slots of a replica are taken.")
         .def("enter", &RequestQueue::enter, "Count a request that Python begins, and return its number.")
         .def("exit", &RequestQueue::exit)
-        .def("tell_all", &RequestQueue::tell_all, "Have the bells ring for all that end.")
+        .def("tell_all", &RequestQueue::tell_all, "Have the bells ring for every request that ends.")
         .def(
             "wait_for_room",
             [](RequestQueue& queue, std::uint32_t seen, double until) {
@@ -157,7 +157,7 @@ void bind_request_queue(nb::module_& module) {
             "seen"_a, "until"_a, "Wait until 'room' is not 'seen', or a signal comes.")
         .def("make_room", [](RequestQueue& queue) { queue.room.raise(); })
         .def_prop_ro(
-            "room", [](const RequestQueue& queue) { return queue.room.count(); }, "A counter that is raised when one leaves.")
+            "room", [](const RequestQueue& queue) { return queue.room.count(); }, "Counter, raised when a request leaves.")
         .def_prop_ro("begun", &RequestQueue::begun)
         .def_prop_ro("waiting", &RequestQueue::waiting);
 }

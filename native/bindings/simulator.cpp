@@ -42,7 +42,7 @@ void bind_simulator(nb::module_& module) {
     using Doubles = Array<const double>;
     using Ints = Array<const Index>;
 
-    nb::enum_<Memory>(module, "Memory", "What is known of memory.")
+    nb::enum_<Memory>(module, "Memory", "How memory is taken into account.")
         .value("weights_only", Memory::weights_only, "Over-full devices cost inf.")
         .value("track", Memory::track, "The peak of live tensors is recorded, too.")
         .value("limit", Memory::limit, "A peak over a device's memory costs inf.");
@@ -61,7 +61,7 @@ void bind_simulator(nb::module_& module) {
         .def_ro("memory", &Options::memory)
         .def_ro("noise", &Options::noise);
 
-    nb::class_<CostModel>(module, "CostModel", "What a placement costs, for compiled searches.")
+    nb::class_<CostModel>(module, "CostModel", "The cost of a placement, for compiled searches.")
         .def(
             "__init__",
             [](CostModel* self, const Tables& tables, const Doubles& priority, const Options& options) {

@@ -1,9 +1,9 @@
-// What a thread polls while others work: a counter of the kernel (eventfd).
+// A counter of the kernel (eventfd) that a thread polls while others work.
 #pragma once
 
 namespace placeit {
 
-/// A counter that is closed when its last owner lets go of it: a late ring never reaches a descriptor that is another file by
+/// A counter that is closed when its last owner releases it: a late ring never reaches a descriptor that is another file by
 /// then.
 class Bell {
 public:

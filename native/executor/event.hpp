@@ -1,5 +1,5 @@
-// What threads wait for: a futex, so that a signal ends the wait of the thread that it reaches, which a condition variable
-// hides.
+// An event that threads wait for. It is a futex, so that a signal ends the wait of the thread that it reaches; a condition
+// variable would hide the signal.
 #pragma once
 
 #include <linux/futex.h>

@@ -16,7 +16,7 @@ namespace {
 constexpr double look_s = 0.5;
 constexpr std::size_t kept_samples = 1000;
 
-/// Incidents of a run that were not fetched yet: requests that have failed and ended, why it was stopped, and what broke.
+/// Incidents of a run that were not fetched yet: requests that have failed and ended, why it was stopped, and why it broke.
 constexpr std::size_t most_incidents(Index slots) {
     return 2 * at(slots) + 3;
 }
@@ -264,11 +264,11 @@ bool Executor::when_over(std::function<void()> function) {
 
 // -- without the mutex -----------------------------------------------------------------------------------------------------
 
-/// Carry out what a lane has been given, on its thread.
+/// Carry out a task of a lane, on its thread.
 void Executor::run_here(Task& task) {
     if (task.step.asynchronous) {
         const Entry entry = task.step.entry;
-        --inside_;  // who is told of the end keeps the executor until then, and maybe no longer
+        --inside_;  // the callback for the end keeps the executor until then, and maybe no longer
         entry.function(entry.argument);
         return;
     }
@@ -278,7 +278,7 @@ void Executor::run_here(Task& task) {
 }
 
 /// Carry out a node on this thread, and what follows from its end. `helper`: the caller, if this is its thread, which goes on
-/// with what it may run itself.
+/// with nodes that it may run itself.
 Executor::Last Executor::carry_out(Task& task, Helper* helper) {
     const Step& step = task.step;
     Place* const use = step.lane >= 0 ? &uses_[at(step.lane)] : nullptr;
@@ -296,17 +296,17 @@ Executor::Last Executor::carry_out(Task& task, Helper* helper) {
             pause(start + (finish - start) * use->slowdown);
             finish = now();
         }
-    } else {  // by when it was asked for: waking this thread is part of the time, not on top of it
+    } else {  // counted from the request: waking this thread is part of the time, not added to it
         start = std::max(task.asked, use->lane->free);
         finish = use->lane->free = start + step.seconds;
         pause(finish);
     }
     Lock lock(mutex_);
-    if (!over_) {  // or the run has broken down meanwhile
+    if (!over_) {  // otherwise the run has broken down
         helper_ = helper;
         try {
             node_ended(task, start, finish, status);
-        } catch (const std::exception& error) {  // no memory, or rules that contradict what has happened
+        } catch (const std::exception& error) {  // out of memory, or rules that contradict what has happened
             break_down(error.what());
         }
         helper_ = nullptr;
@@ -325,8 +325,8 @@ void Executor::pause(double until) {
 
 // -- with the mutex --------------------------------------------------------------------------------------------------------
 
-/// Give the mutex back, and then wake whom there is something for: who is woken must not find the mutex taken. Then start what
-/// has no lane.
+/// Give the mutex back, and then wake the threads that have something to do, as they must not find the mutex taken. Then start
+/// nodes that have no lane.
 Executor::Last Executor::let_go(Lock& lock) {
     std::shared_ptr<Bell> bell;
     if (std::exchange(ring_, false)) bell = over_ ? std::move(bell_) : bell_;
@@ -405,7 +405,7 @@ Waited Executor::wait(Lock& lock, double deadline, const Look& look) {
     return Waited::over;
 }
 
-/// Run what the caller has taken for itself, and give its lane back.
+/// Run the node that the caller has taken for itself, and give its lane back.
 void Executor::help(Lock& lock, Helper& helper) {
     while (helper.mine) {
         Task& task = *std::exchange(helper.mine, nullptr);
@@ -470,7 +470,7 @@ void Executor::begin_request(Index slot) {
     check(rules_->begin(slot));
 }
 
-/// Tell the rules that a node has ended, and do what they answer.
+/// Tell the rules that a node has ended, and start what they answer.
 void Executor::node_ended(Task& task, double start, double finish, int status) {
     task.took = finish - start;
     rules_->node(task.node).start = start;
@@ -498,7 +498,7 @@ void Executor::finished(Index node) {
     check(op ? rules_->op_finished(node) : rules_->transfer_finished(node));
 }
 
-/// Do what the rules have just told, and what they tell of what ends at once.
+/// Start what the rules have just told, and what they tell about nodes that end at once.
 void Executor::told(double time) {
     std::size_t first = 0, last = 0;
     const auto add = [&] {
@@ -530,7 +530,7 @@ void Executor::told(double time) {
     }
 }
 
-/// Have a node carried out: by the caller, if that decides just now and may, else by its lane.
+/// Have a node carried out: by the caller, if it is the one that decides just now and may run it, else by its lane.
 void Executor::start(Index node, double time) {
     Task& task = this->task(node);
     ++task.serial;
@@ -551,7 +551,7 @@ void Executor::start(Index node, double time) {
     if (use.lane->add(task)) use.asleep = true;
 }
 
-/// Have nothing more started: drop what has not been, and let no other request in.
+/// Have nothing more started: drop nodes that have not started, and let no other request in.
 void Executor::end_with(Incident why, double time) {
     if (stopped_ || over_) return;
     stopped_ = true;
@@ -574,7 +574,7 @@ void Executor::drop(Index slot, const Failed& why) {
     told(why.at);
 }
 
-/// Have the run be over, whatever lanes run, as the rules do not say any more what that means.
+/// End the run, whatever lanes are running, as the state of the rules is not known any more.
 void Executor::break_down(const char* why) noexcept {
     stopped_ = true;
     admitting_ = false;
@@ -588,7 +588,7 @@ void Executor::break_down(const char* why) noexcept {
     }
 }
 
-/// A request has ended, or no other will come.
+/// Count the end of a request, or that no other one will come.
 void Executor::one_less(double time) {
     if (--left_ > 0) return;
     ring_ = bell_ != nullptr;

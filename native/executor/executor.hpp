@@ -25,7 +25,7 @@
 
 namespace placeit {
 
-/// A C function that runs a segment on the calling thread and returns 0, or another number if that failed.
+/// A C function that runs a segment on the calling thread and returns 0, or another number if the run failed.
 struct Entry {
     int (*function)(void*) = nullptr;
     void* argument = nullptr;
@@ -34,25 +34,25 @@ struct Entry {
 /// How a node is carried out: by an entry, by waiting, or by an entry that starts it, whose return value does not count and
 /// after which another thread reports the end.
 struct Step {
-    Index lane = -1;  // -1: on the thread that decides so; what has no entry there ends as soon as it starts
+    Index lane = -1;  // -1: on the thread that decides to start it; without an entry, it then ends as soon as it starts
     Entry entry;
     double seconds = 0.0;       // of a transfer, from when its link is free
     bool asynchronous = false;  // whether the entry starts it only
     bool lendable = true;       // whether a caller may run the entry
 };
 
-/// What ran, and when, in seconds of the clock.
+/// A node that ran, and when, in seconds of the clock.
 struct Ran {
     Index node;
     double start, finish;
 };
 
 // What happens in a run.
-struct Ended {  // a request has ended, well unless a node of it has failed
+struct Ended {  // a request has ended, successfully unless a node of it has failed
     Index slot;
     double at;
 };
-struct Failed {  // the first node that failed, of all or, in a run with a bell, of a request
+struct Failed {  // the first node that failed in the run or, if it has a bell, in a request
     Index node;
     int status;
     double at;
@@ -63,7 +63,7 @@ struct Cancelled {  // the run was stopped
 struct Late {                    // the deadline was over before the run was
     std::vector<Index> running;  // nodes that had started, and had not ended
 };
-struct Broken {  // it is not known any more what is to run
+struct Broken {  // after an error, it is not known any more which nodes are to run
     std::string why;
 };
 using Incident = std::variant<Ended, Failed, Cancelled, Late, Broken>;
@@ -72,7 +72,7 @@ using Incident = std::variant<Ended, Failed, Cancelled, Late, Broken>;
 enum class Waited : std::int32_t {
     over,    // nothing of it runs any more
     late,    // the deadline is over, and something of it still runs
-    inside,  // the thread that asks waits for a run of this executor already, and is in the middle of a signal handler
+    inside,  // the calling thread waits for a run of this executor already, and is in the middle of a signal handler
     gone     // the thread of a lane has ended
 };
 
@@ -82,9 +82,9 @@ class Executor {
 public:
     static constexpr double never = std::numeric_limits<double>::infinity();
 
-    /// Called by a thread that waits, twice a second and after each signal; what it throws stops the run.
+    /// Called by a thread that waits, twice a second and after each signal; an exception stops the run.
     using Look = std::function<void()>;
-    /// Told of the slot of a request that has ended.
+    /// Called with the slot of a request that has ended.
     using Relay = std::function<void(Index)>;
 
     /// `slowdown`, [L]: the factor by which segments on a lane are prolonged.
@@ -98,18 +98,18 @@ public:
     Index ops() const { return static_cast<Index>(samples_.size()); }
     Index lanes() const { return static_cast<Index>(uses_.size()); }
 
-    /// Say how a node is carried out, numbered as the rules do. Throws std::logic_error if its slot is in flight.
+    /// Set how a node, numbered as in the rules, is carried out. Throws std::logic_error if its slot is in flight.
     void set(Index node, const Step& step);
     Step step(Index node) const;
 
-    /// Make room for more slots, in the rules, too; nothing of the new ones is carried out before it is set.
+    /// Make room for more slots, in the rules, too; nodes of the new slots are not carried out before they are set.
     void grow(Index slots);
 
     /// Have callers wait awake for some seconds before they sleep, while cores are idle.
     void spin(double seconds) { spin_ = seconds; }
     double spin() const { return spin_; }
 
-    /// Run requests and wait for the end. What is left of a run that was given up is stopped, and waited for, first.
+    /// Run requests and wait for the end. First, stop a run that was given up, and wait for what is left of it.
     ///
     /// The calling thread runs segments itself from the begin on, as long as it finds them short and their lane free.
     /// `slots`: the requests that begin at once; `waiting`: how many follow them, each as soon as a slot is free; `deadline`:
@@ -123,25 +123,25 @@ public:
     /// Begin one more request of such a run; false if the run was stopped. One that fails is dropped, and the others go on;
     /// without a bell, it ends the run.
     bool admit(Index slot, bool relayed = false);
-    /// Run on this thread what a lane was given last of the request in a slot, if the lane has not begun with it.
+    /// Run on this thread the node of a slot's request that a lane was given last, if the lane has not begun with it.
     void run_offered(Index slot);
-    /// Have it be over when nothing of it is in flight.
+    /// Have such a run be over when none of its requests is in flight.
     void admit_no_more();
 
     /// Begin as `run` does, and do not wait. `time`: now, by the clock that devices report by.
     void begin(Span<const Index> slots, std::int64_t waiting, double time);
-    /// Wait for what runs, and stop it when the deadline is over.
+    /// Wait for the run to be over, and stop it at the deadline.
     Waited wait(double deadline, const Look& look);
-    /// Wait for what runs, until some time at most, and let it go on; whether it is over.
+    /// Wait for the run to be over, until some time at most, and let it go on; returns whether it is over.
     bool watch(double until, const Look& look);
     /// Whether this thread waits for a run, and is in the middle of a signal handler.
     bool inside() const;
 
-    /// An asynchronous node has ended: `serial` is the one that `start` was given. Returns false if it does not run any more.
+    /// Report the end of an asynchronous node; `serial`: the number of its start. Returns false if it does not run any more.
     bool report(Index node, std::uint64_t serial, double start, double finish, int status);
     std::uint64_t serial(Index node) const;
 
-    /// Have nothing more started. What runs goes on to its end, transfers of emulated links excepted.
+    /// Have nothing more started. Nodes that run go on to their end, except transfers of emulated links.
     void stop();
 
     bool stopped() const { return stopped_; }
@@ -149,19 +149,19 @@ public:
     double begun_at() const;
     double ended_at() const;
 
-    /// What has happened since this was last asked.
+    /// Returns what has happened since the last call.
     std::vector<Incident> incidents();
 
     /// The nodes that have started, and have not ended.
     std::vector<Index> running() const;
 
-    /// What ran in a slot since the run, or the request there, began, by start; what ended at once is left out.
+    /// Nodes that ran in a slot since the run, or the request there, began, by start; nodes that ended at once are left out.
     std::vector<Ran> ran(Index slot) const;
 
     /// float64[V]: the median of the seconds that each op took in its last runs, a thousand at most; or in the very last one. 0
     /// if it has not run.
     void seconds(bool last, Span<double> found) const;
-    /// Have some seconds, [V], replace the last `runs` runs of each op; ops of 0 s are left out.
+    /// Replace the last `runs` samples of each op by one of some seconds, [V]; ops of 0 s are left out.
     void blend(std::size_t runs, Span<const double> seconds);
 
     /// Have a function called once, when the run is over, on the thread that ends it; false if it is over already.
@@ -184,14 +184,14 @@ private:
     struct Place {
         std::shared_ptr<Lane> lane;
         double slowdown = 1.0;
-        std::atomic<bool> asleep{false};  // and it has something to do
+        std::atomic<bool> asleep{false};  // whether it sleeps though it has something to do
     };
     struct Helper {            // a caller that runs segments itself
-        Task* mine = nullptr;  // what it runs next
+        Task* mine = nullptr;  // the task that it runs next
         Index held = -1;       // the lane that it has taken
     };
     using Lock = std::unique_lock<std::mutex>;
-    using Last = std::function<void()>;  // what is to be done after the last use of the executor
+    using Last = std::function<void()>;  // called after the last use of the executor
 
     Task& task(Index node) const { return tasks_[at(node / rules_->nodes())][at(node % rules_->nodes())]; }
     void prepare(std::shared_ptr<Bell> bell, double time);
@@ -220,17 +220,17 @@ private:
     Index slots_ = 0;
     std::vector<std::unique_ptr<Task[]>> tasks_;  // of each slot
     std::vector<Place> uses_;
-    std::vector<Index> todo_;                  // ring: what the rules have told
+    std::vector<Index> todo_;                  // ring: nodes that the rules have told to start
     std::vector<Flag> failed_;                 // [R] whether a node of the request in a slot has failed
     std::vector<std::deque<double>> samples_;  // [V] seconds of the last runs
 
     mutable std::mutex mutex_;
     std::vector<Incident> incidents_;  // room for all that can happen is reserved
-    std::vector<Task*> offered_;       // [R] what a lane was given last of the request in a slot
+    std::vector<Task*> offered_;       // [R] task of the request in a slot that a lane was given last
     std::vector<Flag> relayed_;        // [R] whether the relay is told of its end
     std::vector<Index> relay_next_;    // slots that it is to be told of
     std::shared_ptr<const Relay> relay_;
-    std::deque<Task*> direct_;  // what starts on the thread that decides so
+    std::deque<Task*> direct_;  // tasks that start on the thread that decides to start them
     std::shared_ptr<Bell> bell_;
     std::function<void()> when_over_;
     bool ring_ = false, admitting_ = false, ended_ = false;
@@ -240,9 +240,9 @@ private:
     std::uint64_t runs_ = 0;
     double begin_ = 0.0, end_ = 0.0;
     std::atomic<double> spin_{0.0};
-    std::thread::id caller_;    // who waits
-    Helper* helper_ = nullptr;  // the caller that decides just now, if it may run what starts
-    Event changed_, halted_;    // for who waits for the run, and for lanes that only pass time
+    std::thread::id caller_;    // the thread that waits
+    Helper* helper_ = nullptr;  // the caller that decides just now, if it may run nodes that start
+    Event changed_, halted_;    // for threads that wait for the run, and for lanes that only pass time
 };
 
 }  // namespace placeit

@@ -15,8 +15,8 @@ namespace placeit {
 
 namespace {
 
-constexpr double rest_s = 0.01;  // without spinning, after something else has wanted the core
-constexpr int looks = 64;        // at an event, between two at the clock
+constexpr double rest_s = 0.01;  // time without spinning after something else has wanted the core
+constexpr int looks = 64;        // looks at an event between two looks at the clock
 
 std::atomic<int> active{0};
 

@@ -1,7 +1,7 @@
 // A lane: the thread of a device or a link, which runs one thing at a time, in the order in which it is asked to.
 //
-// It lives as long as its device and serves all executors. The thread is one of Python's, which has given the interpreter's
-// lock back; work that is written in Python takes the lock for as long as it runs.
+// It lives as long as its device and serves all executors. The thread is a Python thread that has released the interpreter's
+// lock; work that is written in Python takes the lock for as long as it runs.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ namespace placeit {
 /// Something that a lane runs once.
 class Work {
 public:
-    virtual void run() = 0;   // what it throws ends the thread
+    virtual void run() = 0;   // an exception ends the thread
     virtual void drop() = 0;  // it will not run
     Work* next = nullptr;
 
@@ -34,23 +34,23 @@ public:
     bool add(Work& work);
     void wake() { event_.raise(); }
 
-    /// Run what is queued, until the lane is closed and nothing is left. To be called by its thread.
+    /// Run queued work, until the lane is closed and nothing is left. To be called by its thread.
     void work();
     /// Have `work` return once nothing is queued.
     void close();
 
     /// Take the lane for the calling thread, if nothing runs or waits there; or if nothing runs, and some work is the first
-    /// that waits, which is then the caller's to run. Give it back.
+    /// that waits, which the caller then has to run. `release` gives the lane back.
     bool hold();
     bool hold(Work& work);
     void release();
 
-    bool ended() const { return ended_; }  // its thread is gone: what is queued will not run
+    bool ended() const { return ended_; }  // its thread is gone: queued work will not run
     double spun() const { return spun_; }  // seconds that its thread has spun
 
     std::atomic<double> lends{0.0};  // the longest segment, in seconds, that a caller may run in its place
     std::atomic<double> spins{0.0};  // seconds that its thread waits awake before it sleeps
-    double free = 0.0;               // until when a link is taken; for what runs there
+    double free = 0.0;               // time until which a link is taken; for work that runs there
 
 private:
     void drop();
@@ -60,7 +60,7 @@ private:
     bool busy_ = false, asleep_ = false, closing_ = false;
     std::atomic<bool> ended_{false};
     std::atomic<double> spun_{0.0};
-    double spins_from_ = 0.0;  // not before, as something else has wanted the core
+    double spins_from_ = 0.0;  // no spinning before this time, as something else has wanted the core
     Event event_;
 };
 

@@ -56,7 +56,7 @@ void RequestQueue::close(Index replica) {
     Replica& closed = of(replica);
     closed.open = false;
     await_users(lock, closed);
-    closed.free.clear();  // those that were reserved belong to a run that is over, or is to be
+    closed.free.clear();  // reserved slots belong to a run that is over, or is to be
     for (std::size_t slot = closed.slots.size(); slot-- > 0;) {
         if (!closed.flying[slot]) closed.free.push_back(static_cast<Index>(slot));
     }
@@ -271,7 +271,7 @@ void RequestQueue::check_mine(const Submission& request) const {
     if (request.queue != this) throw std::invalid_argument("The request was not put into this queue.");
 }
 
-/// The replica that takes the next request; -1 if none has room.
+/// Returns the replica that takes the next request; -1 if no replica has room.
 Index RequestQueue::next() const {
     Index found = -1;
     const bool served =
@@ -322,13 +322,13 @@ void RequestQueue::dispatch(Lock& lock) {
         ++replica.users;
         lock.unlock();
         copy(request->tensors.inputs, replica.slots[at(request->slot)].inputs);
-        replica.executor->admit(request->slot, true);  // unless its run was stopped: then it waits again once that is over
+        replica.executor->admit(request->slot, true);  // if its run was stopped, the request waits again once that is over
         lock.lock();
         --replica.users;
     }
 }
 
-/// A request has ended well. Called by its executor, on the thread that has ended it.
+/// Handle a request that has succeeded. Called by its executor, on the thread that has ended it.
 void RequestQueue::ended(Index number, std::uint64_t run, Index slot) {
     Lock lock(mutex_);
     Replica& replica = of(number);
@@ -340,11 +340,11 @@ void RequestQueue::ended(Index number, std::uint64_t run, Index slot) {
     try {
         request->ran = replica.executor->ran(slot);
     } catch (const std::exception&) {
-        request->ran.clear();  // no memory to tell what ran
+        request->ran.clear();  // out of memory for what ran
     }
     lock.lock();
     --replica.users;
-    if (replica.flying[at(slot)] != request) return;  // it was dropped meanwhile
+    if (replica.flying[at(slot)] != request) return;  // it was dropped while its outputs were copied
     replica.flying[at(slot)] = nullptr;
     replica.free.push_back(slot);
     --flights_;
@@ -354,7 +354,7 @@ void RequestQueue::ended(Index number, std::uint64_t run, Index slot) {
     dispatch(lock);
 }
 
-/// Have a request not wait any more.
+/// Take a request out of the queue.
 void RequestQueue::take_out(const One& request, State state) {
     waiting_.erase(request->place);
     --waiting_count_;
@@ -375,7 +375,7 @@ void RequestQueue::put_over(const One& request, State state) {
     request->done.raise();
 }
 
-/// Call a replica's thread, if a request that is over is to be seen to at once.
+/// Call a replica's thread if the end of a request is to be handled at once.
 void RequestQueue::ring_for(const Submission& request) {
     if (!request.watched && !tell_all_) return;
     for (const auto& replica : replicas_) replica->bell->ring();

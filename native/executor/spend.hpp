@@ -1,4 +1,4 @@
-// A segment that computes nothing and keeps its thread busy for a given time: for tests and benchmarks of what runs it.
+// A segment that computes nothing and keeps its thread busy for a given time: for tests and benchmarks of executors.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace placeit {
 struct Spent {
     std::int64_t nanoseconds;  // to take
     std::int64_t calls;        // how often it was called
-    std::int64_t status;       // what it returns, 0 unless it is to fail
+    std::int64_t status;       // the status to return, 0 unless it is to fail
 };
 
 /// An entry whose argument is a `Spent`.

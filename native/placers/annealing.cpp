@@ -11,7 +11,7 @@ namespace placeit {
 namespace {
 
 // Found on problems of the GiPH generator, on random layered graphs of 8 to 200 ops, and on DOPPLER's published cost graphs,
-// where chains of dear tensors have to move as one.
+// where chains of tensors that are expensive to move have to stay together.
 constexpr double kCritical = 0.5;  // share of moves that are of an op on the critical path
 constexpr double kFollow = 0.4;    // share of moves that take an op to where a neighbour is
 constexpr double kTogether = 0.5;  // share of moves that take along neighbours on the op's device
@@ -96,13 +96,13 @@ void Annealing::run(std::int64_t first, std::int64_t last, std::int64_t steps) {
     }
 }
 
-/// Draws a number from 0 on, below `count`.
+/// Draws a number from 0 to `count` - 1.
 std::size_t Annealing::draw(std::size_t count) {
     return static_cast<std::size_t>(random_.uniform() * static_cast<double>(count));
 }
 
-/// Takes the placement that was valued last as the current one. `renew`: find out what is critical now, too, which takes as
-/// long as valuing a placement.
+/// Takes the placement that was valued last as the current one. `renew`: also find the critical ops, which takes as long as
+/// valuing a placement.
 void Annealing::accept(double seconds, bool renew) {
     current_ = seconds;
     if (evaluate_.model().capacity) {
@@ -126,7 +126,7 @@ void Annealing::find_critical(double slack) {
     }
 }
 
-/// Moves an op, and perhaps neighbours with it, and takes it back if that is too bad.
+/// Moves an op, and perhaps neighbours with it, and takes the move back if the placement gets too bad.
 void Annealing::one_move(double temperature) {
     std::size_t v = movable_[draw(movable_.size())];
     if (links_ > 0 && random_.uniform() < kCritical) {
@@ -148,8 +148,8 @@ void Annealing::one_move(double temperature) {
     }
 }
 
-/// Does many moves, far apart in the schedule, takes back those that made it longer where they are, and the rest if that is too
-/// bad. Returns the number of evaluations, 1 or 2; if only 1 is `allowed`, it is one move.
+/// Does many moves, far apart in the schedule. Takes back moves that made it longer where they are, and the rest if the
+/// placement is too bad. Returns the number of evaluations, 1 or 2; if only 1 is `allowed`, it is one move.
 int Annealing::many_moves(double temperature, std::int64_t allowed) {
     const double mean = leeway_.width() * current_ / static_cast<double>(place_.size());  // seconds of an op
     const double most = 1.0 + static_cast<double>(place_.size()) / (2.0 * (kWindow * leeway_.width() + 4.0));
@@ -270,7 +270,7 @@ std::int32_t Annealing::neighbouring_device(std::size_t v) {
     return place_[k < outputs ? tables_.edge[first + k].head : tables_.edge[tables_.in_edge[in_first + k - outputs]].tail];
 }
 
-/// Draws another device for an op that has a choice: that of a neighbour, or any.
+/// Draws another device for an op that has a choice: the device of a neighbour, or any.
 std::int32_t Annealing::target(std::size_t v) {
     if (random_.uniform() < kFollow) {
         const std::int32_t device = neighbouring_device(v);
@@ -282,7 +282,7 @@ std::int32_t Annealing::target(std::size_t v) {
 }
 
 /// Returns the device where the longest path through an op is estimated to be shortest, or the op's own. `mean`: seconds of an
-/// op. Where there are many devices, some of them are drawn, half of them those of neighbours.
+/// op. Where there are many devices, some of them are drawn, half of them devices of neighbours.
 std::int32_t Annealing::estimated_target(std::size_t v, double mean) {
     const auto& able = able_[v];
     const std::int32_t here = place_[v];
@@ -302,7 +302,7 @@ std::int32_t Annealing::estimated_target(std::size_t v, double mean) {
     return least <= -leeway_.slack(v) + 2.0 * kDoubt * mean * random_.uniform() ? best : here;
 }
 
-/// Moves most neighbours that the op which was moved had on its device before after it, and theirs, up to a number of ops.
+/// Moves most neighbours that the moved op had on its former device after it, and their neighbours, up to a number of ops.
 void Annealing::take_along(Move& move, std::size_t limit) {
     for (std::size_t at = move.first; at < moved_.size(); ++at) {
         each_neighbour(moved_[at], [&](std::size_t w) {

@@ -19,8 +19,8 @@ namespace placeit {
 /// move is kept if ops that start soon after the moved ones finish earlier, compared with those that start shortly before.
 class Annealing {
 public:
-    /// `model`: outlives this, without noise; `place`: [V], device numbers within range; `scale`: its cost, or what costs are
-    /// like, seconds; `seed`: of all moves.
+    /// `model`: outlives this, without noise; `place`: [V], device numbers within range; `scale`: its cost, or a typical one,
+    /// seconds; `seed`: of all moves.
     Annealing(const CostModel& model, Span<const std::int32_t> place, double scale, std::uint64_t seed);
 
     /// Does evaluations `first` to `last`, excluded, of `steps` in all, over which the temperature falls. The first one of all
@@ -70,7 +70,7 @@ private:
     double at_once_ = 0.0;                          // how many moves to value at once; 0 before the first were
     std::vector<double> used_;                      // [D] bytes of weights under many moves
     std::vector<double> later_;                     // [V + 1] how much later ops finish, sums in the order of their starts
-    std::vector<std::int32_t> critical_;            // [V] ops that the cost is made of, the first `links_` of it
+    std::vector<std::int32_t> critical_;            // [V] ops that determine the cost: the first `links_` entries
     std::size_t links_ = 0;
     std::size_t since_ = 0;  // evaluations since these were found
 };

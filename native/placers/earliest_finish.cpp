@@ -39,12 +39,12 @@ void earliest_finish_devices(const Tables& tables, Span<const std::int32_t> plac
     const Schedule schedule(tables, place);
     const std::size_t count = tables.memory.size();
     std::vector<double> at(count);     // when the op could start on each device, seconds
-    std::vector<Flag> settled(count);  // whether the op fits there before the next op, or cannot run there
+    std::vector<Flag> known(count);  // whether the op fits there before the next op, or cannot run there
     for (std::size_t k = 0; k < ops.size(); ++k) {
         const auto v = static_cast<std::size_t>(ops[k]), here = static_cast<std::size_t>(place[v]);
         const auto has_room = [&](std::size_t d) { return d == here || tables.op[v].param_bytes <= schedule.free[d]; };
         for (std::size_t d = 0; d < count; ++d) {
-            settled[d] = tables.compute(v, d) == infinity || !has_room(d);
+            known[d] = tables.compute(v, d) == infinity || !has_room(d);
             at[d] = 0.0;
         }
         for (std::size_t i = tables.op[v].in_first; i < tables.op[v + 1].in_first; ++i) {
@@ -54,9 +54,9 @@ void earliest_finish_devices(const Tables& tables, Span<const std::int32_t> plac
         for (const std::size_t u : schedule.by_start) {
             if (u == v) continue;
             const auto wait = [&](std::size_t d) {
-                if (settled[d]) return;
-                settled[d] = at[d] + tables.compute(v, d) <= schedule.start[u];
-                if (!settled[d]) at[d] = std::max(at[d], schedule.finish[u]);
+                if (known[d]) return;
+                known[d] = at[d] + tables.compute(v, d) <= schedule.start[u];
+                if (!known[d]) at[d] = std::max(at[d], schedule.finish[u]);
             };
             const auto on = static_cast<std::size_t>(place[u]);
             wait(on);

@@ -16,7 +16,7 @@ namespace {
 bool enumerate(Grid<const double> seconds, Grid<const std::int32_t> by_seconds, std::int32_t room, std::int64_t limit,
                Span<std::int32_t> best) {
     const std::size_t count = seconds.rows(), devices = seconds.columns();
-    std::vector<double> least(count + 1);  // what the ops from here on take at least
+    std::vector<double> least(count + 1);  // least seconds of the ops from here on
     for (std::size_t i = count; i-- > 0;) least[i] = least[i + 1] + seconds(i, by_seconds(i, 0));
     std::vector<std::int32_t> used(devices), on(count, -1);
     std::vector<std::size_t> tried(count + 1);  // how many of its devices each op on the way down has tried

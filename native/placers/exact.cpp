@@ -99,7 +99,7 @@ double ExactSearch::lower_bound(std::size_t op, std::size_t device) {
         last_arrival(tables_, static_cast<std::int32_t>(op), static_cast<std::int32_t>(device), 0.0, place_, finish_);
     finish_[op] = ready + seconds;
 
-    if (bounds_.capacity) {  // what is placed keeps devices and links busy, wherever the rest goes
+    if (bounds_.capacity) {  // placed ops keep devices and links busy, wherever the rest goes
         const std::int32_t before = std::exchange(place_[op], static_cast<std::int32_t>(device));
         longest = std::max(longest, busy_seconds(tables_, place_, busy_));
         place_[op] = before;

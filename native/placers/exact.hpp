@@ -12,7 +12,7 @@ namespace placeit {
 /// What bounds of partial placements are computed from; V ops, D devices.
 struct Bounds {
     std::vector<double> tail;         // [V] least seconds from an op's end to the end of the graph
-    std::vector<std::int32_t> alike;  // [D] the first device that each device can be swapped with and nothing changes
+    std::vector<std::int32_t> alike;  // [D] the first device with which each device can be swapped without any change
     Matrix<Flag> cliques;             // [C, D] sets of devices of which only one runs at a time
     std::vector<double> share;        // [D] part of one second on a device in the mean of the work of sets that cover all
     bool capacity = false;            // whether the cost is the seconds per request, and not the makespan

@@ -35,7 +35,7 @@ void check_order(const Tables& tables, Span<const std::int32_t> order) {
 }  // namespace
 
 Busy::Gap Busy::earliest(double ready, double duration) const {
-    // gaps before a slot that ends until then are of no use
+    // gaps before a slot that ends by then are of no use
     auto slot = std::partition_point(slots_.begin(), slots_.end(), [ready](const Slot& one) { return one.end <= ready; });
     double at = ready;
     for (; slot != slots_.end() && at + duration > slot->begin; ++slot) at = std::max(at, slot->end);

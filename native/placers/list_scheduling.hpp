@@ -87,7 +87,7 @@ class Planner {
 public:
     Planner(const Tables& tables, Grid<const double> compute, Span<const double> memory, LinkModel links, const Plan& plan);
 
-    /// Finds where op `v` could go; what the others say is about the op that was looked at last.
+    /// Finds where op `v` could go; the other methods are about the op that was looked at last.
     void look(std::size_t v);
     /// Whether the op may run on a device, which has room for its weights.
     bool takes(std::size_t v, std::size_t device) const {
@@ -118,14 +118,14 @@ private:
     std::vector<Busy::Gap> gap_;        // [D]
 };
 
-/// Plans ops in `order`, [V], which respects precedence, each on the device where its finish and what it takes from there on
-/// come first. `onward`: [V, D] seconds from the end of an op, zero for HEFT, the optimistic cost table for PEFT; the others
-/// are those of a planner. Returns whether the weights fit.
+/// Plans ops in `order`, [V], which respects precedence, each on the device where the sum of its finish and `onward` is least.
+/// `onward`: [V, D] seconds from the end of an op, zero for HEFT, the optimistic cost table for PEFT; the other arguments are
+/// as for Planner. Returns whether the weights fit.
 bool insertion_schedule(const Tables& tables, Span<const std::int32_t> order, Grid<const double> compute,
                         Grid<const double> onward, Span<const double> memory, LinkModel links, const Plan& plan);
 
-/// Places ops in `order`, [V], which respects precedence, each where it starts earliest behind all that its device, and those
-/// that conflict with it, were given before. `lots`: [V, D]; of devices with equal starts the one of the least lot is chosen.
+/// Places ops in `order`, [V], which respects precedence, each where it starts earliest behind all ops that its device, and
+/// devices that conflict with it, were given before. `lots`: [V, D]; of devices with equal starts the least lot is chosen.
 void earliest_start_placement(const Tables& tables, Span<const std::int32_t> order, Grid<const double> lots,
                               Span<std::int32_t> place);
 

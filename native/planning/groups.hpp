@@ -21,8 +21,8 @@ struct Groups {
     Matrix<double> core;               // [G, D] seconds; infinity where a group cannot run
     Matrix<double> cut_per_byte;       // [G, D] seconds per byte that crosses the group's border
     std::vector<double> dispatch;      // [D] seconds
-    Matrix<double> load;               // [G, D] seconds more while all other devices work that can
-    Matrix<double> beside;             // [D, D] which share of those that can work beside a device another one is
+    Matrix<double> load;               // [G, D] extra seconds while all other devices that can work do so
+    Matrix<double> beside;             // [D, D] share of another device among the ones that can work beside a device
     Matrix<Flag> conflict;             // [D, D] whether two devices never run at the same time; empty if all may
     std::vector<double> read;          // [D] seconds per byte that another device wrote
     Matrix<Link> link;                 // [D, D]
@@ -36,7 +36,8 @@ struct Groups {
     std::size_t devices() const { return core.columns(); }
 };
 
-/// Throws an error that names the argument if an edge has no such group or tensor, if edges are not sorted, or form a circle.
+/// Throws an error that names the argument if an edge has a group or tensor that does not exist, or if edges are not sorted or
+/// form a cycle.
 void check(const Groups& groups);
 
 }  // namespace placeit

@@ -23,7 +23,7 @@ public:
     /// The groups and the generator have to outlive it.
     ///
     /// `placement`: where to start, [G]; `steps`: moves of one group that are tried in all; `heat`: first temperature, as a
-    /// share of the seconds of the best plan, whence it falls to zero.
+    /// share of the seconds of the best plan, from which it falls to zero.
     SegmentSearch(const Groups& groups, Room room, std::vector<std::int32_t> placement, std::int64_t steps, double heat,
                   BitGenerator& random);
 

@@ -62,7 +62,7 @@ void Segmentation::cross(Span<const std::int32_t> segment_of) {
     }
 }
 
-/// Number segments in topological order, first in, first out; false if there is none.
+/// Number segments in topological order, first in, first out; false if no such order exists.
 bool Segmentation::order(Span<const std::int32_t> segment_of) {
     cross(segment_of);
     // the moves out of segment s are crossing_[leaving_[i]], i from first_[s] to first_[s + 1]
@@ -96,7 +96,7 @@ bool Segmentation::order(Span<const std::int32_t> segment_of) {
     return true;
 }
 
-/// Sort the moves by the new numbers of their ends and their tensor, and have the graph of segments simulated next.
+/// Sort the moves by the new numbers of their ends and their tensor, and set the graph of segments to simulate next.
 void Segmentation::connect() {
     moves_.clear();
     op_.assign(count_ + 1, Op{});
@@ -135,10 +135,9 @@ void Segmentation::connect() {
     simulation_.take({op_, edge_, groups_.link, groups_.conflict});
 }
 
-/// Compute the seconds of segments as sums of their parts. What a group takes more while other devices work counts by the
-/// share of the segment's time in which they do, in the schedule that there would be without it; of several others that can
-/// work at once, by the mean of their shares. With many requests in flight that is the share of all time for which they are
-/// busy.
+/// Compute the seconds of segments as sums of their parts. The extra seconds of a group while other devices work count by the
+/// share of the segment's time in which they work, in the schedule without these seconds; if several others can work at once,
+/// by the mean of their shares. With many requests in flight, it is the share of all time for which they are busy.
 void Segmentation::price(Span<const std::int32_t> devices) {
     seconds_.assign(count_, 0.0);
     load_.assign(count_, 0.0);
@@ -211,8 +210,8 @@ void Segmentation::slow_down_by_overlap() {
     }
 }
 
-/// Find for how many seconds one request keeps devices, sets of devices and links busy; returns those of the busiest. That is
-/// what busy_seconds says of the plan of a partition, without a problem to build first.
+/// Find for how many seconds one request keeps devices, sets of devices and links busy; returns the most. This is the result of
+/// busy_seconds for the plan of a partition, without a problem to build first.
 double Segmentation::find_busy() {
     const std::size_t devices = groups_.devices(), sets = groups_.clique.rows();
     std::fill(busy_.begin(), busy_.end(), 0.0);
@@ -251,7 +250,7 @@ bool Segmentation::divide(Span<const std::int32_t> segment_of, std::int32_t coun
 }
 
 /// Return the makespan of segments given by labels from 0 to G - 1, if steady the seconds per request, and find when the
-/// segment of each group starts. NaN if segments would wait in a circle.
+/// segment of each group starts. NaN if segments would wait for each other in a cycle.
 double Segmentation::value(Span<const std::int32_t> labels, Span<const std::int32_t> devices) {
     number_.assign(labels.size(), -1);
     std::int32_t count = 0;

@@ -26,7 +26,7 @@ public:
     /// `segment_of`: [G] of 0 to count - 1; `devices`: [G].
     bool divide(Span<const std::int32_t> segment_of, std::int32_t count, Span<const std::int32_t> devices);
 
-    // What the last partition came to, if it has a topological order:
+    // Results of the last partition, if it has a topological order:
     Span<const std::int32_t> segment_of() const { return of_; }  // [G]
     Span<const Move> moves() const { return moves_; }            // [M] each tensor once for each segment it enters; sorted
     Span<const double> seconds() const { return seconds_; }      // [S]; zero for segments that run nothing
@@ -56,7 +56,7 @@ private:
     std::vector<std::int32_t> place_;                                    // [S] device
     std::vector<Flag> runs_;                                             // [S] whether a segment runs anything
     std::vector<double> seconds_, load_, start_, end_, beside_, share_;  // [S]
-    std::vector<double> busy_;  // [D + C + D * D] for how long one request keeps each resource busy
+    std::vector<double> busy_;  // [D + C + D * D] seconds for which one request keeps each resource busy
     OneRequest simulation_;
     std::vector<Op> op_;                                         // [S + 1]
     std::vector<Edge> edge_;                                     // [M]

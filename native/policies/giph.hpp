@@ -16,7 +16,7 @@ constexpr std::size_t GPNET_NODE_FEATURES = 8, GPNET_EDGE_FEATURES = 4;
 struct GpNetBatch {
     Span<std::int64_t> src, dst;  // [M] nodes
     Grid<float> edges;            // [M, GPNET_EDGE_FEATURES] bytes, bandwidth, delay, seconds
-    Grid<float> nodes;            // [N, GPNET_NODE_FEATURES]; those of the schedule, from the fourth on, are written
+    Grid<float> nodes;            // [N, GPNET_NODE_FEATURES]; features of the schedule, from the fourth on, are written
 };
 
 /// How a batch lays out one of its problems.
@@ -25,7 +25,7 @@ struct GpNetLayout {
                                     // op's row, whatever the device
     Span<const std::int64_t> first;  // [E] first row of the edges of a task edge, by position
     double bandwidth;                // bytes per second of the mean link
-    double unit;                     // seconds of an average op; what times are divided by
+    double unit;                     // seconds of an average op, by which times are divided
     bool pivots;                     // whether only nodes of the placement are there, one for each op
 };
 
@@ -60,8 +60,8 @@ private:
     bool pivots_;
     Simulation simulation_;
     std::size_t edge_rows_ = 0, node_rows_ = 0;
-    std::vector<std::int32_t> devices_;      // those that each op can run on, op by op
-    std::vector<std::size_t> first_device_;  // [V + 1] where those of an op begin
+    std::vector<std::int32_t> devices_;      // devices that each op can run on, op by op
+    std::vector<std::size_t> first_device_;  // [V + 1] where the devices of an op begin
     Matrix<float> link_share_, link_delay_;  // [D, D] features of links: 1 / (1 + bandwidths of the mean), squashed latency
     std::vector<double> tail_;               // [V] seconds from the start of an op to the end, on the schedule as it is
 };

@@ -1,4 +1,4 @@
-// HSDAG: groups of ops, and what its policy sees of an op's surroundings.
+// HSDAG: groups of ops, and the fractal dimensions that its policy reads.
 #pragma once
 
 #include <cstdint>

@@ -16,10 +16,10 @@ struct EdgeOrder {
     Span<const std::int64_t> edges;        // [M] edges by the level that they go to, first to last
     Span<const std::int64_t> node_bounds;  // [L + 1] nodes of each level, in ascending order whatever the direction
     Span<const std::int64_t> bounds;       // [L + 1] where each level's edges begin in `edges`
-    bool descending = false;  // whether messages go to lower levels; then the first of `bounds` are those of the highest level
+    bool descending = false;               // whether messages go to lower levels; then `bounds` begins with the highest level
 };
 
-/// The layers of messages and of what becomes of their mean, or their gradients.
+/// The layers for messages and for their mean, or the gradients of these layers.
 template <class T>
 struct Layers {
     Grid<T> node_weight;  // [H, F]
@@ -28,12 +28,12 @@ struct Layers {
     Span<T> bias;         // [F]
 };
 
-/// What a forward pass leaves for the gradient.
+/// Values of a forward pass that the backward pass needs.
 template <class T>
 struct Messages {
     Grid<T> sent;      // [N, H] the node's part of the messages that it sends
     Grid<T> mean;      // [N, H] of the messages that a node received, zero before the pass
-    Span<T> received;  // [N] how many they were, zero before the pass
+    Span<T> received;  // [N] number of these messages, zero before the pass
 };
 
 /// Replace the features of nodes, `embedding`, [N, F], by their embeddings:
@@ -45,7 +45,8 @@ template <class T>
 void pass_forward(const EdgeOrder& order, const Layers<const T>& layers, Grid<const T> edges, Grid<T> embedding,
                   const Messages<T>& messages);
 
-/// Add the gradients of edges, [M, H], and layers; `gradient`, that of the embeddings, [N, F], becomes that of the features.
+/// Add the gradients of edges, [M, H], and layers. `gradient`, [N, F], has the gradient of the embeddings, and is replaced by
+/// the gradient of the features.
 template <class T>
 void pass_backward(const EdgeOrder& order, const Layers<const T>& layers, Grid<const T> edges, Grid<const T> embedding,
                    const Messages<const T>& messages, Grid<T> gradient, Grid<T> of_edges, const Layers<T>& of_layers);

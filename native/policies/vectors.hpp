@@ -1,6 +1,6 @@
-// What policies' networks compute with: sums of rows, for processors with and without AVX2.
+// Sums of rows for the networks of policies, for processors with and without AVX2.
 //
-// No sum is reordered: numbers are the same with either.
+// No sum is reordered: results are equal on both.
 #pragma once
 
 #include <cstddef>

@@ -5,8 +5,8 @@
 
 namespace placeit {
 
-/// What the capsule numpy.random.BitGenerator.capsule points to (bitgen_t in numpy/random/bitgen.h). Whoever draws holds the
-/// generator's lock.
+/// The struct that the capsule numpy.random.BitGenerator.capsule points to (bitgen_t in numpy/random/bitgen.h). The caller
+/// holds the generator's lock.
 struct BitGenerator {
     void* state;
     std::uint64_t (*next_uint64)(void* state);

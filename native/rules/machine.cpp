@@ -134,7 +134,7 @@ bool Machine::op_finished(Index n) {
                 opened_.push_back(&queue);
             }
         }
-        // only now, so that of several tensors the most urgent goes first
+        // only now, so that the most urgent of several tensors goes first
         for (Queue* queue : opened_) move_next(*queue);
     }
     start_next(d);
@@ -221,7 +221,7 @@ void Machine::device_lost(Index device) {
     if (conflicts()) start_next(device);
 }
 
-/// An op on a device has all its inputs: queue it, or with planned what the device has to take next, if that is it.
+/// Queue an op that has all its inputs; with planned, queue the op that the device has to take next, if it is this one.
 void Machine::ready(Index n, Index device) {
     if (planned()) {
         take_from_plan(node_[at(n)].slot, device);
@@ -231,7 +231,7 @@ void Machine::ready(Index n, Index device) {
     push(queue_[at(device)], n);
 }
 
-/// Queue what a device has to take next of a slot, if it has all its inputs and nothing that conflicts has to go before.
+/// Queue the op that a device has to take next of a slot, if it has all its inputs and no conflicting op has to go before.
 void Machine::take_from_plan(Index slot, Index device) {
     Queue& own = plan(slot, device);
     if (own.busy || own.empty() || node_[at(own.root)].pending != 0) return;
@@ -264,8 +264,8 @@ void Machine::start_next(Index device) {
     }
 }
 
-/// Have a device and those that conflict with it (all, for -1) start what they may: the most urgent op first, which may keep
-/// other devices from theirs.
+/// Have a device and those that conflict with it (all, for -1) start the ops that they may, the most urgent op first: it may
+/// keep other devices from starting theirs.
 void Machine::start_among(Index device) {
     const auto precedes = [this](const Queue& a, const Queue& b) {
         return fifo() ? node_[at(a.root)].rank > node_[at(b.root)].rank : before(a.root, b.root);
@@ -284,7 +284,7 @@ void Machine::start_among(Index device) {
     }
 }
 
-/// A device has ended what it ran, and no longer keeps those busy that conflict with it.
+/// Record that a device has ended its op, and no longer blocks the devices that conflict with it.
 void Machine::release_rivals(Index device) {
     for (Index c = 0; c < devices_; ++c) queue_[at(c)].busy -= conflict(device, c);
 }
@@ -295,7 +295,7 @@ void Machine::move_next(Queue& queue) {
     if (queue.busy) start(pop(queue));
 }
 
-/// Say so if nothing of a request runs and nothing is left to do of it.
+/// Tell the end of a request if none of its nodes runs and none is left to run.
 void Machine::end_if_over(Index slot) {
     Request& request = request_[at(slot)];
     if (request.running != 0 || (request.left != 0 && !request.aborted)) return;
@@ -314,7 +314,7 @@ double Machine::rank_of_transfer(Index base, Index p) const {
     return highest;
 }
 
-/// Abort a request: take what has not started out of every queue.
+/// Abort a request: take nodes that have not started out of every queue.
 void Machine::drop(Index slot) {
     request_[at(slot)].aborted = true;
     const std::size_t shared = at(devices_ + devices_ * devices_);

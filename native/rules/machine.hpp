@@ -1,7 +1,7 @@
 // The rules of execution: what starts when, for any number of requests in flight over one placement.
 //
 // placeit/simulator/simulate.py states the rules. Here they are a state machine without a clock: it is told what has happened
-// and says what to start now. The simulator drives it from a heap of events, executors with what their devices report.
+// and says what to start now. The simulator drives it from a heap of events, and executors from reports of their devices.
 //
 // A *position* numbers an edge after a stable sort by producer, so that the out-edges of an op are adjacent and still in edge
 // order. A request in flight has a *slot*. A *node* is, in slot r, an op (r * (V + E) + v) or a transfer (r * (V + E) + V + p,
@@ -20,7 +20,7 @@ namespace placeit {
 enum class Phase : std::int32_t { idle, running, sent, done };
 
 struct Node {
-    double start = 0.0;  // start and finish are for whoever keeps the time
+    double start = 0.0;  // start and finish are for the caller, which keeps the time
     double finish = 0.0;
     double rank = 0.0;     // within a request the highest goes first
     std::int32_t tie = 0;  // of equal ranks, the lowest goes first
@@ -34,18 +34,18 @@ struct Node {
 };
 
 struct Request {
-    std::int64_t age = -1;     // of several requests the one that began first, which has the lowest, goes first
+    std::int64_t age = -1;     // the request with the lowest age, which began first, goes first
     std::int32_t left = 0;     // ops that have not finished
     std::int32_t running = 0;  // nodes that were started and have not finished
     bool active = false;       // in flight
     bool aborted = false;
 };
 
-/// How many requests may be in flight: the nodes of all are numbered in 31 bits.
+/// Returns how many requests may be in flight: the nodes of all are numbered in 31 bits.
 Index most_requests(const Tables& tables);
 
-/// Decides what starts when. A call tells what has happened; told() then says what to start. A call that returns false was told
-/// what cannot have happened, and has changed nothing. Not thread-safe; slots and nodes have to exist.
+/// Decides what starts when. A call tells what has happened; told() then says what to start. If it cannot have happened, the
+/// call returns false and changes nothing. Not thread-safe; slots and nodes have to exist.
 class Machine {
 public:
     /// `tables` must outlive the machine; `place`: [V], device numbers within range (copied).
@@ -71,14 +71,14 @@ public:
     bool transfer_sent(Index n);
     /// A tensor has arrived; false if it was not on its way.
     bool transfer_finished(Index n);
-    /// Drop everything of a request that has not started. What has started keeps its device or channel until it is reported as
-    /// finished; then the request has ended. Nothing happens if it is not in flight.
+    /// Drop all nodes of a request that have not started. Nodes that have started keep their device or channel until they are
+    /// reported as finished; then the request has ended. Nothing happens if it is not in flight.
     void abort(Index slot);
-    /// A device is gone, for good. Requests are aborted that have an op left there, or wait for a tensor from there. What ran
-    /// there, or was on its way from or to it, has ended and is not to be reported.
+    /// A device is lost for good. Requests are aborted that have an op left there, or wait for a tensor from there. Nodes that
+    /// ran there, or were on their way from or to it, have ended and are not to be reported.
     void device_lost(Index device);
 
-    /// What the last call has to be followed by, in this order: nodes to start, and -1 - r for a slot whose request has ended.
+    /// What to do after the last call, in this order: nodes to start, and -1 - r for a slot whose request has ended.
     Span<const Index> told() const { return told_; }
     void tell_nothing() { told_.clear(); }
 

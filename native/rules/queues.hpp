@@ -17,7 +17,7 @@ constexpr std::size_t at(Index i) {
 struct Queue {
     Index root = -1;  // first node, or -1
     Index last = -1;
-    Index busy = 0;  // whether it takes nothing; of a device: how many run, of itself and those that conflict with it
+    Index busy = 0;  // whether it takes nothing; for a device: how many run, of it and the ones that conflict with it
 
     bool empty() const { return root < 0; }
 };
@@ -74,8 +74,8 @@ Index dequeue(bool fifo, Node* node, Queue& queue, const Before& before) {
     return n;
 }
 
-/// Of the devices that have a ready op and are not busy, returns the one whose first op precedes the others'; -1 if there is
-/// none. `d`: only this device and those that conflict with it are asked; -1 for all. `precedes(a, b)`: of two queues.
+/// Of the devices that have a ready op and are not busy, returns the one whose first op precedes the others'; -1 if no device
+/// is. `d`: only this device and those that conflict with it are asked; -1 for all. `precedes(a, b)`: of two queues.
 template <class Queues, class Conflict, class Precedes>
 Index first_among(const Queues& queue, const Conflict& conflict, Index devices, Index d, const Precedes& precedes) {
     Index first = -1;

@@ -1,4 +1,4 @@
-// Views of arrays that somebody else owns: what std::span and std::mdspan will be.
+// Views of arrays that they do not own, as later std::span and std::mdspan.
 #pragma once
 
 #include <algorithm>
@@ -84,7 +84,7 @@ private:
     std::vector<T> values_;
 };
 
-/// Copies what a view shows.
+/// Copies the values of a view.
 template <class T>
 std::vector<std::remove_const_t<T>> copy(Span<T> values) {
     return {values.begin(), values.end()};

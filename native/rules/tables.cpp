@@ -18,7 +18,7 @@ bool any(Grid<const T> grid) {
 
 constexpr std::size_t largest = std::numeric_limits<std::int32_t>::max();
 
-/// Checks what would lead out of the arrays.
+/// Checks for indices outside the arrays.
 void check(const ProblemArrays& problem) {
     const std::size_t ops = problem.compute.rows(), devices = problem.compute.columns(), edges = problem.edges.rows();
     if (ops + edges > largest || devices > 30'000 || devices + devices * devices > largest - (ops + edges)) {
@@ -38,7 +38,7 @@ void check(const ProblemArrays& problem) {
         if (rank[tail] >= rank[head]) throw std::invalid_argument("'order' is not a topological order of 'edges'.");
         const auto tensor = static_cast<std::size_t>(problem.edge_tensor[e]);
         if (tensor >= edges)
-            throw std::invalid_argument("'edge_tensor' holds a number that is negative or not below that of edges.");
+            throw std::invalid_argument("'edge_tensor' holds a number that is negative or not below the number of edges.");
         if (producer[tensor] >= 0 && producer[tensor] != problem.edges(e, 0)) {
             throw std::invalid_argument("'edge_tensor' has one number for tensors of several ops.");
         }

@@ -9,7 +9,7 @@
 
 namespace placeit {
 
-constexpr double infinity = std::numeric_limits<double>::infinity();  // seconds of what cannot run
+constexpr double infinity = std::numeric_limits<double>::infinity();  // seconds of an op that cannot run
 
 struct Op {
     std::uint32_t first;     // the out-edges of v are positions op[v].first to op[v + 1].first
@@ -78,13 +78,13 @@ struct ProblemArrays {
 /// against `order`, if edges of different producers share a tensor, or if the problem is too large.
 Tables make_tables(const ProblemArrays& problem);
 
-/// Links by what they take, [D, D] seconds, and bytes per second.
+/// Links by latency, [D, D] seconds, and bandwidth, [D, D] bytes per second.
 Matrix<Link> link_table(Grid<const double> latency, Grid<const double> bandwidth);
 
-/// Which devices never run at the same time, [D, D], as tables have it: empty if all may.
+/// Which devices never run at the same time, [D, D], as in Tables: empty if all may.
 Matrix<Flag> conflict_table(Grid<const Flag> conflicts);
 
-/// What the host adds to a request, as tables have it: empty if that is nothing.
+/// Seconds that the host adds to a request, as in Tables: empty if it adds nothing.
 std::vector<double> host_table(Span<const double> host);
 
 /// Returns the seconds that the host adds to a request of a placement, [V]: `host[d]` if all of it is on device d, else the

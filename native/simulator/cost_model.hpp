@@ -1,4 +1,4 @@
-// What a placement costs, for searches in compiled code.
+// The cost of a placement, for searches in compiled code.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ public:
     }
 
     const CostModel& model() const { return *model_; }
-    /// Of the last placement: with capacity what busy_seconds wrote, else when ops started and finished.
+    /// Results for the last placement: with capacity the seconds of busy_seconds, else when ops started and finished.
     Span<const double> busy() const { return busy_; }
     const Simulation& simulation() const { return *simulation_; }
 

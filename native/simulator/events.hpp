@@ -17,7 +17,7 @@ struct Event {
     double time = 0.0;
 
     Event() = default;
-    // word by word: what was written in two parts and is read as one soon after stalls
+    // word by word: reading both words at once stalls if they were written one by one just before
     Event(const Event& other) : key(other.key), time(other.time) {}
     Event& operator=(const Event& other) {
         key = other.key;
@@ -46,22 +46,22 @@ private:
     }
 };
 
-/// A binary heap in memory that somebody else owns. The place of the first event, once taken, is left open for the next one
-/// that comes.
+/// A binary heap in memory that the caller owns. When the first event has been taken, its place is left open for the next one
+/// that is pushed.
 class Events {
 public:
     explicit Events(Event* memory) : event_(memory) {}
 
     bool empty() {
-        settle();
+        close_gap();
         return count_ == 0;
     }
     const Event& first() {
-        settle();
+        close_gap();
         return event_[0];
     }
     Event pop() {
-        settle();
+        close_gap();
         open_ = true;
         return event_[0];
     }
@@ -75,7 +75,7 @@ public:
     }
 
 private:
-    void settle() {
+    void close_gap() {
         if (!open_) return;
         open_ = false;
         --count_;
@@ -84,7 +84,7 @@ private:
 
     Event* event_;
     std::size_t count_ = 0;
-    bool open_ = false;  // whether the first event has been taken
+    bool open_ = false;  // whether the first event was taken, and left a gap
 };
 
 }  // namespace placeit

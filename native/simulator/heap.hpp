@@ -1,4 +1,4 @@
-// Heaps in memory that somebody else owns. Entries have an order, and never() is an entry behind all others.
+// Heaps in memory that the caller owns. Entries have an order, and never() is an entry behind all others.
 #pragma once
 
 #include <cstddef>

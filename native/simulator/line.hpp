@@ -1,4 +1,4 @@
-// What waits for a device or a channel in virtual time.
+// Ops that wait for a device, or transfers that wait for a channel, in virtual time.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace placeit {
 
-/// An op or a transfer that waits: of the highest rank goes first, of equal ranks the lowest tie.
+/// An op or a transfer that waits: the highest rank goes first; of equal ranks, the lowest tie.
 struct Waiting {
     std::uint64_t urgency = 0;  // the rank's bits, such that the highest rank is the lowest number
     std::uint64_t key = 0;      // the tie, shifted left by 32 bits, and what waits
@@ -24,7 +24,7 @@ struct Waiting {
     /// After all others.
     static Waiting never() { return {~std::uint64_t{0}, -1, -1}; }
 
-    /// The bits of a double that is not negative are in the order of its value, those of the others in the opposite order.
+    /// The bits of doubles that are not negative are in the order of their values, the bits of others in the opposite order.
     static std::uint64_t urgency_of(double rank) {
         rank += 0.0;  // of the two zeros, take the positive one
         std::uint64_t bits;
@@ -37,10 +37,10 @@ struct Waiting {
     }
 };
 
-/// What waits for a device or a channel, in the order in which it came or by its rank.
+/// Ops that wait for a device, or transfers that wait for a channel, in the order in which they came or by rank.
 class Line {
 public:
-    std::int32_t busy = 0;  // of a device: how many run, of itself and those that conflict with it
+    std::int32_t busy = 0;  // for a device: how many run, of this one and the ones that conflict with it
 
     bool empty() const { return first_ == end_; }
     const Waiting& first() const { return memory_[first_]; }

@@ -10,7 +10,7 @@ namespace placeit {
 
 namespace {
 
-/// Writes what the transfer of each edge takes if its ends are apart, [E] seconds.
+/// Writes the seconds of the transfer of each edge if its ends are on different devices, [E].
 void time_transfers(const Network& network, Span<const Index> place, Span<double> moving) {
     for (std::size_t p = 0; p < moving.size(); ++p) {
         const Edge& edge = network.edge[p];
@@ -180,7 +180,7 @@ private:
         }
     }
 
-    /// Have a channel take the transfer that comes first, or say when it is idle.
+    /// Have a channel take the transfer that comes first, or add the event at which it is idle.
     void move_next(Index c) {
         Channel& channel = w_.channel_[at(c)];
         if (!(now_ < channel.idle)) {
@@ -232,14 +232,14 @@ private:
         events_.push({op.finish, sequence_++, v});
     }
 
-    /// What the transfer of a position takes: known before where ops have b-levels.
+    /// Seconds of the transfer at a position; they are computed before if ops have b-levels.
     double seconds(std::uint32_t p, Index src, Index dst) const {
         const double taken = fifo ? w_.network_.link(at(src), at(dst)).seconds(edge_[p].size) : moving_[p];
         if (!noisy) return taken;
         return taken * factor(noise_, stream_, at(ops_) + std::uint64_t{edge_[p].tensor} * at(devices_) + at(dst));
     }
 
-    /// A transfer is as urgent as the most urgent of the ops that it serves; of equals the first request goes first.
+    /// A transfer is as urgent as the most urgent of the ops that it serves; of equal ones, the one requested first goes first.
     std::uint64_t urgency_of_transfer(std::uint32_t p, Index dst) const {
         std::uint64_t highest = waiting_[edge_[p].head].urgency;
         for (Index q = edge_[p].following; q >= 0; q = edge_[q].following) {

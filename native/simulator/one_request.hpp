@@ -17,7 +17,7 @@
 
 namespace placeit {
 
-/// What the loops read of a problem.
+/// The parts of a problem that the loops read.
 struct Network {
     Span<const Op> op;          // [V + 1]
     Span<const Edge> edge;      // [E]
@@ -33,7 +33,7 @@ struct Network {
 /// The workspace of one request, for one thread; run it as often as wanted.
 class OneRequest {
 public:
-    /// Take a problem; what it refers to must stay. Memory is kept from one problem to the next.
+    /// Take a problem; the arrays that it refers to must outlive its use. Memory is kept from one problem to the next.
     void take(const Network& network);
 
     /// Simulate ops whose seconds are known, [V], over a placement, [V]. No devices may conflict under fifo.
@@ -56,8 +56,8 @@ private:
     };
     struct Channel {
         Line line;      // transfers that wait
-        Event idle;     // when, and as which event, it has sent what it is sending
-        bool expected;  // whether there is an event that says so
+        Event idle;     // when, and as which event, it has sent its current tensor
+        bool expected;  // whether there is an event for that
 
         void reset() {
             line.clear();
@@ -86,9 +86,9 @@ private:
     std::vector<Event> events_;     // memory of the heap of all events
 };
 
-/// The longest path from each op to an exit under a placement, transfers between devices included, [V] seconds (the upward rank
-/// of Topcuoglu et al. 2002 with the costs of one placement). Writes also what the transfer of each edge takes, [E], 0 for
-/// those within a device.
+/// Writes the longest path from each op to an exit under a placement, transfers between devices included, [V] seconds (the
+/// upward rank of Topcuoglu et al. 2002 with the costs of one placement). Also writes the seconds of the transfer of each edge,
+/// [E], 0 within a device.
 void b_level(const Network& network, Span<const Index> place, Span<const double> duration, Span<double> moving,
              Span<double> rank);
 

@@ -96,7 +96,7 @@ double Simulation::requests(Span<const Index> place, Span<const double> priority
 double Simulation::run(Span<const Index> place, const Options& options, Span<const double> arrivals, const Record& record) {
     Machine& machine = *machine_;
     const Index ops = tables_->ops(), nodes = machine.nodes();
-    const Index arrival = slots_ * nodes;  // events from here on are no nodes
+    const Index arrival = slots_ * nodes;  // events from here on are not nodes
     const bool tracked = options.memory != Memory::weights_only;
     const std::size_t total = arrivals.size();
     const std::uint64_t items = at(ops) + at(tables_->edges()) * at(tables_->devices());  // random factors of a request
@@ -105,7 +105,7 @@ double Simulation::run(Span<const Index> place, const Options& options, Span<con
     double time = 0.0;
     Events events(events_.data());
 
-    // what a node that starts at this time takes
+    // seconds of a node that starts at this time
     const auto start = [&](Index n) {
         Node& node = machine.node(n);
         const Index v = n - node.slot * nodes;
@@ -137,7 +137,7 @@ double Simulation::run(Span<const Index> place, const Options& options, Span<con
             record.log(2 * number + 1, at(m)) = machine.node(slot * nodes + m).finish;
         }
     };
-    // does what the machine told; whenever a slot is free and a request waits, it begins there
+    // follows what the machine told; whenever a slot is free and a request waits, the request begins there
     const auto follow = [&](Index slot) {
         while (true) {
             for (const Index n : machine.told()) {
@@ -184,13 +184,13 @@ double Simulation::run(Span<const Index> place, const Options& options, Span<con
     return done == total ? time : std::numeric_limits<double>::quiet_NaN();
 }
 
-/// A tensor takes memory of a device.
+/// Counts memory that a tensor takes on a device.
 void Simulation::hold(Index device, double bytes) {
     live_[at(device)] += bytes;
     peak_[at(device)] = std::max(peak_[at(device)], live_[at(device)]);
 }
 
-/// An op starts: its tensors take memory, and every user of one is known.
+/// Counts the memory of an op's tensors when it starts, and their users.
 void Simulation::hold_outputs(Span<const Index> place, Index slot, std::size_t op) {
     const Index d = place[op];
     for (std::size_t p = tables_->op[op].first; p < tables_->op[op + 1].first; ++p) {
@@ -203,7 +203,7 @@ void Simulation::hold_outputs(Span<const Index> place, Index slot, std::size_t o
     }
 }
 
-/// One user of a tensor on a device is done with it.
+/// Ends the use of a tensor on a device by one of its users.
 void Simulation::release(Index slot, std::size_t position, Index device) {
     const Edge& edge = tables_->edge[position];
     if (--uses_(at(slot) * at(tables_->tensors) + edge.tensor, at(device)) == 0) live_[at(device)] -= edge.size;

@@ -14,9 +14,9 @@
 namespace placeit {
 
 enum class Memory {
-    weights_only,  // weights count; too many: infinity
-    track,         // live tensors are counted, too
-    limit,         // too many live tensors: infinity
+    weights_only,  // only weights count; more than a device's memory: infinity
+    track,         // the peak of live tensors is recorded, too
+    limit,         // a peak over a device's memory: infinity
 };
 
 struct Options {
@@ -27,9 +27,9 @@ struct Options {
     std::uint64_t stream = 0;  // which random factors
 };
 
-/// What is written of many requests, where somebody wants to know: else empty.
+/// Arrays to which a run of many requests is recorded; an empty one is not written.
 struct Record {
-    Grid<double> times;  // [2, R] when each began and ended
+    Grid<double> times;  // [2, R] when each request began and ended
     Grid<double> log;    // [2 * R, V + E] the start and the finish of every node of each, NaN of transfers that do not happen
 };
 
@@ -44,8 +44,9 @@ public:
     /// b-level under the placement.
     double makespan(Span<const Index> place, Span<const double> priority, const Options& options);
 
-    /// Returns when the last of several requests has ended, seconds, with the host's part of one, or what makespan() returns.
-    /// `arrivals`: [R] seconds, ascending: one that finds no free slot waits for it.
+    /// Returns when the last of several requests has ended, seconds, with the host's part of one; else infinity or NaN, as
+    /// makespan().
+    /// `arrivals`: [R] seconds, ascending; a request that finds no free slot waits for one.
     double requests(Span<const Index> place, Span<const double> priority, const Options& options, Span<const double> arrivals,
                     const Record& record = {});
 
@@ -66,7 +67,7 @@ private:
     const Tables* tables_;
     Index slots_;
     OneRequest one_;
-    std::optional<Machine> machine_;  // for what one_ does not do
+    std::optional<Machine> machine_;  // for cases that one_ does not cover
     bool by_rules_ = false;           // whether it was used last
     std::vector<Event> events_;
     std::vector<double> duration_;       // [V] seconds of each op where it is
@@ -76,7 +77,7 @@ private:
     std::vector<std::size_t> number_;    // [R] of the request in a slot
 };
 
-/// Adds to the seconds of ops, [V], what devices spend on tensors that cross their borders: once per tensor and op.
+/// Adds to the seconds of ops, [V], the time of devices for tensors that cross their borders: once per tensor and op.
 void add_cuts(const Tables& tables, Span<const Index> place, Span<double> duration);
 
 /// Simulates each of a batch of placements, [B, V], and writes the seconds, [B]; the order is shared by threads.
@@ -85,12 +86,12 @@ void add_cuts(const Tables& tables, Span<const Index> place, Span<double> durati
 void makespans(const Tables& tables, Grid<const Index> placements, Grid<const double> priority, const Options& options,
                std::uint64_t seed, Span<const double> arrivals, Index slots, Index threads, Span<double> seconds);
 
-/// Simulates requests over one placement, and writes what happened and the most bytes that each device held, [D]; memory is
-/// tracked, whatever the options say.
+/// Simulates requests over one placement, and writes a record and the most bytes that each device held, [D]; memory is tracked,
+/// whatever the options say.
 double record_requests(const Tables& tables, Span<const Index> place, Span<const double> priority, const Options& options,
                        std::uint64_t seed, Span<const double> arrivals, Index slots, const Record& record, Span<double> peak);
 
-/// The b-level of each op, [V] seconds, with what tables say of ops.
+/// Writes the b-level of each op, [V] seconds, with the seconds of ops in the tables.
 void b_level(const Tables& tables, Span<const Index> place, Span<double> rank);
 
 }  // namespace placeit

@@ -9,7 +9,7 @@ namespace placeit {
 double busy_seconds(const Tables& tables, Span<const Index> place, Span<double> busy) {
     const std::size_t devices = tables.memory.size(), links = devices + tables.clique.rows();
     std::fill(busy.begin(), busy.end(), 0.0);
-    for (std::size_t v = 0; v < place.size(); ++v) {  // links do not count yet: the first of them hold the bytes of weights
+    for (std::size_t v = 0; v < place.size(); ++v) {  // links do not count yet: their first entries hold the bytes of weights
         if (place[v] < 0) continue;
         busy[at(place[v])] += tables.compute(v, at(place[v]));
         busy[links + at(place[v])] += tables.op[v].param_bytes;
@@ -24,7 +24,7 @@ double busy_seconds(const Tables& tables, Span<const Index> place, Span<double> 
         if (src < 0) continue;
         if (!tables.cut.empty() && edge.enters && target >= 0 && target != src) busy[at(target)] += tables.cut(p, at(target));
         if (!edge.opens) continue;
-        if (edge.following < 0) {  // as most tensors: they have one consumer
+        if (edge.following < 0) {  // most tensors: they have one consumer
             if (target < 0 || target == src) continue;
             busy[links + at(src) * devices + at(target)] += tables.link(at(src), at(target)).seconds(edge.size);
             if (!tables.cut.empty()) busy[at(src)] += tables.cut(p, at(src));

@@ -13,11 +13,11 @@ inline std::size_t resources(const Tables& tables) {
     return tables.memory.size() + tables.clique.rows() + tables.memory.size() * tables.memory.size();
 }
 
-/// Writes for how many seconds one request keeps each resource busy, [D + C + D * D]; returns those of the busiest, infinity if
-/// an op cannot run where it is placed or memory is too small. `place`: [V], -1 for an op that is left out.
+/// Writes for how many seconds one request keeps each resource busy, [D + C + D * D]; returns the most, infinity if an op
+/// cannot run where it is placed or memory is too small. `place`: [V], -1 for an op that is left out.
 double busy_seconds(const Tables& tables, Span<const std::int32_t> place, Span<double> busy);
 
-/// Writes the ops that keep the busiest resource busy, by what busy_seconds wrote, [V]; returns how many they are.
+/// Writes the ops that keep the busiest resource busy, [V], from the seconds that busy_seconds wrote; returns their number.
 std::int32_t busiest_ops(const Tables& tables, Span<const std::int32_t> place, Span<const double> busy, Span<std::int32_t> ops);
 
 /// Writes busy_seconds of each of a batch of placements, [B, V].

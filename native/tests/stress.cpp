@@ -39,11 +39,11 @@ struct Random {
     bool chance(double p) { return below(1.0) < p; }
 };
 
-/// What a segment runs: it checks that what it reads was written in the same request. Its members are no atomics on purpose:
-/// lanes have to order whatever reads and writes them.
+/// The work of a segment: it checks that its inputs were written in the same request. Its members are not atomic on purpose:
+/// lanes have to order the threads that read and write them.
 struct Segment {
     std::vector<const Segment*> reads;
-    int* inside = nullptr;  // how many run on its device and on what shares cores with that; null: nothing is to run
+    int* inside = nullptr;  // how many run on its device and on devices that share its cores; null: nothing is to run
     int runs = 0, microseconds = 0;
     bool fails = false, wrong = false;
 
@@ -110,7 +110,7 @@ private:
     std::vector<std::thread> threads_;
 };
 
-/// What an asynchronous node starts.
+/// The entry of an asynchronous node.
 struct Launch {
     Reporters* reporters = nullptr;
     Executor* executor = nullptr;
@@ -141,7 +141,7 @@ public:
             for (Index v = 0; v < w; ++v) {
                 if (!random.chance(0.15)) continue;
                 edges.insert(edges.end(), {v, w});
-                // a tensor of its own, or the one of the op's other edges
+                // a new tensor, or the tensor of the op's other edges
                 tensors.push_back(random.chance(0.5) ? v : ops + static_cast<Index>(tensors.size()));
             }
             place.push_back(random.below(devices));
@@ -278,7 +278,7 @@ int serve(Random& random, Executor& executor, Index slots, const Bell& bell, int
     if (goodbye) {
         executor.admit_no_more();
     } else {
-        executor.stop();  // as whoever serves had an exception
+        executor.stop();  // as after an exception in the thread that serves
     }
     return admitted;
 }
@@ -287,7 +287,7 @@ struct Counts {
     int ended = 0, failed = 0, cancelled = 0, late = 0;
 };
 
-/// One run; returns what is wrong with it, or null.
+/// Performs one run; returns what is wrong with it, or null.
 const char* run(Random& random, Graph& graph, Reporters& reporters, Counts& counts) {
     Executor& executor = *graph.executor;
     const bool serves = random.chance(0.5), goodbye = random.chance(0.8), grows = random.chance(0.1);
@@ -310,7 +310,7 @@ const char* run(Random& random, Graph& graph, Reporters& reporters, Counts& coun
         other = std::thread([&] {
             std::this_thread::sleep_for(std::chrono::duration<double>(cancel_after));
             executor.stop();
-            while (!over) {  // whoever looks at a run does so at any time
+            while (!over) {  // other threads may look at a run at any time
                 executor.running();
                 executor.ran(0);
                 std::this_thread::yield();
@@ -422,7 +422,7 @@ const char* run_queue(Random& random, Graph& graph, Reporters& reporters) {
         }
         queue->expire();
         for (const auto& request : queue->over(random.chance(0.5))) queue->acknowledge(request);
-        if (random.chance(0.02)) {  // as whoever serves had an exception
+        if (random.chance(0.02)) {  // as after an exception in the thread that serves
             executor.stop();
             queue->close(replica);
             executor.wait(Executor::never, [] {});

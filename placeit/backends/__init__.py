@@ -33,12 +33,12 @@ _TENSOR_PROGRAMS = (
     "ffnn",
     "llama-block",
     "llama-layer",
-)  # of placeit.workloads.tensor_graphs, which is slow to import
+)  # as in placeit.workloads.tensor_graphs, which is slow to import
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
 
 
 def suffixes() -> dict[str, EntryPoint]:
-    """Return the loader of each file suffix (``.onnx``): the built-in ones and those of installed plug-ins.
+    """Return the loader of each file suffix (``.onnx``): built-in loaders, and loaders of installed plug-ins.
 
     A plug-in names a suffix without its dot in the entry-point group ``placeit.backends`` and points to a function like
     :func:`placeit.backends.openvino.reader.load`.
@@ -66,15 +66,15 @@ def load(
     Args:
         path: the file; or a name, with options: see
             :func:`placeit.backends.torch.tensor_program.parse_tensor_model`.
-        sample_shapes: shapes of the inputs that the model is to run on, by name. Where an ONNX file or an IR leaves sizes open
-            and no option gives them, these are the sizes.
+        sample_shapes: shapes of the inputs that the model is to run on, by name. They are used for sizes that an ONNX file or
+            an IR leaves open and that no option gives.
         state: outputs of an ONNX file or an IR that become the state of inputs, by input; ``"none"`` for no such state.
-        options: handed to the backend; see :func:`placeit.backends.openvino.reader.load`.
+        options: passed to the backend; see :func:`placeit.backends.openvino.reader.load`.
 
     Raises:
-        ModelError: no backend reads such files, or the file holds no model that it can read.
+        ModelError: no backend reads such files, or the file holds no model that its backend can read.
         FileError: the file is missing or cannot be read.
-        UsageError: an option that the tensor program does not have, or sizes of inputs for one; or state of another format.
+        UsageError: a tensor program does not have an option, or is given sizes of inputs; or state is given for another format.
     """
     known = suffixes()
     suffix = Path(path).suffix
@@ -115,10 +115,10 @@ def _program(text: str, input_shapes: Any = None, batch: int | None = None, **_:
 
 
 def files_of(path: str | Path) -> list[Path]:
-    """Return the files of a model: the named one, and the files of its weights, whether or not they exist.
+    """Return the files of a model: the named file, and the files of its weights, whether or not they exist.
 
-    Of a plug-in's format that is the named one alone; of a tensor program there are none. A damaged file names no others;
-    :func:`load` says what is wrong with it.
+    For a plug-in's format this is the named file only; for a tensor program the list is empty. For a damaged file, only the
+    file itself is returned; :func:`load` reports the damage.
     """
     if names_program(path):
         return []

@@ -40,7 +40,7 @@ Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 """Values of inputs or outputs, by name."""
 
 Format: TypeAlias = Literal["openvino", "onnx", "torch"]
-"""Forms in which a runtime takes a segment: an ``openvino.Model``, an ``onnx.ModelProto`` or a ``torch.nn.Module``."""
+"""Formats in which a runtime accepts a segment: an ``openvino.Model``, an ``onnx.ModelProto`` or a ``torch.nn.Module``."""
 
 _KINDS_OF_NUMBER = "biuf"
 
@@ -50,12 +50,12 @@ class TensorSpec:
     """An input or output of a model.
 
     Attributes:
-        name: what callers know it by: the tensor's name in the model file.
-        op: the ``Parameter`` or ``Result`` op behind it.
-        shape: sizes, the typical ones where they are open; for an output that depends on the data, upper bounds.
+        name: name for callers: the tensor's name in the model file.
+        op: the ``Parameter`` or ``Result`` op that stands for it.
+        shape: sizes; typical sizes where they are open, upper bounds for an output whose size depends on the data.
         dtype: element type, NumPy spelling.
         limits: least and largest sizes, if some are open; None if all are fixed.
-        shapes: every typical shape, of which ``shape`` is the first; none if there is no other.
+        shapes: all typical shapes, of which ``shape`` is the first; empty if there is no other.
     """
 
     name: str
@@ -66,17 +66,17 @@ class TensorSpec:
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def sizes(self, times: Sequence[int] = ()) -> list[int | str]:
-        """Spell its shape: a number for each fixed size, a range with typical sizes and how often they come for others."""
+        """Return its shape: a number for each fixed size, a text with range, typical sizes and their frequencies for others."""
         return spelled_shape(self.shapes or [self.shape], self.limits, times)
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A request that a model is measured on.
+    """A request with which a model is measured.
 
     Attributes:
         inputs: arrays by name.
-        share: of such requests among all, 1 if there are no others.
+        share: share of such requests among all; 1 if there are no others.
     """
 
     inputs: Arrays
@@ -87,28 +87,28 @@ class Sample:
 class Model(ABC):
     """A model, with its task graph.
 
-    There is a subclass for each framework. ``formats`` says which runtimes can be given segments of it.
+    There is a subclass for each framework. ``formats`` states in which formats it can supply segments.
 
     In the task graph an op of kind ``Parameter`` stands for each input, and one of kind ``Result`` for each output.
 
     Attributes:
         path: the file.
         graph: the task graph.
-        inputs: in the model's order.
-        outputs: in the model's order.
-        limits: least and largest sizes of the tensors of the graph that have open ones, by their numbers.
-        times: how often requests of each typical size come, in proportion.
-        states: what the model keeps from one run to the next, at a typical size; each with the op that reads it.
+        inputs: the inputs, in the model's order.
+        outputs: the outputs, in the model's order.
+        limits: least and largest sizes of the graph's tensors with open sizes, by tensor number.
+        times: how often requests of each typical size occur, in proportion.
+        states: tensors that the model keeps from one run to the next, at a typical size, each with the op that reads it.
         caches: outputs of the file that became state, by the inputs that did.
-        bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
+        bounded: ops whose output sizes depend on the data; the graph has upper bounds of these sizes.
         together: sets of ops that need one device, because they share state or a tensor whose size depends on the data, or
-            because what runs has no tensor between them.
-        pairs: sets of ops that a runtime computes as one and that grouping keeps together: a rounding with what reads it.
+            because the program that runs has no tensor between them.
+        pairs: sets of ops that a runtime computes as one and that grouping keeps together, such as a rounding and its reader.
             Placements may separate them.
         rounding: ops that round to a few bits, by name, with the largest step over the largest value.
-        given: what to run it on, by name; None for random inputs.
-        uniform: whether all its ops compute the same (:meth:`chain`), so that one program serves any part of as many ops.
-        refused: names of devices and of ops that they do not compile, whatever they say that they support.
+        given: arrays to run it on, by name; None for random inputs.
+        uniform: whether all its ops compute one function (:meth:`chain`), so that one program serves all parts of equal size.
+        refused: names of devices, and of ops that they do not compile even though they report to support them.
         placed: whether its ops are segments that were cut for the devices of one placement (:mod:`placeit.backends.bundle`).
     """
 
@@ -131,7 +131,7 @@ class Model(ABC):
 
     @property
     def name(self) -> str:
-        """The file's name without its suffix."""
+        """Name of the file without its suffix."""
         return self.path.stem
 
     @property
@@ -146,7 +146,7 @@ class Model(ABC):
 
     @abstractmethod
     def statistics(self) -> dict[str, int | float]:
-        """Count what the model is made of.
+        """Count ops, edges, operations and parameters of the model.
 
         Returns:
             ``ops`` and ``edges`` of the task graph; ``layers`` and ``layer_edges`` with every constant counted as well;
@@ -166,33 +166,33 @@ class Model(ABC):
 
     @property
     def settable(self) -> dict[str, TensorSpec]:
-        """Return what values can be given for, by name: the inputs, or what a model without inputs computes with."""
+        """Tensors that the user can give values for, by name: the inputs, or the constants of a model without inputs."""
         return {spec.name: spec for spec in self.inputs}
 
     def inputs_at(self, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, NDArray[np.generic]]:  # noqa: ARG002
         """Draw inputs of some sizes.
 
         Args:
-            shapes: of the inputs with open sizes, by name.
-            seed: of what is random.
+            shapes: shapes of the inputs with open sizes, by name.
+            seed: seed of the random numbers.
 
         Raises:
-            UsageError: the sizes do not fit each other, or nothing is known of values that are valid.
+            UsageError: the sizes do not fit each other, or valid values are unknown.
         """
         raise UsageError(f"Inputs of other sizes cannot be drawn for {self.path}.")
 
     @property
     def has_open_sizes(self) -> bool:
-        """True if it runs at any size in a range, and not at one alone."""
+        """True if it runs at any size in a range, rather than at one size only."""
         return any(spec.limits is not None for spec in self.inputs)
 
     def check_sizes(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Raise UsageError if shapes of the inputs, each of which is in range, contradict each other, as far as is known.
+        """Raise UsageError if shapes of the inputs, each of which is in range, are found to contradict each other.
 
-        What is equal at the typical sizes may always have another size together, so that then no shape is inferred.
+        Sizes that are equal at the typical sizes may always change together; then no shapes are inferred.
 
         Args:
-            shapes: of each input, by name.
+            shapes: shape of each input, by name.
         """
         if len([spec for spec in self.inputs if spec.limits is not None]) <= 1:
             return
@@ -214,7 +214,7 @@ class Model(ABC):
         return functools.lru_cache(1024)(self.contradiction)
 
     def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:  # noqa: ARG002
-        """Say how shapes of the inputs, in the model's order, contradict each other; None if not, or if that is not known."""
+        """Return how shapes of the inputs, in the model's order, contradict each other; None if they do not, or if unknown."""
         return None
 
     def with_inputs(self, inputs: Arrays) -> Self:
@@ -230,11 +230,11 @@ class Model(ABC):
         return replace(self, given={name: np.array(value, order="C") for name, value in checked.items()})
 
     def sample_inputs(self, seed: int = 0) -> Arrays:
-        """Return the inputs that were given, or else random ones, by input name."""
+        """Return the given inputs, or else random ones, by input name."""
         return self.random_inputs(seed) if self.given is None else self.given
 
     def sample_requests(self, seed: int = 0) -> Sequence[Sample]:
-        """Return what the model is measured on: inputs of each typical size, or the ones that were given."""
+        """Return the requests with which the model is measured: inputs of each typical size, or the given inputs."""
         return [Sample(self.sample_inputs(seed))]
 
     @property
@@ -255,43 +255,43 @@ class Model(ABC):
 
     @abstractmethod
     def segment(self, form: Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
-        """Cut a part out.
+        """Cut a part out of the model.
 
         Args:
             form: one of ``formats``.
             ops: op numbers of the part, ascending.
             enter: tensors that it reads from outside, its first inputs; the model's own inputs among ``ops`` follow, in op
                 order.
-            leave: tensors that others read, its first outputs; the model's own outputs among ``ops`` follow, in op order.
+            leave: tensors that other parts read, its first outputs; the model's own outputs among ``ops`` follow, in op order.
 
         Returns:
-            What the format says. A PyTorch module goes from tensors to a tuple of tensors; its weights are buffers that lie in
-            the memory of the model's.
+            An object of the format. A PyTorch module maps tensors to a tuple of tensors; its weights are buffers in the memory
+            of the model's weights.
 
         Raises:
-            DeviceError: this part cannot be had in this format.
+            DeviceError: this part cannot be cut out in this format.
         """
 
     def function(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> str | None:  # noqa: ARG002
-        """Return a digest of what a part computes, with the values of its weights, so that equal parts are compiled once.
+        """Return a digest of a part's function, including the values of its weights, so that equal parts are compiled once.
 
         Args:
             ops: op numbers of the part, ascending.
             enter: tensors that it reads from outside, as for :meth:`segment`.
-            leave: tensors that others read, as for :meth:`segment`.
+            leave: tensors that other parts read, as for :meth:`segment`.
 
         Returns:
-            Equal for parts that one program can serve; None if no other part has the same weights, or that is not known.
+            Equal for parts that one program can serve; None if no other part has the same weights, or if that is unknown.
         """
         return None
 
     def whole_file(self, form: Format) -> Model:  # noqa: ARG002
-        """Return the model for a device that runs it whole, in one of its formats or one that only the whole file is in."""
+        """Return the model for a device that runs it whole, in one of its formats or one that only the whole file has."""
         return self
 
     @property
     def rounds(self) -> bool:
-        """True if it has operators of quantised numbers by which runtimes round differently."""
+        """True if it has operators on quantised numbers that runtimes round differently."""
         return False
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
@@ -299,22 +299,22 @@ class Model(ABC):
 
         Args:
             cluster: the devices.
-            graph: hash of the task graph that is wanted, of those that the model may have; empty for any.
+            graph: hash of the wanted task graph, if the model can have several; empty for any.
 
         Raises:
-            DeviceError: one of the runtimes cannot have it.
+            DeviceError: one of the runtimes cannot run the model.
         """
         return self
 
     @abstractmethod
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
-        """Prepare the uncut model in its own framework, as the reference for outputs.
+        """Return a function that runs the uncut model in its own framework, as the reference for outputs.
 
         Every call starts from the model's initial state, if it has any.
 
         Args:
-            device: one that can run the whole model; None if there is none, for the CPU.
-            precision: of the session, as for devices.
+            device: a device that can run the whole model; None for the CPU, if no device can.
+            precision: precision of the session, as for devices.
 
         Raises:
             DeviceError: the framework cannot run the model.
@@ -322,11 +322,11 @@ class Model(ABC):
 
     @abstractmethod
     def chain(self, elements: int, hops: int) -> Model:
-        """Build a chain of element-wise ops for the devices of this model, to measure the costs of segments and links.
+        """Return a chain of element-wise ops for the devices of this model, to measure the costs of segments and links.
 
         Args:
             elements: float32 elements of the tensor that runs along the chain.
-            hops: ops.
+            hops: number of ops.
         """
 
 
@@ -335,13 +335,13 @@ class OnnxKinds(Protocol):
     """A model that supplies segments as ONNX and groups its ops by kind of computation."""
 
     def onnx_kinds(self) -> Iterator[tuple[Collection[str], onnx.ModelProto]]:
-        """Yield the ops that can be part of one, by name, those together that compute alike, with one of them as a model."""
+        """Yield sets of ops that can be cut out and compute alike, by name, each with one of them as a model."""
         ...
 
 
 @runtime_checkable
 class TorchKernels(Protocol):
-    """A model that supplies segments as PyTorch modules and tells which of its ops PyTorch can run."""
+    """A model that supplies segments as PyTorch modules and knows which of its ops PyTorch can run."""
 
     def with_kernel(self, dispatch_key: str) -> Collection[str]:
         """Return the names of the ops for which PyTorch has a kernel on a kind of device.
@@ -367,11 +367,11 @@ S = TypeVar("S", bound=_Shaped)
 
 
 class InputSpecs(dict[str, S]):
-    """What the inputs of a model have to look like, by name.
+    """Required shapes and types of a model's inputs, by name.
 
     Args:
-        specs: shape and type of each.
-        model: whose inputs they are.
+        specs: shape and type of each input.
+        model: the model that has these inputs.
     """
 
     def __init__(self, specs: Mapping[str, S], model: Model) -> None:
@@ -384,15 +384,15 @@ def checked_inputs(inputs: Arrays, wanted: Mapping[str, _Shaped]) -> dict[str, N
 
     Args:
         inputs: arrays by name.
-        wanted: what they have to look like, by name; a type has to be one that theirs can be cast to without becoming another
-            kind of number.
+        wanted: required shapes and types, by name; an array's type must be castable to the required type without becoming
+            another kind of number.
 
     Raises:
-        UsageError: an input is missing, unknown, or has another shape or type; or their sizes contradict each other, which
-            :class:`InputSpecs` tell.
+        UsageError: an input is missing, unknown, or has another shape or type; or, for :class:`InputSpecs`, the inputs' sizes
+            contradict each other.
     """
     if len(inputs) == len(wanted) and all(_is_exactly(inputs.get(name), spec) for name, spec in wanted.items()):
-        return {name: inputs[name] for name in wanted}  # which is what programs give most of the time
+        return {name: inputs[name] for name in wanted}  # the common case
     values: dict[str, NDArray[np.generic]] = {}
     for name, given in inputs.items():
         try:
@@ -406,7 +406,7 @@ def checked_inputs(inputs: Arrays, wanted: Mapping[str, _Shaped]) -> dict[str, N
 
 
 def _is_exactly(value: object, spec: _Shaped) -> bool:
-    """Return whether a value is an array of the shape and type of an input without open sizes."""
+    """Return whether a value is an array of exactly the shape and type of an input without open sizes."""
     return type(value) is np.ndarray and value.shape == spec.shape and spec.limits is None and value.dtype is _type(spec.dtype)
 
 
@@ -417,8 +417,8 @@ def check_inputs(found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | None
     """Check shapes and types of a model's inputs before any array is made.
 
     Args:
-        found: shape and type by name; without a type, the shape is the number of bytes, which is no type's for the right shape.
-        wanted: as for :func:`checked_inputs`.
+        found: shape and type by name; type None, with the number of bytes as the shape, for an array that cannot fit.
+        wanted: required shapes and types, as for :func:`checked_inputs`.
 
     Raises:
         UsageError: an input is missing, unknown, or has another shape or type.
@@ -437,7 +437,7 @@ def check_inputs(found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | None
 
 
 def expected(spec: _Shaped) -> str:
-    """Say which shape an input has to have."""
+    """Return the shape that an input must have, as text."""
     return f"[{', '.join(map(str, spelled_shape([spec.shape], spec.limits)))}]"
 
 

@@ -14,11 +14,11 @@ __all__ = ["convert"]
 def convert(model: Model, path: Path) -> None:
     """Write a whole model as ONNX (``.onnx``) or OpenVINO IR (``.xml``, its weights beside it as ``.bin``).
 
-    A PyTorch model can be written as either, and so can a tensor program, with its inputs as inputs and its outputs whole; one
-    that OpenVINO has read, only as IR.
+    A PyTorch model or a tensor program can be written in both formats; a tensor program has its inputs as inputs and its whole
+    outputs. A model that OpenVINO has read can be written as IR only.
 
     Raises:
-        UsageError: another suffix.
+        UsageError: the path has another suffix.
         ModelError: the model cannot be written in this format.
         FileError: the file cannot be written.
     """

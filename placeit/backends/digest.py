@@ -1,4 +1,4 @@
-"""Digests of what a model computes: attributes, models inside ops, and the constants that affect running times."""
+"""Digests of a model's computation: attributes, models inside ops, and the constants that affect running times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHOLE = frozenset(("bool", "boolean", "int16", "int32", "int64", "uint16", "uin
 
 
 def digest(parts: Iterable[object]) -> str:
-    """Hash objects by their printed form."""
+    """Return a hash of objects by their printed form."""
     found = hashlib.sha256()
     for part in parts:
         found.update(repr(part).encode(errors="replace"))
@@ -22,15 +22,15 @@ def digest(parts: Iterable[object]) -> str:
 
 
 def constant_digest(dtype: str, shape: Sequence[int], value: Callable[[], bytes]) -> str:
-    """Describe a constant by type and shape, and by value if it may be a number of steps, a size, an axis or a bound.
+    """Return a text for a constant: type and shape, and its value if that may be a number of steps, a size, an axis or a bound.
 
-    Those are single numbers, and whole numbers or truth values up to 1,024 of them. Weights are told apart by type and shape
-    only: a model that has been trained further takes the same time, and can be placed in the same way.
+    Such values are single numbers, and up to 1,024 integers or truth values. Weights are distinguished by type and shape only:
+    a model that has been trained further takes as much time, and can be placed in the same way.
 
     Args:
         dtype: element type, NumPy spelling.
-        shape: its sizes.
-        value: reads the bytes of the value.
+        shape: the constant's sizes.
+        value: returns the bytes of the value.
     """
     size = math.prod(shape)
     matters = size == 1 or (size <= _MOST and dtype in _WHOLE)

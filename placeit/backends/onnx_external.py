@@ -1,4 +1,4 @@
-"""ONNX models that stay files, or whose weights do: a serialised model has 2 GB at most, and each copy takes memory."""
+"""ONNX models in files, or with weights in files: a serialised model has 2 GB at most, and each copy takes memory."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 __all__ = ["OnnxFile", "folder_of", "front_end_source", "note_folder", "read_proto", "session_source"]
 
-_FOLDER = "placeit.folder"  # key in the metadata of a model whose weights are in files: the folder that their names refer to
-_SMALL = 1 << 16  # bytes of a weight up to which it is read: sizes and axes, of which the values matter
+_FOLDER = "placeit.folder"  # metadata key of a model with weights in files: their folder
+_SMALL = 1 << 16  # most bytes of a weight that is read: sizes and axes, whose values matter
 
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """A whole ONNX model for ONNX Runtime to open, which then says in which order it wants inputs.
+    """A whole ONNX model for ONNX Runtime to open, which then states the order of its inputs.
 
     Attributes:
         model: path of the file, or its content.
-        inputs: names of inputs, in the order of a segment's.
-        outputs: names of outputs, in the order of a segment's.
+        inputs: names of inputs, in the order of the segment's inputs.
+        outputs: names of outputs, in the order of the segment's outputs.
     """
 
     model: str | bytes
@@ -40,10 +40,10 @@ class OnnxFile:
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
-    """Read an ONNX file, without the large weights that lie in other files.
+    """Read an ONNX file, without the large weights that are in other files.
 
     Raises:
-        OSError, ValueError, DecodeError, ValidationError: as ``onnx.load`` does.
+        OSError, ValueError, DecodeError, ValidationError: under the conditions of ``onnx.load``.
     """
     import onnx
     from onnx.external_data_helper import load_external_data_for_model, uses_external_data
@@ -63,7 +63,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
 
 
 def note_folder(model: onnx.ModelProto, folder: str | None) -> None:
-    """Note in a model in which folder its weights are, if some are in files."""
+    """Record in a model the folder of its weights, if some are in files."""
     from onnx.external_data_helper import uses_external_data
 
     if folder is not None and any(map(uses_external_data, model.graph.initializer)):
@@ -71,20 +71,20 @@ def note_folder(model: onnx.ModelProto, folder: str | None) -> None:
 
 
 def folder_of(model: onnx.ModelProto) -> str | None:
-    """Return the folder in which weights of a model are; None if it has them all."""
+    """Return the folder of a model's weights; None if all of them are in the model."""
     return next((entry.value for entry in model.metadata_props if entry.key == _FOLDER), None)
 
 
 def session_source(model: str | bytes | onnx.ModelProto, options: Any) -> str | bytes:
-    """Return what ONNX Runtime opens a model from.
+    """Return the path or content from which ONNX Runtime opens a model.
 
     Args:
         model: path of a file, a serialised model, or a model whose weights may be in files.
-        options: of the session; they are told where weights are.
+        options: session options; the location of weights is added to them.
     """
     if isinstance(model, str):
         return model
-    # weights of a serialised model are in it: it may come from anywhere, and must not have files of this machine read
+    # a serialised model holds its weights: it may come from anywhere, and must not make ONNX Runtime read files of this machine
     folder = os.devnull if isinstance(model, bytes) else folder_of(model)
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
@@ -93,7 +93,7 @@ def session_source(model: str | bytes | onnx.ModelProto, options: Any) -> str | 
 
 @contextlib.contextmanager
 def front_end_source(model: onnx.ModelProto) -> Iterator[str | io.BytesIO]:
-    """Give what OpenVINO reads a model from: its bytes, or, if weights are in files, a file in a folder that has those as well.
+    """Yield a model's bytes for OpenVINO or, if weights are in files, a path in a folder with the model and its weights.
 
     Raises:
         FileError: there is no room for temporary files.
@@ -117,7 +117,7 @@ def front_end_source(model: onnx.ModelProto) -> Iterator[str | io.BytesIO]:
 
 
 def _provide(file: Path, place: Path) -> None:
-    """Link or copy a file to a place. A symbolic link would not do: OpenVINO reads nothing outside of a model's folder."""
+    """Link or copy a file to a path. No symbolic link, since OpenVINO reads only inside of a model's folder."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(os.path.realpath(file), place)

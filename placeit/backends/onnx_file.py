@@ -38,7 +38,7 @@ _PARTS = {
     "sparse tensor": {1: "tensor", 2: "tensor"},
     "tensor": {13: "external data"},
 }
-"""Numbers of the fields of ONNX's messages in which names of other files can be."""
+"""Numbers of the fields of ONNX's messages that may hold names of other files."""
 _NODES = {
     "model": {7: "graph", 8: "operator set", 25: "function"},
     "graph": {1: "node"},
@@ -46,27 +46,27 @@ _NODES = {
     "node": {5: "attribute"},
     "attribute": {6: "graph", 11: "graph"},
 }
-"""The same for nodes, and the versions of operators that they are written in."""
+"""Numbers of the fields of ONNX's messages that may hold nodes, or the versions of their operators."""
 _LISTS = frozenset((7, 8, 9))
 """Numbers of the fields of an attribute for lists of numbers and texts. An attribute has one value, of one kind."""
 FOREIGN_OPS = ("ai.onnx.ml.", "ai.onnx.preview.")
-"""Ops that OpenVINO does not know, by how their names begin, such as tree ensembles."""
+"""Beginnings of the names of ops that OpenVINO does not know, such as tree ensembles."""
 ROUNDING_OPS = (
     *("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinear"),
     *("com.microsoft.Dynamic", "com.microsoft.MatMulInteger", "com.microsoft.QAttention", "com.microsoft.QGemm"),
     *("com.microsoft.QLinear", "com.microsoft.QEmbed"),
 )
-"""Ops of quantised numbers, as ONNX Runtime's own tools write them, by how their names begin."""
+"""Beginnings of the names of ops on quantised numbers, as ONNX Runtime's own tools write them."""
 _NO_TENSORS = {4: "a sequence", 5: "a map", 8: "a sparse tensor", 9: "optional"}
-"""Types of values that are no tensors, by their numbers in the format."""
+"""Types of values that are not tensors, by their numbers in the format."""
 _LOCATION = b"\n\x08location\x12"
-"""The beginning of an entry of external data that names the file."""
+"""Beginning of an entry of external data that names the file."""
 _LATEST = 1000
-"""No version of ONNX's operators comes near it; there were 26 in 2026."""
+"""A number far above every version of ONNX's operators; there were 26 in 2026."""
 
 
 def node_names(path: Path) -> set[str]:
-    """Collect the names of nodes and tensors of an ONNX file without reading its weights."""
+    """Return the names of nodes and tensors of an ONNX file, without reading its weights."""
     with _mapped(path) as data:
         return {
             data[a:b].decode(errors="replace")
@@ -78,10 +78,10 @@ def node_names(path: Path) -> set[str]:
 
 
 def find_ops(path: Path, beginnings: tuple[str, ...]) -> list[str]:
-    """Find the kinds of ops in an ONNX file that begin with one of some texts.
+    """Return the kinds of ops in an ONNX file whose names begin with one of some texts.
 
     Returns:
-        ``ai.onnx.ml.TreeEnsembleClassifier`` or ``LSTM``, each once; none of a file that is damaged.
+        Names such as ``ai.onnx.ml.TreeEnsembleClassifier`` or ``LSTM``, each once; empty for a damaged file.
     """
     found: set[str] = set()
     try:
@@ -99,10 +99,10 @@ def find_ops(path: Path, beginnings: tuple[str, ...]) -> list[str]:
 
 
 def check_nodes(path: Path) -> None:
-    """Check what OpenVINO's reader does not: it crashes if an op has too few inputs, and counts versions one by one.
+    """Check properties that OpenVINO's reader does not check: it crashes if an op has too few inputs, and counts versions up.
 
     Raises:
-        ModelError: an op lacks an input that it needs, or no version of ONNX has the number that the file says.
+        ModelError: an op lacks an input that it needs, or the version in the file does not exist.
     """
     from google.protobuf.message import DecodeError
     from onnx import OperatorSetIdProto, defs
@@ -114,7 +114,7 @@ def check_nodes(path: Path) -> None:
         nodes = []
         for kind, start, end, fields in _messages(data, _NODES):
             if kind == "operator set":
-                with contextlib.suppress(DecodeError):  # damaged, as OpenVINO will say
+                with contextlib.suppress(DecodeError):  # damaged, as OpenVINO will report
                     version = max(version, OperatorSetIdProto.FromString(data[start:end]).version)
             elif kind == "node":
                 nodes.append(fields)
@@ -123,7 +123,7 @@ def check_nodes(path: Path) -> None:
         for fields in nodes:
             texts = {number: data[a:b].decode(errors="replace") for number, a, b in fields if number in (2, 4, 7)}
             op = texts.get(4, "")
-            if texts.get(7, "") not in ("", "ai.onnx", "com.microsoft"):  # the last has ops of the same names
+            if texts.get(7, "") not in ("", "ai.onnx", "com.microsoft"):  # com.microsoft has ops of the same names
                 continue
             if op not in needs:
                 try:
@@ -141,7 +141,7 @@ def check_nodes(path: Path) -> None:
 
 
 def external_files(path: Path) -> list[Path]:
-    """Return the external weight files that an ONNX file names; none if it cannot be read or is damaged."""
+    """Return the external weight files that an ONNX file names; empty if it cannot be read or is damaged."""
     names: dict[str, None] = {}
     try:
         if not path.is_file():
@@ -157,11 +157,11 @@ def external_files(path: Path) -> list[Path]:
 
 
 def check_external_files(path: Path) -> None:
-    """Check that the external weight files of an ONNX file exist, in places where they are allowed.
+    """Check that the external weight files of an ONNX file exist, in allowed places.
 
     Raises:
         FileError: such a file cannot be read.
-        ModelError: it is outside of the model's folder, where nobody who reads ONNX files looks: a model could name any file.
+        ModelError: such a file is outside of the model's folder. ONNX readers do not look there: a model could name any file.
     """
     for file in external_files(path):
         try:
@@ -196,7 +196,7 @@ def unusual_parts(path: Path) -> bool:
 def read_plain(path: Path) -> onnx.ModelProto:
     """Read an ONNX file with its local functions inlined and its sparse initializers as dense ones.
 
-    Large weights that lie in other files stay there (:mod:`placeit.backends.onnx_external`).
+    Large weights in other files stay there (:mod:`placeit.backends.onnx_external`).
 
     Raises:
         ModelError: the file cannot be parsed, or a function calls itself.
@@ -237,7 +237,7 @@ def _densify(graph: onnx.GraphProto) -> None:
 
 
 def check_inputs(path: Path) -> None:
-    """Raise ModelError if an input of an ONNX file is no tensor, but a sequence, say. Says nothing about a damaged file."""
+    """Raise ModelError if an input of an ONNX file is not a tensor, but a sequence, say. A damaged file raises no error."""
     with _mapped(path) as data:
         for value in _values(data, 11):
             fields = {number: (a, b) for number, a, b in value}
@@ -266,13 +266,13 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 def _messages(
     data: mmap.mmap, parts: Mapping[str, Mapping[int, str]]
 ) -> Iterator[tuple[str, int, int, list[tuple[int, int, int]]]]:
-    """Yield the messages of an ONNX file: the kind of each, where it begins and ends, and its fields.
+    """Yield the messages of an ONNX file: the kind of each, its beginning and end, and its fields.
 
-    Of an attribute, these are the fields before its list of numbers or texts, of which trees have millions.
+    For an attribute, these are the fields before its list of numbers or texts, of which trees have millions.
 
     Args:
         data: the file.
-        parts: which fields of a message, by its kind and their numbers, are messages to go into, and of which kinds these are.
+        parts: fields of a message to descend into, and the kinds of messages in them, by the message's kind and field number.
             The file itself is a ``model``.
     """
     waiting = [("model", 0, len(data))]
@@ -285,7 +285,7 @@ def _messages(
 
 
 def _values(data: mmap.mmap, field: int) -> list[list[tuple[int, int, int]]]:
-    """Return the fields of what an ONNX file says of each of its graph's inputs (field 11) or outputs (field 12), in order."""
+    """Return the fields of the descriptions of an ONNX graph's inputs (field 11) or outputs (field 12), in order."""
     graphs = [(a, b) for number, a, b in _protobuf_fields(data, 0, len(data)) if number == 7]
     values = [(a, b) for graph in graphs for number, a, b in _protobuf_fields(data, *graph) if number == field]
     return [list(_protobuf_fields(data, *value)) for value in values]
@@ -294,7 +294,7 @@ def _values(data: mmap.mmap, field: int) -> list[list[tuple[int, int, int]]]:
 def _protobuf_fields(data: mmap.mmap, at: int, end: int, last: frozenset[int] = frozenset()) -> Iterator[tuple[int, int, int]]:
     """Yield (number, start, end) of the length-delimited fields of a protobuf message.
 
-    Stop where it makes no sense, and at the first field of a number in ``last``.
+    Stops at invalid data, and at the first field whose number is in ``last``.
     """
 
     def varint() -> int:

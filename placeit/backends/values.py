@@ -18,7 +18,8 @@ class ValueRange:
     Attributes:
         low: the least one.
         end: one more than the greatest one.
-        apart: axis along which no two should be equal, since what a scatter does then depends on the order; None if they may.
+        apart: axis along which no two integers should be equal, since the result of a scatter would depend on the order; None
+            if they may be equal.
     """
 
     low: int
@@ -27,7 +28,7 @@ class ValueRange:
 
 
 def common(ranges: Iterable[ValueRange]) -> ValueRange | None:
-    """Intersect ranges; None if there are none. A range that is disjoint from those before it is ignored."""
+    """Return the intersection of ranges; None without ranges. A range that is disjoint from the ones before it is ignored."""
     found: ValueRange | None = None
     for one in ranges:
         if found is None:
@@ -40,7 +41,7 @@ def common(ranges: Iterable[ValueRange]) -> ValueRange | None:
 
 
 def draw(rng: np.random.Generator, allowed: ValueRange, shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
-    """Draw uniformly, without duplicates if values must be distinct and the range is large enough."""
+    """Draw integers uniformly, without duplicates if values must be distinct and the range is large enough."""
     axis, count = allowed.apart, allowed.end - allowed.low
     if axis is not None and axis < len(shape) and shape[axis] <= count:
         wide = np.broadcast_to(np.arange(allowed.low, allowed.end), (*shape[:axis], *shape[axis + 1 :], count))

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command ``placeit`` and exit.
 
     Args:
-        argv: arguments; the process's own if None.
+        argv: arguments; None for the arguments of the process.
     """
     mend_streams()
     guarded(lambda: _run(argv))
@@ -58,12 +58,12 @@ def _run(argv: Sequence[str] | None) -> None:
         try:
             app(argv)
         finally:
-            sys.stdout.flush()  # or the interpreter would complain, when it ends, of what is not taken
-            atexit.register(messages_only)  # before what libraries do at the end
-    except PlaceitError as error:  # of a command that a plug-in brings
+            sys.stdout.flush()  # otherwise the interpreter would report unwritten output when it ends
+            atexit.register(messages_only)  # registered last, so it runs before the exit functions of libraries
+    except PlaceitError as error:  # raised while a plug-in's command is loaded
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
-    except OSError as error:  # of help, or of what else is printed outside a command
+    except OSError as error:  # raised while help or another text is printed outside a command
         drop_stdout()
         typer.echo(f"error: Cannot write to standard output: {error.strerror or error}.", err=True)
         sys.exit(FileError.exit_code)

@@ -1,4 +1,4 @@
-"""``placeit build``: a placement with its model as a bundle, to be run elsewhere."""
+"""``placeit build``: write a placement with its model as a bundle, to run it elsewhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build(
         ),
     ],
     name: Annotated[
-        str | None, typer.Option("--name", metavar="TEXT", help="Name of the model in the bundle; default: that of its file.")
+        str | None, typer.Option("--name", metavar="TEXT", help="Name of the model in the bundle; default: its file's name.")
     ] = None,
     options: CheckedOptions,
     terminal: Terminal,

@@ -1,4 +1,4 @@
-"""``placeit cluster``: a Ray cluster of several nodes on this machine, for a first try."""
+"""``placeit cluster``: start and end a Ray cluster of several nodes on this machine, for a first try."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def up(
         if progress is not None:
             progress(f"starting {nodes} nodes", 0.0)
         cluster = local.start(local.names(nodes))
-    at_end(functools.partial(cluster.stop, local.state_file(), at_once=True))  # interrupted, it is not up
+    at_end(functools.partial(cluster.stop, local.state_file(), at_once=True))  # ended again if this command is interrupted
 
     def show(console: Console) -> None:
         text.paragraph(console, f"The cluster is up at {cluster.address}. Nodes: {', '.join(cluster.nodes)}.")

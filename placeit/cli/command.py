@@ -37,23 +37,23 @@ _GIVEN: ContextVar[frozenset[str]] = ContextVar("options that were given", defau
 BUG = 70
 """Exit code of an error that placeit does not expect (``EX_SOFTWARE`` of sysexits.h)."""
 FAILED = PlaceitError.exit_code
-"""Exit code where there is a result, and part of it is that something failed."""
+"""Exit code of a command with a result that says that a part of it failed."""
 BROKEN_PIPE = 141
 """Exit code if the reader of standard output goes away: 128 + SIGPIPE."""
 
 _LONGEST = 1500
-"""Characters of an error."""
+"""Most characters of an error message."""
 
 
 class Command(TyperCommand):
-    """A command that suggests the value that was meant, where an option takes one of several."""
+    """A command that suggests the nearest valid value of an option that takes one of several values."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line. Raises typer.BadParameter."""
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            error.message = error.message.removeprefix("Value error, ")  # pydantic's, of some versions of typer
+            error.message = error.message.removeprefix("Value error, ")  # some versions of typer add this prefix of pydantic
             if " is not one of " in error.message:
                 given, *known = re.findall(r"'([^']*)'", error.message)
                 error.message = f"{error.message.rstrip('.')}{nearest(given, known)}."
@@ -61,10 +61,10 @@ class Command(TyperCommand):
 
 
 def command(function: Callable[..., Output]) -> Callable[..., None]:
-    """Make a function a command for typer.
+    """Turn a function into a command for typer.
 
-    Each field of a parameter whose type is a dataclass becomes a parameter of its own. The function returns what it found;
-    it prints nothing itself, and whatever libraries write to standard output while it runs goes to standard error.
+    Each field of a parameter whose type is a dataclass becomes a separate option. The function returns its result and prints
+    nothing; the output of libraries on standard output while it runs goes to standard error.
     """
     hints = typing.get_type_hints(function, include_extras=True)
     parameters: list[inspect.Parameter] = []
@@ -104,7 +104,7 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
 
 
 def was_given(option: str) -> bool:
-    """Return whether the value of an option, by its parameter's name, is not the default of the command that runs."""
+    """Return whether an option, named by its parameter, was given to the running command, rather than left at its default."""
     return option in _GIVEN.get()
 
 
@@ -113,7 +113,7 @@ def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 
 
 def _identified(context: typer.Context, output: Output) -> Output:
-    """Name the schema of what ``--json`` prints, if the command has one."""
+    """Add the name of the schema to the ``--json`` output, if the command has a schema."""
     names: list[str] = []
     at: Any = context
     while at.parent is not None:
@@ -128,7 +128,7 @@ class _ReaderGoneError(Exception):
 
 
 class _Reporting:
-    """Turns whatever a command raises into one paragraph on standard error and an exit code."""
+    """Context that turns an exception of a command into one paragraph on standard error and an exit code."""
 
     def __init__(self, debug: bool) -> None:
         self._debug = debug
@@ -149,14 +149,14 @@ class _Reporting:
 
 
 def _shortened(message: str) -> str:
-    """Leave out the middle of a message that is too long to be read, such as one with a name of thousands of characters."""
+    """Leave out the middle of a message that is too long to read, such as one with a name of thousands of characters."""
     return message if len(message) <= _LONGEST else f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 3 :]}"
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
-    """Return what to say about an error, and the exit code."""
+    """Return the message for an error, and the exit code."""
     if happened() and not isinstance(error, FileError | _ReaderGoneError):
-        return "interrupted", INTERRUPTED  # whatever a library has made of it
+        return "interrupted", INTERRUPTED  # even if a library has turned it into another error
     match error:
         case PlaceitError():
             return f"error: {error}", error.exit_code
@@ -176,11 +176,11 @@ def _explain(error: BaseException) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def _stdout_for_the_result() -> Iterator[None]:
-    """Send what is written to standard output to standard error instead, by Python and by native libraries."""
+    """Redirect standard output, of Python and of native libraries, to standard error during the block."""
     with contextlib.redirect_stdout(sys.stderr):
         try:
             kept = os.dup(1)
-        except OSError:  # closed by the program that this is a part of
+        except OSError:  # closed by the program that this process is a part of
             yield
             return
         with contextlib.suppress(AttributeError, OSError):
@@ -190,14 +190,14 @@ def _stdout_for_the_result() -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
-            ctypes.CDLL(None).fflush(None)  # what native libraries have printed and still hold
+            ctypes.CDLL(None).fflush(None)  # write what native libraries still buffer
             os.dup2(kept, 1)
             os.close(kept)
 
 
 @contextlib.contextmanager
 def _library_messages(terminal: Terminal) -> Iterator[None]:
-    """Show what placeit warns about; what libraries warn about only with ``--debug``."""
+    """Show warnings of placeit; show warnings of libraries only with ``--debug``."""
     root, own = logging.getLogger(), logging.getLogger("placeit")
     handler = _Handler(logging.ERROR if terminal.quiet else logging.WARNING)
     target = root if terminal.debug else own
@@ -216,12 +216,12 @@ def _library_messages(terminal: Terminal) -> Iterator[None]:
 
 class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        # not by typer.echo, which writes around what rich has put there to keep messages above what it shows live
+        # not typer.echo: rich keeps what passes sys.stderr above its live display
         sys.stderr.write(printable(f"{record.levelname.lower()}: {record.getMessage()}\n"))
 
 
 def _deliver(terminal: Terminal, output: Output) -> None:
-    """Write the files of a result, then print it: all that can be. Raises FileError that says what is lost."""
+    """Write a result's files, then print it, as far as possible. Raises FileError, which says what is lost."""
     lost, gone = [], False
     for file in output.files:
         try:

@@ -1,4 +1,4 @@
-"""Commands by name: those here, and those of plug-ins (``placeit.commands`` entry points). One is imported when it is used."""
+"""Commands by name: placeit's own, and plug-ins' (entry points ``placeit.commands``), each imported when it is used."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from placeit.core.registry import entry_table, load_entry
 __all__ = ["GROUP", "Command", "Commands", "settings"]
 
 GROUP = "placeit.commands"
-"""The entry-point group in which a plug-in names its commands."""
+"""The entry-point group in which plug-ins register their commands."""
 
 
 class Command(NamedTuple):
     """A command, as ``placeit --help`` lists it.
 
     Attributes:
-        summary: what it does, in one line.
-        target: ``module:function``, or ``module:app`` for a :class:`typer.Typer` of several commands. A function takes what
-            :func:`placeit.cli.command.command` says. Its module's text ``EXAMPLES`` ends its help, if there is one.
+        summary: description of the command in one line.
+        target: ``module:function``, or ``module:app`` for a :class:`typer.Typer` of several commands. The function takes the
+            parameters described at :func:`placeit.cli.command.command`. A text ``EXAMPLES`` in its module ends its help.
     """
 
     summary: str
@@ -56,7 +56,7 @@ _BUILTIN = {
 
 
 def settings() -> dict[str, Any]:
-    """Return settings that all applications share; importing rich would take longer than all else that ``--help`` needs."""
+    """Return settings that all applications share, without rich, whose import would take most of the time of ``--help``."""
     return {
         "add_completion": False,
         "no_args_is_help": True,
@@ -74,7 +74,7 @@ class Commands(TyperGroup):
         return list(_table())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """Import a command; None if there is no such one. Raises UsageError if a plug-in's cannot be imported."""
+        """Import a command; None if it does not exist. Raises UsageError if a plug-in's command cannot be imported."""
         try:
             found = _find(cmd_name)
             return None if found is None else _load(cmd_name, found.target)
@@ -82,9 +82,9 @@ class Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command of a command line, or say which names are like the one that was given."""
+        """Find the command of a command line. Raises an error that suggests similar names if it does not exist."""
         if _find(args[0]) is None:
-            self.commands = dict.fromkeys(self.list_commands(ctx), self)  # what names are compared with
+            self.commands = dict.fromkeys(self.list_commands(ctx), self)  # the names to compare with
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -93,7 +93,7 @@ class Commands(TyperGroup):
         for name in self.list_commands(ctx):
             try:
                 found = _find(name)
-            except UsageError as error:  # a plug-in that is broken
+            except UsageError as error:  # a broken plug-in
                 found = Command(str(error), "")
             rows.append((name, found.summary if found else ""))
         with formatter.section("Commands"):
@@ -101,7 +101,7 @@ class Commands(TyperGroup):
 
 
 def _find(name: str) -> Command | None:
-    """Find a command, looking through the installed packages only if it is not one of those here."""
+    """Find a command, searching the installed packages only if it is not one of placeit's own."""
     if name in _BUILTIN:
         return _BUILTIN[name]
     if name not in _table():

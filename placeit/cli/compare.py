@@ -1,4 +1,4 @@
-"""``placeit compare``: placements against each other and against each single-device placement, in one race."""
+"""``placeit compare``: race placements against each other and against each single-device placement."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def race(
     progress: Progress | None,
     rate: float | None = None,
 ) -> Output:
-    """Race placements, by their names, against each single device."""
+    """Race placements, by name, against each single device."""
     from placeit.optimizer.compare import compare as compared
 
     session.profile(progress=progress)

@@ -1,4 +1,4 @@
-"""``placeit demo``: the main job on a model that is made on the spot, for a first try."""
+"""``placeit demo``: find a placement of a small generated model, for a first try."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def demo(
     """Find a placement of a small model on two boards.
 
     Two CPU cores of this machine stand for the boards, with an emulated network between them. The model is made on the spot,
-    with random weights: nothing is downloaded. The search is that of 'placeit optimize' with one placer, HEFT, and so are the
-    output and the JSON.
+    with random weights: nothing is downloaded. The search, its output and its JSON are like 'placeit optimize' with one placer,
+    HEFT.
     """
     from onnx import save
 
@@ -67,7 +67,7 @@ def demo(
     cores = allowed_cores() if len(cores) < 2 else cores
     write_text(boards, _boards(*cores[:2]))
     options = CheckedOptions(model=model, devices=str(boards))
-    # one placer and the search from its answer: more would take longer to compile than a first try should last
+    # one placer and a search from its placement: more would take longer to compile than a first try should last
     found = optimize(placer=["heft"], budget=budget, output=placement, options=options, terminal=terminal)
     stand = "As this process may use one CPU core only, two boards are simulated"
     if len(cores) > 1:
@@ -86,7 +86,7 @@ def demo(
 
 
 def _boards(*cores: int) -> str:
-    """Return a cluster file of two boards, each a core; of a catalogue, which are simulated, where there are not two."""
+    """Return a cluster file of two boards: a core each or, if there are fewer than two cores, simulated catalog devices."""
     kinds = [f"runs_on: CPU@{core}, slowdown: 3" for core in cores] if len(cores) > 1 else ["catalog: raspberry-pi-5"] * 2
     return (
         f"devices:\n  left: {{{kinds[0]}}}\n  right: {{{kinds[1]}}}\n"
@@ -95,7 +95,7 @@ def _boards(*cores: int) -> str:
 
 
 def demo_model() -> ModelProto:
-    """Return blocks of convolutions in parallel branches of unequal length, joined by a convolution each."""
+    """Return a model of blocks; each has parallel branches of convolutions, of unequal length, joined by a convolution."""
     import numpy as np
     from onnx import NodeProto, TensorProto, helper, numpy_helper
 
@@ -109,7 +109,7 @@ def demo_model() -> ModelProto:
 
     def convolution(name: str, x: str, channels: int, kernel: int) -> str:
         shape = (_CHANNELS, channels, kernel, kernel)
-        scale = (2 / (channels * kernel * kernel)) ** 0.5  # keeps the size of the values from layer to layer
+        scale = (2 / (channels * kernel * kernel)) ** 0.5  # keeps values at the same magnitude from layer to layer
         values = (scale * rng.standard_normal(shape)).astype(np.float32)
         weights.append(numpy_helper.from_array(values, f"{name}_weights"))
         return add("Relu", name, add("Conv", f"{name}_conv", x, f"{name}_weights", pads=[kernel // 2] * 4))

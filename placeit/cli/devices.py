@@ -1,4 +1,4 @@
-"""``placeit devices``: the devices of this machine, and the bandwidth and latency of the links between them."""
+"""``placeit devices``: list the devices of this machine, and bandwidth and latency of the links between them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def devices(
     """List devices and the links between them.
 
     Without --devices, all devices of this machine are listed, with the names that select another runtime
-    (ort: for ONNX Runtime, torch: for PyTorch and its models), and the links are those of 'auto'. With
-    --ray-address, they are the CPUs of the nodes of that Ray cluster. Each OpenVINO device runs one op first;
-    if it cannot, the list says why.
+    (ort: for ONNX Runtime, torch: for PyTorch and its models), and the links between the devices of 'auto'.
+    With --ray-address, the CPUs of the nodes of that Ray cluster are listed. Each OpenVINO device runs one op
+    first; if it cannot, the list says why.
     """
     from placeit.devices.discovery import other_names
     from placeit.devices.nvml import sample_gpus
@@ -97,7 +97,7 @@ def devices(
 
 
 def _found() -> tuple[tuple[Device, ...], Cluster | None]:
-    """List all devices of this machine, and choose those of ``auto``; None if none of them can be used."""
+    """List all devices of this machine, and return them with the cluster ``auto``; None for it if no device is usable."""
     from placeit.devices.discovery import automatic, available
 
     listed = tuple(available())
@@ -119,7 +119,7 @@ def _named(named: str | Sequence[str]) -> tuple[tuple[Device, ...], Cluster]:
 
 
 def _measured_links(cluster: Cluster, cache: Cache | None) -> dict[tuple[str, str], Link]:
-    """Measure the links between the real devices of a cluster, as far as it does not state them."""
+    """Measure the links between the real devices of a cluster that the cluster does not state."""
     from placeit.core.cluster import Cluster
     from placeit.devices.openvino import computes_in
     from placeit.profiler.links import probe

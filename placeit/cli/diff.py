@@ -1,4 +1,4 @@
-"""``placeit diff``: how two placements differ, and what each move changes."""
+"""``placeit diff``: show how two placements differ, and what each move changes."""
 
 from __future__ import annotations
 

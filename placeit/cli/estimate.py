@@ -1,4 +1,4 @@
-"""``placeit estimate``: what a model takes on devices, without running it."""
+"""``placeit estimate``: predict what a model takes on devices, without running it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Examples:
 def estimate(*, options: SessionOptions, terminal: Terminal) -> Output:  # noqa: ARG001 (every command takes one)
     """Predict what a model takes, from other models.
 
-    What ops took in the models that were profiled on these devices says what this model takes on each of them, what memory it
-    needs, and whether a split would be faster. The model is not run. The error of such predictions is that of each of the other
-    models, predicted without it.
+    Times of ops in the models that were profiled on these devices predict what this model takes on each of them, what memory it
+    needs, and whether a split would be faster. The model is not run. The error of such predictions is found by predicting each
+    of the other models from the rest.
     """
     with options.session() as session:
         found = session.estimate()

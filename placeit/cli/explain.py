@@ -1,4 +1,4 @@
-"""``placeit explain``: why ops are where a placement has them, and what moving them would change."""
+"""``placeit explain``: show why ops are where a placement has them, and what moving them would change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``placeit generate``: placement problems to try placers on, as files."""
+"""``placeit generate``: write placement problems to files, to try placers on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``placeit inspect``: the contents of a model, without running it."""
+"""``placeit inspect``: show the contents of a model, without running it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "inspect"]
 
-_FEW = 2  # states that are all shown
+_FEW = 2  # most states that are all shown
 
 EXAMPLES = """\b
 Examples:
@@ -124,7 +124,7 @@ def _tensors(specs: Sequence[TensorSpec]) -> str:
 
 
 def _states(specs: Sequence[TensorSpec]) -> str:
-    """Name what a model keeps from run to run; of many, the first and the last."""
+    """Return a list of a model's states, as text; of many, only the first and the last."""
     if len(specs) <= _FEW:
         return _tensors(specs)
     return f"{len(specs)} tensors, {_tensors(specs[:1])} to {_tensors(specs[-1:])}"

@@ -1,4 +1,4 @@
-"""The Ray cluster whose nodes a command uses."""
+"""Connect commands to the Ray cluster whose nodes they use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Compress(StrEnum):
-    """Types that float32 tensors can be sent as from node to node."""
+    """Types that float32 tensors can be converted to when they are sent between nodes."""
 
     NONE = "none"
     FP16 = "fp16"
@@ -71,16 +71,16 @@ def reach_nodes(
     compress: Compress = Compress.NONE,
     patience: float = PATIENCE_S,
 ) -> str | Sequence[str] | None:
-    """Connect to the Ray cluster with the nodes that devices are on; nothing happens if they are on none.
+    """Connect to the Ray cluster whose nodes the devices are on; do nothing if no device is on a node.
 
-    Without an address, that is the cluster that ``placeit cluster up`` has started, or else one that ends with this process.
+    Without an address, this is the cluster that ``placeit cluster up`` has started, or else one that ends with this process.
 
     Returns:
-        The devices. Where an address is given, and no devices are, they are the CPUs of its nodes.
+        The devices. If an address is given without devices, they are the CPUs of the cluster's nodes.
 
     Raises:
         DeviceError, FileError, ClusterError, UsageError: the cluster cannot be reached, or the devices cannot be read.
-        UsageError: something is to be compressed between nodes, or they are waited for, and there are none.
+        UsageError: compression between nodes, or a patience for them, is given, and no device is on a node.
     """
     nodes, all_of_it = _nodes(devices), devices is None and address is not None
     if not nodes and not all_of_it:
@@ -93,7 +93,7 @@ def reach_nodes(
 
     try:
         here = local.running()
-    except FileError:  # there is no home folder, and so no cluster that is remembered there
+    except FileError:  # without a home folder, no cluster is remembered in it
         if address is None:
             raise
         here = None
@@ -114,7 +114,7 @@ def _start(nodes: Sequence[str]) -> LocalCluster:
     from placeit.devices.nodes import local
 
     file = _file_of(os.getpid())
-    if (left := local.running(file)) is not None:  # by a process that was killed and had the same number
+    if (left := local.running(file)) is not None:  # started by a process that was killed and had the same id
         left.stop(file)
     at_end(functools.partial(end_at_once, file))
     started = local.start(nodes, file)
@@ -123,7 +123,7 @@ def _start(nodes: Sequence[str]) -> LocalCluster:
 
 
 def end_at_once(file: Path) -> None:
-    """End the cluster that a file remembers, if there is one."""
+    """End the cluster that a file describes, if there is one."""
     from placeit.devices.nodes import local
 
     cluster = local.running(file)
@@ -132,21 +132,21 @@ def end_at_once(file: Path) -> None:
 
 
 def _file_of(pid: int | str) -> Path:
-    """Return the path of the file that remembers the cluster that a command has started."""
+    """Return the path of the file that describes the cluster that a command has started."""
     from placeit.devices.nodes import local
 
     return local.state_file().with_name(f"command-{pid}.json")
 
 
 def left_behind() -> list[Path]:
-    """Return the files that remember clusters of commands that were killed."""
+    """Return the files that describe clusters of commands that were killed."""
     files = _file_of("*")
     found = {file: file.stem.rpartition("-")[2] for file in sorted(files.parent.glob(files.name))}
     return [file for file, pid in found.items() if not Path("/proc", pid).exists()]
 
 
 def _nodes(devices: str | Sequence[str] | None) -> list[str]:
-    """The nodes that devices, or those of a cluster file, are on."""
+    """Return the names of the nodes that the devices, or the devices of a cluster file, are on."""
     from placeit.devices.clusterfile import names_file, read_cluster
     from placeit.devices.names import parse_devices
 

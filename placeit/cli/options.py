@@ -140,16 +140,16 @@ class ModelOptions:
         """Read the model."""
         from placeit.backends import load
 
-        trusting = {"trust": True} if self.trust and self.model.suffix.lower() == ".pt2" else {}  # others run no code
+        trusting = {"trust": True} if self.trust and self.model.suffix.lower() == ".pt2" else {}  # other formats run no code
         shapes, samples, state = parse_shapes(self.input_shape), self.sample_shapes(), parse_state(self.state)
         return load(self.model, input_shapes=shapes, batch=self.batch, sample_shapes=samples, state=state, **trusting)
 
     def sample_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the inputs that were given, by name."""
+        """Return the shapes of the given inputs, by name."""
         return {}
 
     def files(self) -> list[Path]:
-        """Files that are read for these options, and so are not to be written: those of the model among others."""
+        """Return the files that the command reads for these options, such as the model's; they must not be written."""
         from placeit.backends import files_of
 
         return files_of(self.model)
@@ -175,18 +175,18 @@ class SessionOptions(GroupOptions):
     no_cache: NoCacheOption = False
 
     def files(self) -> list[Path]:
-        """Files that are read for these options, the cluster file and the inputs included."""
+        """Return the files that the command reads for these options, including the cluster file and the inputs."""
         from placeit.devices.clusterfile import names_file
 
         cluster = [Path(self.devices)] if self.devices is not None and names_file(self.devices) else []
         return [*super().files(), *cluster, *([] if self.inputs is None else [self.inputs])]
 
     def sample_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Read the shapes of the inputs that were given, by name. Raises FileError."""
+        """Read the shapes of the given inputs, by name. Raises FileError."""
         return {} if self.inputs is None else read_shapes(self.inputs)
 
     def arrays(self, model: Model) -> dict[str, NDArray[np.generic]] | None:
-        """Read the inputs of a model; None if there are none. Raises FileError, UsageError."""
+        """Read the given inputs of a model; None if no file of them is given. Raises FileError or UsageError."""
         return None if self.inputs is None else read_tensors(self.inputs, model.settable)
 
     def session(self, cluster: Cluster | None = None, graph: str = "") -> Session:
@@ -207,7 +207,7 @@ class SessionOptions(GroupOptions):
         )
 
     def _tolerance(self) -> float | None:
-        """Largest output error that is right; None for that of the precision."""
+        """Return the largest accepted output error; None for the default of the precision."""
         return None
 
 
@@ -232,7 +232,7 @@ class CheckedOptions(SessionOptions):
 
 @dataclass(frozen=True)
 class LengthOptions:
-    """Options that say how long something is measured."""
+    """Options that set the length of a measurement."""
 
     runs: Annotated[
         int | None,
@@ -253,7 +253,7 @@ class LengthOptions:
     ] = 2
 
     def rounds(self) -> int:
-        """Return the number of runs. Raises UsageError if both the number and a duration are given, or no time."""
+        """Return the number of runs. Raises UsageError if a duration is given as well, or is not positive."""
         if self.duration is not None:
             if self.runs is not None:
                 raise UsageError("Give either --runs or --duration: both say how long to measure.")
@@ -263,7 +263,7 @@ class LengthOptions:
 
 
 def cost_cache(no_cache: bool) -> Cache | None:
-    """Return the cost cache, or None to do without."""
+    """Return the cost cache; None with ``--no-cache``."""
     from placeit.profiler.cache import Cache
 
     return None if no_cache else Cache()
@@ -273,7 +273,7 @@ def parse_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int | SizeRange
     """Read ``NAME:1,3,224,224`` for each text, or ranges as in ``NAME:1,32..512@128``; a name may hold colons itself.
 
     Raises:
-        UsageError: a text is nothing of the kind, or a name occurs twice.
+        UsageError: a text has another form, or a name occurs twice.
     """
     shapes: dict[str, tuple[int | SizeRange, ...]] = {}
     for text in texts or ():

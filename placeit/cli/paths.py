@@ -33,16 +33,16 @@ _DAMAGED = (
     *(ValueError, TypeError, LookupError, EOFError, RuntimeError, SyntaxError, MemoryError),
     *(zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, zipfile.BadZipFile),
 )
-"""Errors of reading an archive; NumPy parses the heads of arrays as Python."""
+"""Errors of reading an archive; NumPy parses the headers of arrays as Python."""
 
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file that a command writes before it prints its result; a file that cannot be written costs no other and no result.
+    """A file that a command writes before it prints its result. If that fails, other files and the result are still written.
 
     Attributes:
-        path: where.
-        what: what is in it, for the error that says it is lost: ``the placement``.
+        path: path of the file.
+        what: its content, for the message that says that it is lost: ``the placement``.
         write: writes it. Raises FileError.
     """
 
@@ -52,11 +52,11 @@ class OutputFile:
 
 
 def check_outputs(*outputs: Path | None, inputs: Iterable[Path | None] = ()) -> None:
-    """Check that files can be written, before hours are spent on what is to be in them; None is a file not asked for.
+    """Check that files can be written, before hours are spent on their content. None stands for a file that is not wanted.
 
     Raises:
-        FileError: a folder is missing or read-only, the disk is full, or the path is that of a folder.
-        UsageError: the file is also read, by whatever name, or is to be written twice.
+        FileError: a folder is missing or read-only, the disk is full, or the path names a folder.
+        UsageError: the command also reads the file, by whatever name, or writes it twice.
     """
     taken = {_identity(path) for path in inputs if path is not None}
     for path in outputs:
@@ -73,13 +73,13 @@ def check_outputs(*outputs: Path | None, inputs: Iterable[Path | None] = ()) -> 
 
 
 def named_files(texts: Sequence[str] | None) -> list[Path]:
-    """Files that placers or agents are given as options, as in ``giph:weights=mine.safetensors``."""
+    """Return the files that are named in options of placers or agents, as in ``giph:weights=mine.safetensors``."""
     values = (item.partition("=")[2] for text in texts or () for item in text.partition(":")[2].split(","))
     return [Path(value) for value in values if value and Path(value).is_file()]
 
 
 def _identity(path: Path) -> object:
-    """Return a key that is equal for two names of one file; None for what is not replaced when it is written to."""
+    """Return a key that is equal for two names of one file; None for a special file, which writing does not replace."""
     try:
         found = path.stat()
     except OSError:
@@ -90,21 +90,21 @@ def _identity(path: Path) -> object:
 def read_tensors(path: Path, wanted: Mapping[str, TensorSpec]) -> dict[str, NDArray[np.generic]]:
     """Read the inputs of a model from a NumPy archive (``.npz``); nothing is unpickled.
 
-    The heads of all arrays are read before the data of any, since a small archive can hold, or promise, any number of bytes.
+    The headers of all arrays are read before the data of any, since a small archive can hold, or promise, any number of bytes.
 
     Args:
         path: the archive.
-        wanted: what the model wants, by name.
+        wanted: names, shapes and types of the model's inputs.
 
     Raises:
-        FileError: the file cannot be read, or is no such archive.
-        UsageError: an array is missing, unknown, or has another shape or type.
+        FileError: the file cannot be read, or is not such an archive.
+        UsageError: an array is missing or unknown, or has another shape or type.
     """
     import numpy as np
 
     from placeit.backends.base import check_inputs
 
-    # not numpy.load, which leaves the file open when it is no archive
+    # not numpy.load, which leaves a file open that is not an archive
     with _explaining(path), zipfile.ZipFile(path) as archive:
         members: dict[str, zipfile.ZipInfo] = {}
         for member in archive.infolist():
@@ -120,10 +120,10 @@ def read_tensors(path: Path, wanted: Mapping[str, TensorSpec]) -> dict[str, NDAr
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shapes of the arrays in a NumPy archive, by name, without those that promise more than they hold.
+    """Read the shapes of the arrays in a NumPy archive, by name, without arrays that promise more data than they hold.
 
     Raises:
-        FileError: the file cannot be read, or is no such archive.
+        FileError: the file cannot be read, or is not such an archive.
     """
     with _explaining(path), zipfile.ZipFile(path) as archive:
         heads = {member: _read_head(archive, member) for member in archive.infolist()}
@@ -136,7 +136,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 @contextlib.contextmanager
 def _explaining(path: Path) -> Iterator[None]:
-    """Turn what is raised while a NumPy archive is read into a FileError."""
+    """Turn errors while a NumPy archive is read into a FileError."""
     check_regular(path)
     try:
         yield
@@ -150,7 +150,7 @@ def _explaining(path: Path) -> Iterator[None]:
 def _head(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, spec: TensorSpec | None
 ) -> tuple[tuple[int, ...], np.dtype[np.generic] | None]:
-    """Shape and type of an array; no type, and a shape of bytes, for what the model cannot want."""
+    """Return shape and type of an array; for one that the model cannot want, its bytes as the shape, and no type."""
     if spec is None or member.file_size > _LONGEST_HEAD + _WIDEST_NUMBER * math.prod(spec.shape):
         return (member.file_size,), None
     return _read_head(archive, member)
@@ -164,7 +164,7 @@ def _read_head(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         try:
             shape, _, dtype = read(stream)
-        except ValueError as error:  # it may quote what it could not parse, as an object of Python's
+        except ValueError as error:  # whose message may quote the header as a Python object
             raise ValueError(f"the head of '{member.filename}' is damaged") from error
     if dtype.hasobject:
         raise ValueError("it holds pickled objects")
@@ -175,7 +175,7 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[np.generic]]) -> Non
     """Write arrays as a NumPy archive, in one step. Raises FileError."""
     import numpy as np
 
-    # not numpy.savez, which takes no array named 'file'
+    # not numpy.savez, which accepts no array named 'file'
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, tensor in tensors.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:

@@ -65,14 +65,14 @@ def read_placement(path: Path, graph: OpGraph) -> Placement:
 def open_session(
     options: SessionOptions, files: Sequence[Path], *, by_segments: bool = False
 ) -> Iterator[tuple[Session, list[Placement]]]:
-    """Open a model on the devices of the command line, or else on those that the placements name.
+    """Open a model on the devices of the command line, or else on the devices that the placements name.
 
-    Precision, compression and input shapes are those that the placements were found with, where the command line says nothing.
-    Groups are split where a placement divides them; by the segments of the placements if all have some, and that is asked for.
+    Where the command line says nothing, precision, compression and input shapes are taken from the placements. Groups are split
+    where a placement divides them; with ``by_segments``, they are split by the placements' segments, if all have segments.
     Nothing is profiled yet.
 
     Raises:
-        FileError, PlacementError: a placement cannot be read, or does not fit the model and the devices; names the file.
+        FileError, PlacementError: a placement cannot be read, or does not fit the model and the devices (names the file).
     """
     from placeit.core.placement import Placement
     from placeit.devices.clusterfile import discover
@@ -109,7 +109,7 @@ def open_session(
 
 
 def _as_found(options: SessionOptions, files: Sequence[Path], placements: Sequence[Placement]) -> SessionOptions:
-    """Return the options with those that were not given as they were when the placements were found."""
+    """Return the options with those that were not given taken from the placements."""
     found = [placement.conditions for placement in placements if placement.conditions is not None]
     if not found or any(one != found[0] for one in found):
         return options
@@ -127,7 +127,7 @@ def _as_found(options: SessionOptions, files: Sequence[Path], placements: Sequen
 
 
 def _differs(file: Path, option: str, stored: str, given: str) -> bool:
-    """Return whether an option was given that is not what a placement was found with; say so."""
+    """Return whether a given option differs from the placement's, and log a warning if so."""
     if not was_given(option) or stored == given:
         return False
     _log.warning("%s was found with --%s %s, and runs with --%s %s.", file, option, stored, option, given)
@@ -136,7 +136,7 @@ def _differs(file: Path, option: str, stored: str, given: str) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Have errors of the block name the placement file that they are about."""
+    """Add the placement file to errors that are raised in the block."""
     try:
         yield
     except PlacementError as error:
@@ -144,7 +144,7 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 def known(session: Workbench, chosen: Placement, progress: Progress | None) -> Workbench:
-    """Return the session that runs a placement, which knows what is needed to plan it."""
+    """Return the session that runs a placement, profiled as far as its plan needs it."""
     home = session.home_of(chosen)
     if all(one.segments is not None for one in chosen.every):
         home.recall()
@@ -155,14 +155,14 @@ def known(session: Workbench, chosen: Placement, progress: Progress | None) -> W
 
 @dataclass(frozen=True)
 class ToRun:
-    """What a command runs: a placement of a model, a bundle, or a whole model.
+    """The thing that a command runs: a placement of a model, a bundle, or a whole model.
 
     Attributes:
-        path: of the placement or the bundle; of the whole model if there is neither.
+        path: path of the placement or the bundle, or else of the whole model.
         replicated: whether requests are served by replicas.
         data: facts for JSON.
         open: opens a context of the session that runs it, and of the placement on its devices.
-        devices: those that the whole model is to run on, where that is all that is known.
+        devices: devices to run the whole model on, if only they are known.
     """
 
     path: Path
@@ -173,20 +173,20 @@ class ToRun:
 
 
 _DECIDED = ("placement", "input_shape", "batch", "state", "trust", "max_groups", "precision")
-"""Options of models that a bundle has decided on."""
+"""Options of models that a bundle has fixed."""
 
 
 def to_run(options: CheckedOptions, placement: Path | None, rematch: str | None) -> ToRun:
-    """Read what is to be run.
+    """Return the placement, bundle or model that a command should run.
 
     Args:
-        options: of the model, or a bundle in its place.
-        placement: None for a bundle, and for the whole model on the devices of the options.
-        rematch: of a bundle, the option ``--rematch``.
+        options: options of the model, or of a bundle in its place.
+        placement: the placement file; None for a bundle, and for the whole model on the devices of the options.
+        rematch: the option ``--rematch``, for a bundle.
 
     Raises:
-        UsageError: an option is missing, or belongs to the other one of the two.
-        FileError, PlacementError: a file cannot be read, or is not what it should be.
+        UsageError: an option is missing, or does not go with a bundle or with a placement.
+        FileError, PlacementError: a file cannot be read, or has other content.
     """
     from placeit.backends.bundle.files import is_bundle
     from placeit.core.placement import Placement
@@ -214,7 +214,7 @@ def to_run(options: CheckedOptions, placement: Path | None, rematch: str | None)
 
 
 def _whole(options: CheckedOptions, data: dict[str, Any]) -> ToRun:
-    """Have the whole model run on a device, as one segment, or on each of several."""
+    """Return the whole model, to run as one segment on a device, or on each of several devices."""
     from placeit.core.placement import Placement
     from placeit.devices.clusterfile import discover
 

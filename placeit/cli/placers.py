@@ -12,7 +12,7 @@ __all__ = ["ListsPlacers"]
 
 
 class ListsPlacers(Command):
-    """A command whose help lists placers. They are imported for that, which takes some seconds: so only this help does it."""
+    """A command whose help lists placers. Only this help imports them, since that takes some seconds."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options of the command, and below them the placers."""
@@ -30,7 +30,7 @@ def _lines(width: int) -> list[str]:
     for name in placer_names():
         try:
             options, summary = placer_options(name), placer_summary(name)
-        except UsageError as error:  # a plug-in that is broken
+        except UsageError as error:  # a broken plug-in
             options, summary = (), str(error)
         lines.append(f"{name} *" if name in DEFAULT_PLACERS else name)
         lines += textwrap.wrap(summary, width, initial_indent="    ", subsequent_indent="    ")

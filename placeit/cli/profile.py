@@ -1,4 +1,4 @@
-"""``placeit profile``: the costs of each group of ops on each device, or what a placement does there."""
+"""``placeit profile``: measure the costs of each group of ops on each device, or record runs of a placement."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _placement(
     options: SessionOptions,
     terminal: Terminal,
 ) -> Output:
-    """Run a placement, and record that."""
+    """Run a placement, and record its runs."""
     from placeit.measuring.run_report import RunReport
     from placeit.profiler.profile_report import ProfileReport
     from placeit.serving.load import RateReport

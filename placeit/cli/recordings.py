@@ -1,4 +1,4 @@
-"""Files that are written of a recording."""
+"""Files that commands write from a recording."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["files_of"]
 
 
 def files_of(recording: Recording, paths: Mapping[str, Path | None]) -> list[OutputFile]:
-    """Return the files to write, by what they are: ``recording``, ``trace``, ``csv``; None for one not wanted."""
+    """Return the files to write. ``paths`` are given by content (``recording``, ``trace``, ``csv``); None leaves one out."""
     from placeit.profiler.recording import write_recording
     from placeit.profiler.trace import write_recording_trace
 

@@ -1,4 +1,4 @@
-"""``placeit report``: a recorded run as a page for a browser."""
+"""``placeit report``: show a recorded run as a page for a browser."""
 
 from __future__ import annotations
 

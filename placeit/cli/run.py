@@ -1,4 +1,4 @@
-"""``placeit run``: a placement, executed and measured."""
+"""``placeit run``: run a placement, and measure it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Examples:
 
 
 class Arrivals(StrEnum):
-    """Options that say how requests arrive."""
+    """Ways in which requests can arrive."""
 
     CONSTANT = "constant"
     POISSON = "poisson"
@@ -58,7 +58,7 @@ class Arrivals(StrEnum):
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Several requests in flight."""
+    """Options for several requests in flight."""
 
     rate: Annotated[
         float | None,
@@ -90,8 +90,8 @@ class LoadOptions:
         bool,
         typer.Option(
             "--live",
-            help="With --rate: show throughput, latencies, the queue and devices meanwhile, on standard error: a view on a "
-            "terminal, elsewhere a line every 5 seconds.",
+            help="With --rate: while requests arrive, show throughput, latencies, the queue and devices on standard error: a "
+            "view on a terminal, elsewhere a line every 5 seconds.",
         ),
     ] = False
     metrics_port: Annotated[
@@ -108,7 +108,7 @@ class LoadOptions:
     seed: SeedOption = 0
 
     def page(self) -> contextlib.AbstractContextManager[Metrics | None]:
-        """Open the page of metrics, which is empty until requests arrive, and say where it is; None if nobody wants it."""
+        """Open the page of metrics, empty until requests arrive, and print its address; None without ``--metrics-port``."""
         if self.metrics_port is None:
             return contextlib.nullcontext()
         from placeit.report.metrics import Metrics
@@ -119,7 +119,7 @@ class LoadOptions:
 
     @contextlib.contextmanager
     def watch(self, page: Metrics | None, server: Server) -> Iterator[None]:
-        """Show what a server does while requests arrive."""
+        """Show the numbers of a server while requests arrive."""
         with contextlib.ExitStack() as stack:
             if page is not None:
                 page.read = server.stats
@@ -161,14 +161,14 @@ def run(
     runs and keeps them.
 
     Without --placement, the whole model runs on the device that --devices names. If that names several, they are raced
-    against each other, at the pace of --rate if that is given, and the output is that of 'placeit compare'.
+    against each other, at the pace of --rate if that is given, and the output has the form of 'placeit compare'.
 
     With --rate, requests arrive at that rate, and several are in flight at once: shows the rate that was achieved, how long
     requests took from their arrival on, and how many waited. With --requests or --seconds alone, and for a placement with
     replicas in any case, as many are in flight as can be, and the rate is what it serves.
 
-    A bundle, which 'placeit build' writes, takes the place of model and placement. Its outputs are compared with those of the
-    model that are in it; those of other inputs, with its own segments, run one after another.
+    A bundle, which 'placeit build' writes, takes the place of model and placement. Its outputs are compared with the model's
+    outputs in the bundle or, for other inputs, with the outputs of the bundle's segments, run one after another.
     """
     runs = length.rounds()
     check_outputs(trace, record, outputs, csv, inputs=[*options.files(), placement])
@@ -217,7 +217,7 @@ def run(
 
 
 def _check_single(what: ToRun, files: Mapping[str, Path | None], asked: Sequence[str]) -> None:
-    """Raise UsageError if something is asked for that is about one placement, where several devices are to be raced."""
+    """Raise UsageError for an option that needs one placement, since several devices are to be raced."""
     for option in (*asked, *(option for option, path in files.items() if path is not None)):
         names = ", ".join(what.devices)
         raise UsageError(f"{option} is about one placement, and --devices names {names}: name one, or give --placement.")

@@ -1,4 +1,4 @@
-"""``placeit schema``: JSON Schemas of what ``--json`` prints and of recordings."""
+"""``placeit schema``: show JSON Schemas of ``--json`` output and of recordings."""
 
 from __future__ import annotations
 

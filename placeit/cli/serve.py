@@ -1,4 +1,4 @@
-"""``placeit serve``: models on ports of HTTP and gRPC, until the process is told to end."""
+"""``placeit serve``: serve models over HTTP and gRPC until the process is told to end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Examples:
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """Where a server listens, to whom, and how much it reads."""
+    """Options of a server's addresses, access and limits."""
 
     host: Annotated[
         str, typer.Option("--host", metavar="ADDRESS", help="Where to listen; 0.0.0.0 or :: is on all networks.")
@@ -60,7 +60,7 @@ class NetworkOptions:
     token_file: Annotated[
         Path | None,
         typer.Option(
-            "--token-file", metavar="FILE", help="Answer only who sends 'Authorization: Bearer' and what this file has."
+            "--token-file", metavar="FILE", help="Answer only requests with 'Authorization: Bearer' and the token in this file."
         ),
     ] = None
     max_request_bytes: Annotated[
@@ -78,7 +78,7 @@ class NetworkOptions:
     ] = 60.0
 
     def checked(self) -> Options:
-        """Read the files. Raises UsageError or FileError."""
+        """Read the files, and return the options. Raises UsageError or FileError."""
         from placeit.core.files import read_text
         from placeit.serve.network import Options
 
@@ -150,7 +150,7 @@ def serve(
 def _opened(
     given: str, placement: Path | None, rematch: str | None, queue: int, stack: contextlib.ExitStack, terminal: Terminal
 ) -> ServedModel:
-    """Open a model or a bundle, which is closed with the stack, and run it."""
+    """Open a model or a bundle, and serve it until the stack is closed."""
     from placeit.backends.bundle.files import is_bundle
     from placeit.serve.service import ServedModel, is_name
 
@@ -171,7 +171,7 @@ def _opened(
 
 
 def _counted(model: ServedModel) -> dict[str, Any]:
-    """Return what became of the requests of a model."""
+    """Return the numbers of a model's requests by outcome, and their latencies."""
     stats = model.server.stats()
     p50, p95, p99 = stats.percentiles(0.5, 0.95, 0.99)
     return {"name": model.name, **stats.outcomes, "latency_s": {"p50": p50, "p95": p95, "p99": p99}}

@@ -1,4 +1,4 @@
-"""The standard streams of a command's process, made such that one that is closed, full or without a reader costs no result."""
+"""Repair a command's standard streams, so that one that is closed, full or without a reader costs no result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["drop_stdout", "mend_streams", "messages_only"]
 
 
 class _Messages(io.RawIOBase):
-    """Standard error: what cannot be written there is dropped, as there is nobody to tell."""
+    """Standard error as a stream that drops text it cannot write, since no place is left to report the failure."""
 
     def write(self, data: Any, /) -> int:
         with contextlib.suppress(OSError):
@@ -32,15 +32,15 @@ class _Messages(io.RawIOBase):
 
 
 def mend_streams() -> None:
-    """Open standard streams that are closed, so that no other file gets their numbers, and let no message fail a command.
+    """Open closed standard streams, so that no other file gets their numbers, and let no message fail a command.
 
-    What was closed is opened such that reading or writing fails as before: a result that nobody gets is an error.
+    Reading or writing an opened stream fails as before, since a result that has no reader is an error.
     """
     for number, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, mode)  # gets the lowest number that is free
+            os.open(os.devnull, mode)  # gets the lowest free number
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
@@ -50,17 +50,17 @@ def mend_streams() -> None:
 
 
 def drop_stdout() -> None:
-    """Let what is still buffered for standard output go nowhere, or Python would complain about it when it exits."""
+    """Discard text that is still buffered for standard output, which Python would otherwise report when it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
 
 def messages_only() -> None:
-    """Send to standard error what libraries still write to standard output when the process ends."""
+    """Send text that libraries write to standard output while the process ends to standard error."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     drop_stdout()
     with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()  # what nobody took is no message
+        sys.stdout.flush()  # discards the rest of a result that could not be written, which is no message
     os.dup2(2, 1)

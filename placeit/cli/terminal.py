@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Lines", "Output", "Terminal"]
 
 _COLUMNS, _WIDE = 80, 1000
-"""Columns of text that goes to a file or a pipe, and with ``--wide``."""
+"""Columns of text in a file or a pipe, and with ``--wide``."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Output:
     """The result of a command.
 
     Attributes:
-        data: the result for machines: what ``--json`` prints.
+        data: the result for machines, which ``--json`` prints.
         show: prints the result for people.
-        exit_code: 0 unless the command was cut short, or something that it was asked about failed.
-        files: what is written before the result is printed.
-        answer: the result in one line: what ``--quiet`` prints; empty if there is none that is that short.
+        exit_code: 0 unless the command was interrupted, or a part of its work failed.
+        files: files to write before the result is printed.
+        answer: the result in one line, which ``--quiet`` prints; empty if one line is too short for it.
     """
 
     data: Mapping[str, Any]
@@ -59,7 +59,7 @@ class Terminal:
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks, and what libraries warn about.")] = False
 
     def print(self, output: Output, *, err: bool = False) -> None:
-        """Print a result to standard output, or to standard error if that is taken by one of its files."""
+        """Print a result to standard output, or to standard error if one of its files is standard output."""
         if self.json:
             typer.echo(json.dumps(jsonable(output.data), indent=2, allow_nan=False), err=err)
             return
@@ -68,7 +68,7 @@ class Terminal:
             return
         from rich.console import Console
 
-        width = _WIDE if self.wide else shutil.get_terminal_size((_COLUMNS, 25)).columns  # $COLUMNS counts first
+        width = _WIDE if self.wide else shutil.get_terminal_size((_COLUMNS, 25)).columns  # the variable COLUMNS has priority
         console = Console(width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
         with console.capture() as text:
             output.show(console)
@@ -76,9 +76,10 @@ class Terminal:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress | None]:
-        """Show progress while the block runs: a bar on a terminal, lines elsewhere; gives None if nobody wants any.
+        """Show progress while the block runs: a bar on a terminal, lines elsewhere.
 
-        What is given is called with what is being done and the share of it that is done, in [0, 1].
+        Yields a function to call with the current step and the share of all work that is done, in [0, 1]. Yields None, and
+        shows nothing, with ``--quiet``, and with ``--json`` if standard error is not a terminal.
         """
         if self.quiet or (self.json and not sys.stderr.isatty()):
             yield None
@@ -93,16 +94,16 @@ class Terminal:
         what_column = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
         columns = (what_column, BarColumn(20), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-            task = bars.add_task("starting", total=1 + 1e-9)  # one step's end is not that of the command, whose time goes on
+            task = bars.add_task("starting", total=1 + 1e-9)  # a step that reaches 1 does not stop the clock of the bar
             yield lambda what, share: bars.update(task, completed=share, description=printable(what))
 
 
 class Lines:
-    """Progress as a line now and then, for logs: none for a command that is short.
+    """Progress for logs: a line every few seconds; none for a short command.
 
     Args:
         write: writes a line.
-        clock: gives seconds.
+        clock: returns seconds.
     """
 
     EVERY = 5.0
@@ -113,7 +114,7 @@ class Lines:
         self._begin = self._last = clock()
 
     def __call__(self, what: str, share: float) -> None:
-        """Tell what is being done, and which share of it is done."""
+        """Report the current step and the share of all work that is done."""
         now = self._clock()
         if now - self._last >= self.EVERY:
             self._last = now

@@ -1,4 +1,4 @@
-"""Values of options: durations, and what a shell completes."""
+"""Values of options: durations, and completions for shells."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = [
 ]
 
 OBJECTIVES = ("latency", "throughput", "total-cost", "energy")
-"""Names of all objectives, which ``placeit.simulator.objectives`` would take NumPy to tell."""
+"""Names of all objectives, as in ``placeit.simulator.objectives``, which imports NumPy."""
 
 
 MINIMISED = f"What to minimise: {', '.join(OBJECTIVES[:-1])} or {OBJECTIVES[-1]}"
-"""Help of an option that takes all of them."""
+"""Help of an option that takes any objective."""
 
 
 def duration(text: str | float) -> float:
@@ -36,7 +36,7 @@ def duration(text: str | float) -> float:
 
 
 def complete_devices(incomplete: str) -> list[str]:
-    """Complete the last name of a list of devices; no runtime is asked for its devices, which would take a second."""
+    """Complete the last name of a list of devices, without asking runtimes for their devices, which would take a second."""
     from placeit.devices.host import allowed_cores
 
     before, comma, last = incomplete.rpartition(",")
@@ -45,7 +45,7 @@ def complete_devices(incomplete: str) -> list[str]:
 
 
 def complete_placers(incomplete: str) -> list[str]:
-    """Complete the name of a placer; none is imported."""
+    """Complete the name of a placer, without importing any."""
     from placeit.placers.registry import placer_names
 
     return _starting(placer_names, incomplete)
@@ -66,5 +66,5 @@ def complete_agents(incomplete: str) -> list[str]:
 def _starting(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
     try:
         return [name for name in names() if name.startswith(incomplete)]
-    except UsageError:  # two packages use one name, which the command will say
+    except UsageError:  # two packages use one name; the command reports that
         return []

@@ -1,4 +1,4 @@
-"""Data structures that all other packages use, and errors, files, units and threads.
+"""Data structures, errors, files, units and threads that all other packages use.
 
 Imports no other package of placeit. Read :mod:`~placeit.core.graph`, :mod:`~placeit.core.cluster` and
 :mod:`~placeit.core.problem` first.

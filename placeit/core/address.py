@@ -1,4 +1,4 @@
-"""Addresses of devices: the hardware, its machine, and the runtime if one is asked for by name."""
+"""Addresses of devices: the hardware, its machine, and the runtime if it is named."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Address:
     """Address of a real device. ``str()`` spells it as :func:`placeit.devices.parse_device` reads it: ``edge1/ort:CPU@0-3``.
 
     Attributes:
-        hardware: ``CPU``, ``GPU.0``, ``NPU``, ``cuda:0``, or what a plug-in's kind of device calls its own (``sleep:0``).
-        cores: of a CPU core set, ascending. Empty for anything else, and for ``CPU``, which is all cores.
+        hardware: ``CPU``, ``GPU.0``, ``NPU``, ``cuda:0``, or the name that a plug-in's kind of device gives it (``sleep:0``).
+        cores: cores of a CPU core set, ascending. Empty for other devices, and for ``CPU``, which is all cores.
         node: the machine that has the device; empty for this one.
-        runtime: kind of device that is asked for by name: ``ort`` of ``ort:CPU@0``; empty if none is.
+        runtime: kind of device, if the name states it: ``ort`` for ``ort:CPU@0``; else empty.
         part: one of several equal parts of a GPU's SMs: ``(2, 4)`` of ``cuda:0@2of4``; ``(1, 1)`` for the whole device.
     """
 
@@ -28,17 +28,17 @@ class Address:
 
     @property
     def core_set(self) -> bool:
-        """True if it is a set of CPU cores, or all of them."""
+        """True if the device is a set of CPU cores, or all of them."""
         return self.hardware == "CPU"
 
     @property
     def whole_cpu(self) -> bool:
-        """True if it is all cores, which are left to the runtime to use as it does by itself."""
+        """True if the device is all cores, which the runtime uses as it does without placeit."""
         return self.core_set and not self.cores
 
     @property
     def family(self) -> str:
-        """The hardware without its number: ``CPU``, ``GPU`` of ``GPU.1``, ``cuda`` of ``cuda:0``."""
+        """The hardware without its number: ``CPU``, ``GPU`` for ``GPU.1``, ``cuda`` for ``cuda:0``."""
         family, colon, _ = self.hardware.partition(":")
         return family if colon else family.partition(".")[0]
 
@@ -50,7 +50,7 @@ class Address:
 
     @property
     def unit(self) -> str:
-        """The hardware by one name: OpenVINO calls its first GPU both ``GPU`` and ``GPU.0``."""
+        """The hardware by a single name: OpenVINO calls its first GPU both ``GPU`` and ``GPU.0``."""
         return self.hardware if ":" in self.hardware else self.hardware.removesuffix(".0")
 
     def shares(self, other: Address) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of what :class:`placeit.core.problem.Problem` is made of; all raise ProblemError."""
+"""Checks of the parts of a :class:`placeit.core.problem.Problem`; all raise ProblemError."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from numpy.typing import ArrayLike, NDArray
 from placeit.core.errors import ProblemError
 from placeit.core.graph import topological_order
 
-MOST = 1e100  # of finite numbers, seconds, bytes and rates alike, so that their sums and products do not overflow
+MOST = 1e100  # largest finite number of seconds, bytes or rates, so that sums and products do not overflow
 
 
 def floats(
     name: str, value: ArrayLike, ndim: int, shape: tuple[int, ...] | None = None, diagonal: float | None = None
 ) -> NDArray[np.float64]:
-    """Return numbers of a shape, none of them NaN, negative, or finite and above 1e100.
+    """Return an array of numbers that are not NaN, not negative, and at most 1e100 if finite.
 
-    ``diagonal``: what they have there whatever was given.
+    ``shape``: the expected shape; None for any with ``ndim`` dimensions. ``diagonal``: the value that replaces the diagonal.
     """
     try:
         array = np.array(value, dtype=np.float64)
@@ -44,13 +44,13 @@ def floats(
 
 
 def check_length(what: str, values: Collection[Any], size: int) -> None:
-    """Check that there are so many."""
+    """Check that there are ``size`` values."""
     if len(values) != size:
         raise ProblemError(f"'{what}' has {len(values)} entries where {size} are expected.")
 
 
 def kinds(value: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
-    """Return what each op computes."""
+    """Return the kind of each op, the name of its computation; empty if unknown."""
     check_length("kinds", value, len(ops))
     for kind, op in zip(value, ops, strict=True):
         if not isinstance(kind, str):
@@ -59,7 +59,7 @@ def kinds(value: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
 
 
 def shapes(value: Any, ops: Sequence[str]) -> tuple[tuple[int, ...] | None, ...]:
-    """Return the shape of each op's output, None where it is not known."""
+    """Return the shape of each op's output; None where it is unknown."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ProblemError("'output_shapes' is not a list of shapes.")
     check_length("output_shapes", value, len(ops))
@@ -84,7 +84,7 @@ def _array(name: str, value: ArrayLike) -> NDArray[Any]:
 
 
 def ints(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Return integers of a shape."""
+    """Return an array of integers of a given shape."""
     array = _array(name, value)
     if array.shape != shape or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise ProblemError(f"'{name}' has shape {array.shape} and type {array.dtype}; expected integers of shape {shape}.")
@@ -92,7 +92,7 @@ def ints(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int3
 
 
 def edges(value: ArrayLike, ops: int) -> NDArray[np.int32]:
-    """Return producers and consumers, ``int32[E, 2]``."""
+    """Return the edges, producer and consumer of each, ``int32[E, 2]``."""
     array = _array("edges", value)
     if array.size == 0:
         return np.zeros((0, 2), np.int32)
@@ -129,7 +129,7 @@ def order(edges: NDArray[np.int32], ops: int, names: Sequence[str]) -> NDArray[n
 
 
 def _on_cycle(edges: NDArray[np.int32], ops: int) -> int:
-    """Return an op on a cycle: walk backwards among ops that keep a predecessor after all sources are peeled off."""
+    """Return an op on a cycle: walk backwards among the ops that still have a predecessor when all sources are removed."""
     alive = np.ones(ops, bool)
     while True:
         live = edges[alive[edges[:, 0]] & alive[edges[:, 1]]]

@@ -1,4 +1,4 @@
-"""The clock by which deadlines and budgets of searches, profiles and trainings are kept."""
+"""The clock for deadlines and budgets of searches, profiles and trainings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["now"]
 def now() -> float:
     """Return seconds since a fixed moment, by a clock that never goes back.
 
-    This clock alone decides what a search does with the time that it has. How long the runs of a model take is measured by
-    those who run them.
+    This clock alone decides what a search does with its time. How long the runs of a model take is measured by the code that
+    runs them.
     """
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""Devices, the links between them, and clusters of both."""
+"""Devices, the links between them, and clusters of devices and links."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Device:
         name: canonical name, unique in its cluster (``CPU@0``, ``GPU.1``, or a name given by a cluster file).
         kind: runtime that drives it (``openvino``, ``null``); ``described`` for one that exists in simulation only.
         address: the real device behind it, which ``name`` spells unless a cluster file renames it; None for a described device.
-        full_name: what the driver or the data sheet calls it.
+        full_name: its name by the driver or the data sheet.
         memory_bytes: memory that weights and tensors may take; ``inf`` if unknown.
-        all_cores: of a device that is all cores (``CPU``), those that may be used where it is, as far as they are known.
+        all_cores: cores that a device of all cores (``CPU``) may use on its machine, as far as they are known.
         slowdown: factor by which a real device is slowed on purpose (1 = not emulated).
         tags: hardware features.
         power: idle and busy watts, if known.
         flops_per_s: peak rate in float32, for described devices.
         bytes_per_s: memory bandwidth, for described devices.
         op_overhead_s: fixed cost of one op, for described devices.
-        driver: versions of the runtime and the driver, part of what a measured cost holds for.
+        driver: versions of the runtime and the driver; measured costs are valid for these only.
         plain: whether nothing runs beside it, so that its runtime may use it as it does without placeit: threads that wait for
             the next run may keep their cores busy.
-        unusable: why nothing can run there, in the words of its plugin; empty if it can, or if it has not been tried.
+        unusable: why nothing can run on it, in the words of its plugin; empty if it is usable, or has not been tried.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Device:
 
     @property
     def where(self) -> Address:
-        """Its address. Raises DeviceError if it has none."""
+        """The device's address. Raises DeviceError if it has none."""
         if self.address is None:
             raise DeviceError(f"{self.name} has no address: it exists in simulation only, and nothing can run there.")
         return self.address
@@ -83,7 +83,7 @@ class Device:
 
     @property
     def cores(self) -> tuple[int, ...]:
-        """CPU cores it is bound to; empty if it is not a CPU core set."""
+        """CPU cores that the device is bound to; empty if it is not a CPU core set."""
         if self.address is None or not self.address.core_set:
             return ()
         return self.address.cores or self.all_cores
@@ -115,8 +115,8 @@ class Cluster:
     """Devices and the links between them.
 
     Attributes:
-        devices: in the order in which every array of the package numbers them.
-        links: by (source name, destination name). A pair of real devices without a link here is measured when needed.
+        devices: the devices, in the order in which every array of the package numbers them.
+        links: links by (source name, destination name). A pair of real devices without a link here is measured when needed.
     """
 
     devices: tuple[Device, ...]
@@ -143,7 +143,7 @@ class Cluster:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Device names, in order."""
+        """Device names, in the order of ``devices``."""
         return tuple(device.name for device in self.devices)
 
     @property
@@ -153,13 +153,14 @@ class Cluster:
         return devices + [f"{src} -> {dst}" for (src, dst), link in self.links.items() if link.origin == "emulated"]
 
     def missing_links(self) -> list[tuple[str, str]]:
-        """Ordered pairs of distinct devices whose link is not known yet."""
+        """Return the ordered pairs of distinct devices whose link is unknown."""
         return [(a, b) for a in self.names for b in self.names if a != b and (a, b) not in self.links]
 
     def conflicts(self) -> NDArray[np.bool_]:
-        """``bool[D, D]``, symmetric: devices that share hardware (``CPU@0-1``, ``CPU@0``), and so never run at the same time.
+        """Return which devices share hardware (``CPU@0-1``, ``CPU@0``) and so never run at the same time, ``bool[D, D]``.
 
-        ``CPU`` shares cores with every core set of its node. Described devices share nothing. False on the diagonal.
+        The array is symmetric, with False on the diagonal. ``CPU`` shares cores with every core set of its node. Described
+        devices share nothing.
         """
         matrix = np.zeros((len(self), len(self)), bool)
         for i, one in enumerate(self.devices):
@@ -169,7 +170,7 @@ class Cluster:
         return matrix
 
     def apart(self) -> list[int]:
-        """Numbers of devices that share nothing, ascending: all of them but, of core sets that share cores, the larger ones."""
+        """Return the numbers of devices that share nothing, ascending; of core sets that overlap, larger ones are left out."""
         conflicts, chosen = self.conflicts(), list[int]()
         for d in sorted(range(len(self)), key=lambda d: -len(self.devices[d].cores)):
             if not conflicts[d, chosen].any():
@@ -177,11 +178,11 @@ class Cluster:
         return sorted(chosen)
 
     def bandwidth(self) -> NDArray[np.float64]:
-        """``float64[D, D]`` in bytes per second; ``inf`` on the diagonal. Raises ClusterError if a link is unknown."""
+        """Return bandwidths in bytes per second, ``float64[D, D]``; ``inf`` on the diagonal. Raises ClusterError if unknown."""
         return self._matrix("bandwidth", float("inf"))
 
     def latency(self) -> NDArray[np.float64]:
-        """``float64[D, D]`` in seconds; zero on the diagonal. Raises ClusterError if a link is unknown."""
+        """Return latencies in seconds, ``float64[D, D]``; zero on the diagonal. Raises ClusterError if a link is unknown."""
         return self._matrix("latency", 0.0)
 
     def _matrix(self, what: str, diagonal: float) -> NDArray[np.float64]:
@@ -197,7 +198,7 @@ class Cluster:
 
 
 def links_to_list(known: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
-    """Return links between devices as JSON has them; a bandwidth too high to be measured is null."""
+    """Return links between devices as a list for JSON; a bandwidth too high to be measured is null."""
     return [
         {
             "src": src,

@@ -1,4 +1,4 @@
-"""Derive facts from the pairs of devices that never run at the same time (``Problem.conflicts``)."""
+"""Derive sets of devices from the pairs that never run at the same time (``Problem.conflicts``)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["beside", "cliques", "cover", "shares_beside", "together"]
 
 
 def together(conflicts: NDArray[np.bool_]) -> tuple[int, ...]:
-    """Devices that can all run at once: as many as are found, ascending. All of them if none conflict."""
+    """Return devices that can all run at once, ascending: as many as a greedy choice finds; all devices if none conflict."""
     return _chosen(conflicts, [])
 
 
 def beside(conflicts: NDArray[np.bool_], device: int) -> tuple[int, ...]:
-    """Devices that can all run while one does: as many as are found, ascending.
+    """Return devices that can all run while one does, ascending: as many as a greedy choice finds.
 
-    Those that conflict with fewest come first, so of ``CPU@2-3``, ``CPU@2`` and ``CPU@3`` the last two run beside ``CPU@0``.
+    Devices with fewest conflicts are chosen first. Of ``CPU@2-3``, ``CPU@2`` and ``CPU@3``, the last two run beside ``CPU@0``.
 
     Args:
         conflicts: ``bool[D, D]``.
-        device: the one.
+        device: the number of the running device.
     """
     return tuple(other for other in _chosen(conflicts, [device]) if other != device)
 
@@ -35,9 +35,9 @@ def _chosen(conflicts: NDArray[np.bool_], chosen: list[int]) -> tuple[int, ...]:
 
 
 def shares_beside(conflicts: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return which share of all that can run :func:`beside` a device another one keeps busy, ``float64[D, D]``.
+    """Return the share of the devices that can run :func:`beside` a device that another one occupies, ``float64[D, D]``.
 
-    Without conflicts that is one in ``D - 1``. A wide device counts as all the devices whose cores it takes.
+    Without conflicts the share is ``1 / (D - 1)``. A wide device occupies all the devices whose cores it takes.
     """
     devices = len(conflicts)
     takes = conflicts | np.eye(devices, dtype=bool)
@@ -51,21 +51,21 @@ def shares_beside(conflicts: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 
 def cliques(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Sets of devices of which only one runs at a time, ``bool[C, D]``; none can take another device.
+    """Return maximal sets of devices of which only one runs at a time, ``bool[C, D]``.
 
-    Every device, and every pair that conflicts, is in one at least; a device without conflicts is one by itself.
+    Every device, and every conflicting pair, is in at least one set; a device without conflicts is a set by itself.
     """
     return _cliques(conflicts.tobytes(), len(conflicts)).copy()
 
 
 def exclusive(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return those of the :func:`cliques` that are of several devices, ``bool[C, D]``: only one of these runs at a time."""
+    """Return the :func:`cliques` of several devices, of which only one runs at a time, ``bool[C, D]``."""
     found = cliques(conflicts)
     several: NDArray[np.bool_] = found[found.sum(axis=1) > 1]
     return several
 
 
-@functools.lru_cache(maxsize=64)  # problems of the same devices ask for the same
+@functools.lru_cache(maxsize=64)  # several problems have the same devices
 def _cliques(table: bytes, devices: int) -> NDArray[np.bool_]:
     conflicts = np.frombuffer(table, np.bool_).reshape(devices, devices)
     found: dict[bytes, NDArray[np.bool_]] = {}
@@ -80,7 +80,7 @@ def _cliques(table: bytes, devices: int) -> NDArray[np.bool_]:
 
 
 def cover(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Few of the :func:`cliques` that all devices are in: no more devices than these can run at once, ``bool[C, D]``."""
+    """Return few :func:`cliques` that together hold all devices, ``bool[C, D]``: at most ``C`` devices run at once."""
     left, known = np.ones(len(conflicts), bool), cliques(conflicts)
     chosen = []
     while left.any():

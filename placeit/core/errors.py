@@ -1,7 +1,7 @@
-"""Errors that users of placeit may see.
+"""Errors that placeit reports to its users.
 
-Every message is one paragraph that names the file, op or device it is about and says what to do next. The command line
-prints the message and exits with ``exit_code``; a traceback is shown with ``--debug`` only.
+Every message is one paragraph that names the file, op or device and says what to do next. The command line prints the message
+and exits with ``exit_code``; it shows a traceback with ``--debug`` only.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class DeviceError(PlaceitError):
     """A device does not exist, or cannot do what was requested.
 
     Attributes:
-        device: name in its cluster of the device that could not be made ready for a plan; empty if it is not about that.
-        ops: names of the ops that the device does not compile; empty if it is not about that, or if they are not known.
+        device: name, in its cluster, of the device that could not be prepared for a plan; empty for other errors.
+        ops: names of the ops that the device does not compile; empty for other errors, or if the ops are unknown.
     """
 
     device = ""
@@ -42,7 +42,7 @@ class DeviceError(PlaceitError):
 
 
 class NoRoomError(DeviceError):
-    """A device has no memory for what is to be put there."""
+    """A device has too little free memory."""
 
 
 class ClusterError(PlaceitError):
@@ -70,19 +70,19 @@ class ExecutionError(PlaceitError):
 
 
 class QueueFullError(ExecutionError):
-    """A server has as many requests waiting as it takes."""
+    """A server already has as many waiting requests as its queue may hold."""
 
 
 class DeadlineError(ExecutionError):
-    """A request had not begun, or an item of a pipeline not ended, when it had to."""
+    """A request had not begun by its deadline, or an item of a pipeline had not ended by its deadline."""
 
 
 class SequenceError(ExecutionError):
-    """A sequence was closed, its state was lost, or it is not idle."""
+    """A sequence was closed, its state was lost, or it is still in use."""
 
 
 class StateMemoryError(SequenceError):
-    """The state of sequences would take more memory than it may."""
+    """The states of sequences would take more memory than allowed."""
 
 
 class TrainingError(PlaceitError):
@@ -90,7 +90,7 @@ class TrainingError(PlaceitError):
 
 
 class FileError(PlaceitError):
-    """A file cannot be read or written: missing, read-only, no room."""
+    """A file cannot be read or written: it is missing or read-only, or there is no room."""
 
 
 def first_line(error: BaseException) -> str:
@@ -100,7 +100,7 @@ def first_line(error: BaseException) -> str:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Drop what the frames of an error, and of those that led to it, hold: intermediate results, for example."""
+    """Drop the local variables in the frames of an error and of the errors that led to it, such as intermediate results."""
     cause: BaseException | None = error
     while cause is not None:
         traceback.clear_frames(cause.__traceback__)

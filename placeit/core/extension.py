@@ -1,4 +1,4 @@
-"""The compiled extension ``placeit._core``, and what to say if it is not there or does not load."""
+"""Load the compiled extension ``placeit._core``, with a helpful error if it is missing or does not load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["load_extension"]
 
 
 def load_extension() -> ModuleType:
-    """Import ``placeit._core``. Raises ExtensionError that says what to do."""
+    """Import ``placeit._core``. Raises ExtensionError, which says what to do, if that fails."""
     try:
         return import_module("placeit._core")
     except ImportError as error:

@@ -41,12 +41,12 @@ def need(what: str, extra: str, *modules: str) -> None:
     """Check that packages are installed, without importing them.
 
     Args:
-        what: what needs them, at the beginning of the message.
-        extra: the extra of placeit that brings them.
-        *modules: their names, as they are imported.
+        what: the feature that needs them; starts the message.
+        extra: the extra of placeit that contains them.
+        *modules: their import names.
 
     Raises:
-        UsageError: one is missing; says how to install the extra.
+        UsageError: a package is missing; the message says how to install the extra.
     """
     for module in modules:
         if not installed(module):
@@ -54,13 +54,13 @@ def need(what: str, extra: str, *modules: str) -> None:
 
 
 def import_extra(what: str, extra: str, module: str, error: type[PlaceitError] = UsageError) -> Any:
-    """Import a module that an extra of placeit brings.
+    """Import a module that belongs to an extra of placeit.
 
     Args:
-        what: what needs it, at the beginning of the message.
+        what: the feature that needs it; starts the message.
         extra: the extra.
-        module: its name.
-        error: raised if it cannot be imported; its message says why, and how to install the extra.
+        module: its import name.
+        error: class of the error if the import fails; the message says why, and how to install the extra.
     """
     try:
         return import_module(module)

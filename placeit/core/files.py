@@ -1,4 +1,4 @@
-"""Reading files, and writing them in one step, so that no file is ever half-written."""
+"""Read files, and write them in one step, so that no file is ever half-written."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _LARGEST_TEXT = 1 << 29
 
 @contextlib.contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
-    """Give a temporary path to write to; move the file into place if the block succeeds, delete it otherwise.
+    """Yield a temporary path to write to; move the file into place if the block succeeds, delete it otherwise.
 
-    A regular file is replaced in one step, and keeps its mode and owner; links are followed. What cannot be replaced is
-    written to as it is: a pipe, a character device, a file with several names (hard links), one in a folder that takes no new
-    files, and what this process has open as its standard output.
+    A regular file is replaced in one step, and keeps its mode and owner; links are followed. A file that cannot be replaced is
+    overwritten in place: a pipe, a character device, a file with several names (hard links), one in a folder where no files can
+    be created, and the file that is this process's standard output.
 
     Args:
         path: the file, which need not exist yet.
-        sync: wait until the disk has it, so that not even a loss of power leaves half a file.
+        sync: whether to wait until the disk has stored the file, so that not even a loss of power leaves half a file.
 
     Raises:
-        FileError: the folder is missing or read-only, the disk is full, or the path is that of a folder or a disk.
+        FileError: the folder is missing or read-only, the disk is full, or the path names a folder or a disk.
     """
     with _in_place_of([path], sync) as (temporary,):
         yield temporary
@@ -60,7 +60,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing_both(path: Path, other: Path) -> Iterator[tuple[Path, Path]]:
-    """As :func:`replacing`, for two files that belong together: neither is moved into place before both are written."""
+    """Replace two files that belong together as :func:`replacing` does; neither is moved before both are written."""
     with _in_place_of([path, other], True) as (first, second):
         yield first, second
 
@@ -88,11 +88,11 @@ def _in_place_of(paths: list[Path], sync: bool) -> Iterator[list[Path]]:
 
 
 class _Draft:
-    """A temporary file whose content is going to be moved to a path.
+    """A temporary file whose content will be moved to a path.
 
     Attributes:
         temporary: the file.
-        in_place: whether its content is copied to the path, rather than the file moved there.
+        in_place: whether its content is copied into the existing file, instead of moving the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,7 +110,7 @@ class _Draft:
         self._kept = at_end(self._unlink)
 
     def make(self) -> None:
-        """Make the temporary file, with the mode that the system gives to new ones if the path is new; else for its owner."""
+        """Make the temporary file, with the system's default mode if the path is new, else for its owner only."""
         new = self._found is None and not self.in_place
         os.close(os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if new else 0o600))
 
@@ -134,7 +134,7 @@ class _Draft:
         self.in_place = kind != stat.S_IFREG or found.st_nlink > 1 or foreign or not os.access(self._target.parent, os.W_OK)
 
     def finish(self, sync: bool) -> None:
-        """Give the temporary file the mode and the owner of the one that it replaces, and have the disk take it."""
+        """Give the temporary file the mode and owner of the file that it replaces; with ``sync``, wait until it is on disk."""
         if self.in_place:
             return
         with self.temporary.open("rb") as file:
@@ -147,12 +147,12 @@ class _Draft:
                 os.fsync(file.fileno())
 
     def publish(self, sync: bool) -> None:
-        """Put the content where it is to be."""
+        """Move or copy the content to the path."""
         if not self.in_place:
             try:
                 self.temporary.replace(self._target)
             except OSError as error:
-                if error.errno != errno.EBUSY:  # a file that is mounted, as into a container, cannot be replaced
+                if error.errno != errno.EBUSY:  # a mounted file, as in a container, cannot be replaced
                     raise
                 self.in_place = True
             else:
@@ -163,14 +163,14 @@ class _Draft:
 
     def _pour(self) -> None:
         if self._descriptor is None:
-            handle = os.open(self._path, os.O_WRONLY)  # of a pipe, waits for a reader
+            handle = os.open(self._path, os.O_WRONLY)  # for a pipe, this waits for a reader
         else:
             handle = os.dup(self._descriptor)
         with self.temporary.open("rb") as source, os.fdopen(handle, "wb") as sink:
             replaced = self._descriptor is None and stat.S_ISREG(os.fstat(handle).st_mode)
             size = os.fstat(source.fileno()).st_size
             if replaced and size:
-                os.posix_fallocate(handle, 0, size)  # if there is no room, what is there stays
+                os.posix_fallocate(handle, 0, size)  # without room this fails, and the old content stays
             shutil.copyfileobj(source, sink)
             sink.flush()
             if replaced:
@@ -181,8 +181,8 @@ class _Draft:
 def own_descriptor(path: Path) -> int | None:
     """Return the file descriptor of this process that a path such as ``/dev/stdout`` or ``/dev/fd/3`` names; else None.
 
-    Opened anew by such a name, a file would be written from its beginning, over what was written there before. The same goes
-    for one that standard output is redirected to.
+    If a file were opened again by such a name, writing would start at its beginning and overwrite earlier output. A path of the
+    file that standard output is redirected to counts as a name of standard output, too.
     """
     named, ours = path, os.path.realpath("/proc/self/fd")
     with contextlib.suppress(OSError):
@@ -201,14 +201,14 @@ def check_writable(path: Path) -> None:
     """Check that a file can be written and that the disk is not full, without changing the file.
 
     Raises:
-        FileError: as :func:`replacing`.
+        FileError: the folder is missing or read-only, the disk is full, or the path names a folder or a disk.
     """
     with contextlib.ExitStack() as stack:
         try:
             draft = _Draft(path)
             stack.callback(draft.discard)
             draft.make()
-            draft.temporary.write_bytes(bytes(_PROBE))  # an empty file fits on a full disk
+            draft.temporary.write_bytes(bytes(_PROBE))  # not an empty one, which would fit on a full disk
         except OSError as error:
             raise FileError(f"Cannot write {path}: {error.strerror or error}. Choose another path.") from error
 
@@ -217,11 +217,11 @@ def check_regular(path: Path) -> None:
     """Check that an existing file is not endless (``/dev/zero``) and can be read more than once (unlike a pipe).
 
     Raises:
-        FileError: it is.
+        FileError: it is endless, or can be read only once.
     """
     try:
         mode = path.stat().st_mode
-    except (OSError, ValueError):  # who reads it will say so
+    except (OSError, ValueError):  # the code that reads it reports the error
         return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise FileError(f"Cannot read {path}: it is not a regular file. Copy its content to one.")
@@ -239,7 +239,7 @@ def _owner(handle: int) -> tuple[int, int]:
 
 
 def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # some file systems have no such thing
+    with contextlib.suppress(OSError):  # some file systems do not support it
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -252,7 +252,7 @@ def read_text(path: Path) -> str:
     try:
         data = bytearray()
         with path.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):  # it may be a device without an end
+            while chunk := stream.read(_CHUNK):  # a device may have no end
                 data += chunk
                 if len(data) > _LARGEST_TEXT:
                     raise FileError(f"Cannot read {path}: it is larger than {_LARGEST_TEXT >> 20} MiB, and no such file is.")
@@ -264,7 +264,7 @@ def read_text(path: Path) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dictionary of the members of a JSON object, which keeps the last of several with one key without a word."""
+    """Make a dictionary of a JSON object's members. Raises ValueError if a key occurs twice, which ``json`` would accept."""
     fields: dict[str, Any] = {}
     for key, value in pairs:
         if key in fields:
@@ -290,10 +290,10 @@ def read_json(path: Path, format_name: str, versions: Sequence[int] = (1,)) -> d
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Make a folder for temporary files, and delete it with all that is in it. Raises FileError if it cannot be made.
+    """Make a folder for temporary files, and delete it with its content at the end. Raises FileError if it cannot be made.
 
     Args:
-        parent: where to make it, under a hidden name; None for the folder of the system's temporary files.
+        parent: folder in which to make it, under a hidden name; None for the system's folder of temporary files.
     """
     name = f"placeit-{secrets.token_hex(8)}"
     folder = Path(tempfile.gettempdir(), name) if parent is None else parent / f".{name}"
@@ -312,16 +312,16 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def own_folder(folder: Path, *, group: bool = False) -> int:
-    """Open a folder that nobody else can write to, making it if it is missing; return its descriptor.
+    """Open a folder that no other user can write to, making it if it is missing; return its descriptor.
 
-    What is done by the descriptor happens in that folder, whatever its name leads to by then.
+    Operations by the descriptor happen in that folder, even if its name leads elsewhere later.
 
     Args:
-        folder: where.
-        group: whether its group may write there all the same.
+        folder: path of the folder.
+        group: whether its group may write there.
 
     Raises:
-        FileError: it is a link, or no folder, or another user's, or others may write there, or it cannot be made or opened.
+        FileError: it is a link or no folder, it is another user's, others may write there, or it cannot be made or opened.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -335,7 +335,7 @@ def own_folder(folder: Path, *, group: bool = False) -> int:
         facts = os.fstat(handle)
         if facts.st_uid != os.geteuid() or facts.st_mode & (0o002 if group else 0o022):
             raise FileError(
-                f"The folder {folder} cannot be used: it belongs to somebody else, or others may write there. Remove it, or "
+                f"The folder {folder} cannot be used: it belongs to another user, or others may write there. Remove it, or "
                 "choose another place."
             )
     except BaseException:
@@ -345,7 +345,7 @@ def own_folder(folder: Path, *, group: bool = False) -> int:
 
 
 def user_folder(path: str) -> Path:
-    """Replace the ``~`` that a path begins with by the home folder. Raises FileError if the user has none."""
+    """Replace a leading ``~`` of a path by the home folder. Raises FileError if the user has none."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -353,12 +353,12 @@ def user_folder(path: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Folder of the cost cache: ``$PLACEIT_CACHE``, else ``$XDG_CACHE_HOME/placeit``, else ``~/.cache/placeit``.
+    """Return the folder of the cost cache: ``$PLACEIT_CACHE``, ``$XDG_CACHE_HOME/placeit`` or ``~/.cache/placeit``.
 
-    Raises FileError if it is in a home folder, and the user has none.
+    The first of these that is set is used. Raises FileError if it is in a home folder, and the user has none.
     """
     if own := os.environ.get("PLACEIT_CACHE"):
         return user_folder(own)
     shared = os.environ.get("XDG_CACHE_HOME", "")
-    # the XDG specification has relative paths ignored
+    # the XDG specification says to ignore relative paths
     return (Path(shared) if Path(shared).is_absolute() else user_folder("~/.cache")) / "placeit"

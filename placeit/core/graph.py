@@ -42,8 +42,8 @@ def csr(keys: NDArray[np.int32], rows: int) -> Csr:
 def unique_rows(rows: NDArray[_Row]) -> tuple[NDArray[_Row], NDArray[np.int64]]:
     """Return the distinct rows of a table in lexicographic order, and the number of each row among them.
 
-    That is ``np.unique(rows, axis=0, return_inverse=True)``, which compares rows in Python: an interrupt that arrives there
-    becomes a TypeError of NumPy's.
+    This equals ``np.unique(rows, axis=0, return_inverse=True)``, which compares rows in Python: an interrupt that arrives there
+    becomes a TypeError of NumPy.
 
     Args:
         rows: ``[N, K]``, of numbers or truth values, without NaN.
@@ -84,9 +84,8 @@ def topological_order(edges: NDArray[np.int32], nodes: int) -> NDArray[np.int32]
 class OpGraph:
     """An immutable task graph with ``V`` ops in topological order, ``T`` tensors and ``E`` edges.
 
-    Names are the key everywhere: two lists are never matched by position. An edge carries the *tensor* it moves, so that
-    two consumers of one tensor on one remote device cost one transfer. Weight constants belong to the op that reads them
-    and are not ops.
+    Names are the key everywhere: two lists are never matched by position. An edge carries a *tensor*, so that two consumers of
+    one tensor on one other device need one transfer. Weight constants belong to the op that reads them and are not ops.
 
     Attributes:
         names: unique op names, in topological order.
@@ -94,13 +93,13 @@ class OpGraph:
         flops: ``float64[V]``, floating-point operations of one inference.
         param_bytes: ``float64[V]``, bytes of the constants an op reads.
         tensor_op: ``int32[T]``, the op that produces each tensor.
-        tensor_port: ``int32[T]``, which of that op's outputs it is.
+        tensor_port: ``int32[T]``, the number of that output of the op.
         tensor_bytes: ``float64[T]``.
         tensor_shapes: shape of each tensor.
         tensor_dtypes: element type of each tensor, NumPy spelling (``float32``, ``int64``).
         edges: ``int32[E, 2]``, producer and consumer op; always ``producer < consumer``.
         edge_tensor: ``int32[E]``, the tensor that moves along each edge.
-        content: digest of what the ops compute (:mod:`placeit.backends.digest`); empty if nothing but the kinds is known.
+        content: digest of the ops' computations (:mod:`placeit.backends.digest`); empty if only the kinds are known.
     """
 
     names: tuple[str, ...]
@@ -141,15 +140,15 @@ class OpGraph:
 
     @cached_property
     def output_shapes(self) -> tuple[tuple[int, ...] | None, ...]:
-        """Shape of each op's tensor of the most bytes, the first of several such; None for an op without tensors."""
+        """Shape of each op's largest tensor in bytes, the first of equals; None for an op without tensors."""
         shapes: list[tuple[int, ...] | None] = [None] * len(self)
-        for t in np.lexsort((-np.arange(len(self.tensor_op)), self.tensor_bytes)).tolist():  # what comes last stays
+        for t in np.lexsort((-np.arange(len(self.tensor_op)), self.tensor_bytes)).tolist():  # the largest comes last and stays
             shapes[self.tensor_op[t]] = self.tensor_shapes[t]
         return tuple(shapes)
 
     @cached_property
     def hash(self) -> str:
-        """Identity of the graph: names, kinds, shapes, edges and what the ops compute, without the values of weights."""
+        """Identity of the graph: names, kinds, shapes, edges and the ops' computations, without the values of weights."""
         digest = hashlib.sha256()
         for part in (
             self.names,
@@ -167,7 +166,7 @@ class OpGraph:
         return digest.hexdigest()[:16]
 
     def verify(self) -> OpGraph:
-        """Check every rule of a task graph and return the graph itself.
+        """Check every rule of a task graph and return the graph.
 
         Raises:
             GraphError: names the broken rule, the op and its neighbours.

@@ -1,10 +1,11 @@
 """Ctrl-C in the process of a command: it takes effect within a second, in any state, and never shows a traceback.
 
-A KeyboardInterrupt reaches a program only between two instructions of the main thread: not while that waits for a library, nor
-where a finalizer or an import takes the exception. So a thread watches: it sends again what was swallowed, and ends the process
-if the command is not over in time. While an extension module is being loaded the exception waits: some crash if it comes then.
-What a command must not leave behind (processes, temporary files) is undone before its process ends, however it ends: Ctrl-C,
-SIGTERM, or SIGHUP when the terminal is closed. Programs that use placeit as a library keep their own signal handlers.
+A KeyboardInterrupt reaches a program only between two instructions of the main thread. It does not arrive while that thread
+waits for a library, and it is lost in a finalizer or an import. So a thread watches: it sends a lost interrupt again, and ends
+the process if the command is not over in time. While an extension module is being loaded the exception waits, since some
+modules crash if it comes then. Before the process of a command ends by Ctrl-C, SIGTERM or SIGHUP (closed terminal), things that
+it must not leave behind (processes, temporary files) are removed. Programs that use placeit as a library keep their own signal
+handlers.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from typing import Any
 __all__ = ["INTERRUPTED", "at_end", "come_through", "ended_by", "guarded", "happened"]
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+"""Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 
-_LIMIT_S = 0.8  # until a command has to be over that has nothing to keep
+_LIMIT_S = 0.8  # seconds after Ctrl-C in which a command that has nothing to keep must end
 _LOOK_S = 0.02
-_AGAIN_S = 1.0  # after which another Ctrl-C is no repetition of the first
+_AGAIN_S = 1.0  # seconds after the first Ctrl-C from which another one is not taken for a repetition
 _SHOW_CURSOR = b"\x1b[?25h"
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 _undo: dict[object, Callable[[], object]] = {}
@@ -40,12 +41,12 @@ class _Guard:
     """State of the handling of Ctrl-C in this process.
 
     Attributes:
-        raises: whether a KeyboardInterrupt is what to do about Ctrl-C, or else the end.
-        at: when the first one was heard, by ``time.monotonic()``; None before.
-        swallowed: whether the exception came where it was lost.
-        loading: extension modules that are being loaded by the main thread, one in another.
-        safe: whether the command needs no watching any more: it has come to its results, or to its message.
-        over: whether the command has ended, and only the interpreter's own end is left.
+        raises: whether Ctrl-C raises a KeyboardInterrupt; otherwise it ends the process.
+        at: time of the first Ctrl-C, by ``time.monotonic()``; None before.
+        swallowed: whether the exception was raised where it is lost.
+        loading: number of extension modules that the main thread is loading, nested.
+        safe: whether the command needs no watching any more, since it has reached its results or its error message.
+        over: whether the command has ended, and only the interpreter has still to end.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class _Guard:
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._heard)
-            atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # the last: no handler runs once Python is finalized
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # runs last: no handler after finalization
         for number in _ENDS:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, lambda number, _: self.end(128 + number))
@@ -80,7 +81,7 @@ class _Guard:
             raise KeyboardInterrupt
 
     def _waiting(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        """Have Ctrl-C wait until a loader is done, if that is the main thread's."""
+        """Wrap a loader so that Ctrl-C waits until it is done, if the main thread runs it."""
 
         @functools.wraps(load)
         def loads(*args: Any) -> Any:
@@ -121,10 +122,10 @@ class _Guard:
             self._hooks[1](what)
 
     def end(self, code: int = INTERRUPTED) -> None:
-        """Say that the process was interrupted, unless that was said, undo what must not stay, and end the process."""
+        """Print that the process was interrupted, unless that was done, undo what must not stay, and end the process."""
         if self._ending.acquire(blocking=False):
             if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # a handler would wait for the end, which would wait for it
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # a handler would call ``end`` again, and deadlock
             with contextlib.suppress(OSError):
                 if os.isatty(2):
                     os.write(2, _SHOW_CURSOR)
@@ -132,13 +133,13 @@ class _Guard:
                     os.write(2, b"interrupted\n" if code == INTERRUPTED else b"terminated\n")
             with contextlib.suppress(OSError):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
-                for stream in (1, 2):  # libraries complain of what is taken from them
+                for stream in (1, 2):  # libraries would print errors about resources taken from them
                     os.dup2(nowhere, stream)
             for undo in reversed([*_undo.values()]):
                 with contextlib.suppress(Exception):
                     undo()
             os._exit(code)
-        while True:  # the other thread is about to
+        while True:  # the thread that got the lock ends the process
             time.sleep(_LOOK_S)
 
 
@@ -148,7 +149,7 @@ _guard: _Guard | None = None
 def guarded(run: Callable[[], object]) -> None:
     """Run a command that ends with SystemExit, then end the process, immediately after Ctrl-C.
 
-    A process that was started to ignore Ctrl-C goes on to do so. One with a handler of its own for it is left alone.
+    A process that was started to ignore Ctrl-C continues to do so. If the process has another handler for Ctrl-C, it is kept.
     """
     global _guard
     if signal.getsignal(signal.SIGINT) not in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
@@ -181,19 +182,19 @@ def happened() -> bool:
 
 
 def come_through() -> None:
-    """Declare that an interrupt, if any, has been handled, and that only keeping and printing results remains."""
+    """Declare that an interrupt, if any, has been handled, and that only saving and printing results remains."""
     if _guard is not None:
         _guard.safe = True
 
 
 def at_end(undo: Callable[[], object]) -> Callable[[], object]:
-    """Have something undone if the process of a command is ended by Ctrl-C or a signal, by whatever way it ends then.
+    """Register a function to call if Ctrl-C or a signal ends the process of a command, in any state.
 
     Args:
-        undo: must be quick, and do no harm where there is nothing to undo; it may be called on any thread.
+        undo: the function. It must be quick, and harmless if there is nothing to undo; any thread may call it.
 
     Returns:
-        What cancels it.
+        A function that cancels the registration.
     """
     key = object()
     _undo[key] = undo
@@ -202,10 +203,10 @@ def at_end(undo: Callable[[], object]) -> Callable[[], object]:
 
 @contextlib.contextmanager
 def ended_by(stop: Callable[[], object]) -> Iterator[None]:
-    """Have the first Ctrl-C, SIGTERM or SIGHUP call a function while the block runs; the next one does what it did before.
+    """Call a function at the first Ctrl-C, SIGTERM or SIGHUP while the block runs; the next signal has its former effect.
 
     Args:
-        stop: is called on the main thread, where that is; it may open a :class:`placeit.core.threads.Gate`.
+        stop: the function, called on the main thread; it may open a :class:`placeit.core.threads.Gate`.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDS)}
     handlers = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}

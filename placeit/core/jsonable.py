@@ -1,4 +1,4 @@
-"""Conversion to what JSON can hold."""
+"""Conversion of values to JSON types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["jsonable", "jsonable_dict"]
 
 
 def jsonable(value: Any) -> Any:
-    """Turn arrays, mappings and numbers into what JSON can hold; what is not finite, and so was not measured, is null."""
+    """Convert arrays, mappings and numbers to JSON types; numbers that are not finite, hence not measured, become null."""
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
@@ -23,5 +23,5 @@ def jsonable(value: Any) -> Any:
 
 
 def jsonable_dict(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the values of a mapping into what JSON can hold, as :func:`jsonable` does."""
+    """Convert the values of a mapping to JSON types, as :func:`jsonable` does."""
     return {name: jsonable(value) for name, value in values.items()}

@@ -9,15 +9,14 @@ __all__ = ["nonnegative_fit"]
 
 
 def nonnegative_fit(rows: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Fit ``rows @ c = values`` by least squares, and leave out columns until no coefficient is negative.
+    """Fit ``rows @ c = values`` by least squares, dropping columns until no coefficient is negative.
 
     Args:
         rows: ``float64[N, K]``.
         values: ``float64[N]``.
 
     Returns:
-        ``float64[K]``; zero for the columns that were left out. Where several columns are alike this need not be the best
-        non-negative fit.
+        ``float64[K]``; zero for dropped columns. If several columns are alike, this need not be the best non-negative fit.
     """
     scale = np.abs(rows).max(axis=0, initial=0.0)
     kept = scale > 0

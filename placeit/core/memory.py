@@ -11,26 +11,25 @@ __all__ = ["Use", "freed_memory_is_kept", "give_back_freed_memory", "keep_freed_
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 _KEEPING = ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_MAX, 0), (_M_TOP_PAD, 2**26), (_M_ARENA_MAX, 1))
-"""Never trim, never map a tensor by itself, never drop an empty heap, start no further ones."""
+"""Never trim, never map a single tensor, never drop an empty heap, create no further heaps."""
 _AS_USUAL = ((_M_TRIM_THRESHOLD, 2**17), (_M_MMAP_MAX, 2**16), (_M_TOP_PAD, 2**17))
-"""The settings that glibc has by itself."""
+"""The default settings of glibc."""
 _kept: list[bool] = []
 
 
 def keep_freed_memory() -> contextlib.ExitStack:
     """Make the C library keep freed memory instead of returning large blocks to the system.
 
-    Memory that comes from the system has a page fault for every 4 KiB that is first written. That was two thirds of the CPU
-    time of a network whose layers make tensors of 32 MB, and half of the time of two trainings on a busy virtual machine.
+    Memory that comes from the system has a page fault for each 4 KiB when it is first written. These faults took two thirds of
+    the CPU time of a network with tensors of 32 MB, and half of the time of two trainings on a busy virtual machine.
 
-    Threads that share the main thread's memory (those started later, unless libraries have started some before) are like it.
-    The others have heaps of 64 MB, which they keep; they never keep larger tensors. Other C libraries than glibc have no such
-    settings.
+    Threads that share the main thread's memory behave like it: all that are started later, unless libraries have started some
+    before. Other threads have heaps of 64 MB, which they keep; they never keep larger tensors. Only glibc has these settings.
 
     Returns:
-        A context. Leaving or closing it has what is freed given back from then on, and once what is free by then, unless
-        somebody else wants it kept. A program that wants it to its end need not keep the context. Two things stay: threads go
-        on sharing memory, and glibc maps what is larger than 128 KiB by itself, however often that happens.
+        A context. When it is left or closed, freed memory is returned to the system again, and free memory at once, unless
+        another caller's context is still open. A program that keeps memory to its end may drop the context. Two effects stay:
+        threads continue to share memory, and glibc always maps blocks of more than 128 KiB singly.
     """
     held = contextlib.ExitStack()
     library = ctypes.CDLL(None)
@@ -54,7 +53,7 @@ def _set(library: ctypes.CDLL, values: tuple[tuple[int, int], ...]) -> None:
 
 
 def freed_memory_is_kept() -> bool:
-    """Return whether :func:`keep_freed_memory` is in force, on which the time of large tensors depends."""
+    """Return whether :func:`keep_freed_memory` is in force; the time of large tensors depends on it."""
     return bool(_kept)
 
 
@@ -70,8 +69,8 @@ class Use:
     """Resources that a process uses, or may use.
 
     Attributes:
-        bytes: of memory that it has to itself, without files that are mapped.
-        threads: that it runs.
+        bytes: bytes of memory that the process has to itself, without mapped files.
+        threads: number of threads.
     """
 
     bytes: float
@@ -79,7 +78,7 @@ class Use:
 
 
 def own_use() -> Use:
-    """Measure the resources of this process; zero if the system does not report them."""
+    """Return the resources of this process; zeros if the system does not report them."""
     found = {"RssAnon": 0, "Threads": 0}
     with contextlib.suppress(OSError), Path("/proc/self/status").open(encoding="ascii", errors="replace") as status:
         for line in status:

@@ -12,10 +12,10 @@ __all__ = ["MemoryReads"]
 
 @dataclass(frozen=True, eq=False)
 class MemoryReads:
-    """What ops read of their weights from memories that several devices share.
+    """Bytes of weights that ops read from memories that several devices share.
 
     Attributes:
-        bytes: ``float64[V]``, what each op reads in a run.
+        bytes: ``float64[V]``, bytes that each op reads in a run.
         devices: ``bool[M, D]``, the devices of each memory.
         bytes_per_s: ``float64[M]``, the rate at which all devices of a memory together read it.
     """
@@ -26,5 +26,5 @@ class MemoryReads:
 
     @property
     def seconds(self) -> NDArray[np.float64]:
-        """``float64[M, V]``, for how long each op occupies a memory, whichever of its devices reads."""
+        """Seconds for which each op occupies a memory, whichever of its devices reads, ``float64[M, V]``."""
         return np.asarray(self.bytes / self.bytes_per_s[:, None], np.float64)

@@ -1,4 +1,4 @@
-"""Narrow a value to the type that it has, where an interface promises less."""
+"""Narrow a value to its actual type, where an interface promises a wider one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def narrowed(kind: type[T], value: object) -> T:
-    """Return a value as the type that it has. Raises TypeError if it has another, such as a buffer of another driver."""
+    """Return a value as an instance of ``kind``. Raises TypeError if it is not, such as a buffer of another driver."""
     if isinstance(value, kind):
         return value
     raise TypeError(f"{type(value).__name__} is no {kind.__name__}.")

@@ -21,13 +21,13 @@ __all__ = ["Conditions", "Placement"]
 
 @dataclass(frozen=True)
 class Conditions:
-    """Under which conditions a placement was found.
+    """The conditions under which a placement was found.
 
     Attributes:
-        precision: of the devices.
-        compression: what float32 tensors were sent as between nodes; ``none`` for themselves.
-        shapes: of the model's inputs, by name; ranges as :class:`placeit.core.sizes.SizeRange` spells them.
-        state: outputs of the model's file that are the state of inputs, by input.
+        precision: precision of the devices.
+        compression: type in which float32 tensors were sent between nodes; ``none`` if they were sent unchanged.
+        shapes: shapes of the model's inputs, by name; ranges as :class:`placeit.core.sizes.SizeRange` spells them.
+        state: outputs of the model's file that become the next state, by the name of their state input.
     """
 
     precision: str = "f32"
@@ -36,7 +36,7 @@ class Conditions:
     state: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return them as a placement file has them."""
+        """Return the conditions as a placement file stores them."""
         shapes = {name: list(shape) for name, shape in self.shapes.items()}
         state = {"state": dict(self.state)} if self.state else {}
         return {"precision": self.precision, "compression": self.compression, "input_shapes": shapes} | state
@@ -48,14 +48,14 @@ class Placement:
 
     Attributes:
         op_names: the ops.
-        devices: ``int32[V]``, a number into ``device_names`` for each op.
+        devices: ``int32[V]``, index into ``device_names`` for each op.
         device_names: the devices that could have been used.
         graph_hash: identity of the task graph that the ops belong to.
-        segments: ``int32[V]``, the segment of each op, in an order in which they can run; None if they are still to be planned.
-        replicas: further placements of the same ops on other devices, each of which serves whole requests like this one; they
-            have no replicas themselves.
-        conditions: under which it was found; None if that is not known.
-        result: what :meth:`placeit.Optimized.to_dict` says of how it was found; None if that is not known.
+        segments: ``int32[V]``, the segment of each op, in an order in which they can run; None to plan them anew.
+        replicas: further placements of the same ops on other devices, each of which also serves whole requests; a replica has
+            no replicas.
+        conditions: conditions under which it was found; None if unknown.
+        result: facts about the search that found it, from :meth:`placeit.Optimized.to_dict`; None if unknown.
     """
 
     op_names: tuple[str, ...]
@@ -69,18 +69,18 @@ class Placement:
 
     @property
     def every(self) -> tuple[Placement, ...]:
-        """All that serve whole requests: this one, and its replicas."""
+        """All placements that serve whole requests: this one, and its replicas."""
         return (self, *self.replicas)
 
     def __len__(self) -> int:
         return len(self.op_names)
 
     def as_dict(self) -> dict[str, str]:
-        """Device name by op name."""
+        """Return the device name of each op, by op name."""
         return {name: self.device_names[d] for name, d in zip(self.op_names, self.devices.tolist(), strict=True)}
 
     def counts(self) -> dict[str, int]:
-        """Number of ops on each device, zero included; those of all replicas."""
+        """Return the number of ops on each device, replicas included; zero for a device without ops."""
         used = np.concatenate([one.devices for one in self.every])
         counts = np.bincount(used, minlength=len(self.device_names)).tolist()
         return dict(zip(self.device_names, counts, strict=True))
@@ -88,13 +88,13 @@ class Placement:
     def save(self, path: str | Path) -> None:
         """Write the placement as JSON, one op per line, so that ``diff`` can compare two placements.
 
-        With replicas the file has version 3, else with segments 2, and without them version 1. The result, if there is one, has
-        a line for each of its entries.
+        The file has version 3 with replicas, version 2 with segments only, and version 1 without both. The result, if known,
+        takes a line per entry.
         """
         write_text(Path(path), self._text())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what :meth:`save` writes, as JSON has it."""
+        """Return the content of the file that :meth:`save` writes, as a dict for JSON."""
         found: dict[str, Any] = json.loads(self._text())
         return found
 
@@ -122,7 +122,7 @@ class Placement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], path: str | Path) -> Placement:
-        """Return the placement of a file's content (:meth:`to_dict`). Raises PlacementError, naming the file."""
+        """Return the placement in a file's content (:meth:`to_dict`). Raises PlacementError, naming the file."""
         devices, replicas = data.get("devices"), data.get("replicas", [])
         if not isinstance(devices, list) or not devices or not all(isinstance(name, str) for name in devices):
             raise _no_placement(path)
@@ -135,7 +135,7 @@ class Placement:
         used = np.concatenate([np.unique(one.devices) for one in (first, *others)])
         shared = [devices[d] for d in np.flatnonzero(np.bincount(used) > 1)]
         if shared:
-            raise PlacementError(f"{path}: replicas serve whole requests on devices of their own; two of them use {shared[0]}.")
+            raise PlacementError(f"{path}: replicas must be on different devices, but two of them use {shared[0]}.")
         if any(set(one.op_names) != set(first.op_names) for one in others):
             raise PlacementError(f"{path}: replicas place the same ops, and one of them places others than the first.")
         result = data.get("result")
@@ -144,17 +144,17 @@ class Placement:
         return replace(first, replicas=tuple(others), conditions=_conditions(path, data), result=result)
 
     def segments_for(self, op_names: Sequence[str]) -> NDArray[np.int32] | None:
-        """Segment of each of the given ops, matched by name, ``int32[V]``; None if segments are still to be planned."""
+        """Return the segment of each given op, matched by name, ``int32[V]``; None if segments are still to be planned."""
         if self.segments is None:
             return None
         number = dict(zip(self.op_names, self.segments.tolist(), strict=True))
         return np.array([number[name] for name in op_names], np.int32)
 
     def for_ops(self, op_names: Sequence[str], device_names: Sequence[str], graph_hash: str) -> NDArray[np.int32]:
-        """Device numbers for the given ops and devices, matched by name: ``int32[V]``.
+        """Return the device number of each given op, with ops and devices matched by name, ``int32[V]``.
 
         Raises:
-            PlacementError: the placement belongs to another graph, does not cover it, or uses a device that is not there.
+            PlacementError: the placement belongs to another graph, does not cover it, or uses an unknown device.
         """
         if self.graph_hash and graph_hash and self.graph_hash != graph_hash:
             raise PlacementError(
@@ -182,7 +182,7 @@ class Placement:
 
 
 def _conditions(path: str | Path, data: Mapping[str, Any]) -> Conditions | None:
-    """Read the conditions under which a placement was found; None if the file does not say any."""
+    """Return the conditions under which a placement was found; None if the file states none."""
     if "precision" not in data:
         return None
     precision, sent, shapes = data["precision"], data.get("compression", "none"), data.get("input_shapes", {})
@@ -211,7 +211,7 @@ def _no_placement(path: str | Path) -> PlacementError:
 
 
 def _read(path: str | Path, data: Mapping[str, Any], devices: list[str], graph: str) -> Placement:
-    """Read what serves whole requests: the placement itself, or a replica."""
+    """Read a placement that serves whole requests: the placement itself, or a replica."""
     ops = data.get("ops")
     if not isinstance(ops, dict) or not ops or not all(isinstance(name, str) for name in ops.values()):
         raise _no_placement(path)

@@ -1,4 +1,4 @@
-"""Placement problems: graph x cluster x costs."""
+"""Placement problems: a graph, a cluster and costs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from placeit.core.units import about_bytes
 __all__ = ["CostFunction", "Problem"]
 
 CostFunction: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float64]]
-"""``cost(placements: int32[B, V]) -> float64[B]``, seconds; ``inf`` of what does not fit, NaN of what could not be measured.
+"""``cost(placements: int32[B, V]) -> float64[B]``, seconds; ``inf`` for an infeasible placement, NaN for an unmeasured one.
 
-A simulator and a measured cost (:class:`placeit.MeasuredCost`) look the same.
+A simulator and a measured cost (:class:`placeit.MeasuredCost`) have the same interface.
 """
 
 
@@ -51,15 +51,15 @@ class Problem:
         memory: ``float64[D]``, bytes that a device holds; ``inf`` if unbounded.
         conflicts: ``bool[D, D]``, symmetric: devices that never run at the same time, because they share hardware (``CPU@0-1``
             and ``CPU@0``). False on the diagonal.
-        host: ``float64[D + 1]``, seconds that a request takes beside the work of devices and links: for the call, for waking
-            devices, and for the answer. Entry ``d`` is for placements of all ops on device ``d``, the last one for placements
-            on several devices. Simulators add it to the makespan once.
+        host: ``float64[D + 1]``, seconds of a request besides the work of devices and links: for the call, for waking devices,
+            and for the answer. Entry ``d`` is for placements of all ops on device ``d``, the last one for placements on several
+            devices. Simulators add it to the makespan once.
         op_names: unique names, ``V`` of them.
         device_names: unique names, ``D`` of them.
         graph_hash: identity of the task graph, empty if the problem has no model behind it.
-        kinds: names of what ops compute, such as ``Convolution``, ``V`` of them; empty where that is not known.
-        output_shapes: shape of the largest tensor that each op gives to others, ``V`` of them; None where that is not known, or
-            the op gives nothing to others.
+        kinds: name of each op's computation, such as ``Convolution``, ``V`` of them; empty if unknown.
+        output_shapes: shape of the largest tensor that each op gives to others, ``V`` of them; None if unknown, or if the op
+            gives nothing to others.
         order: ``int32[V]``, a topological order.
     """
 
@@ -102,7 +102,7 @@ class Problem:
         kinds: Sequence[str] | None = None,
         output_shapes: Sequence[Sequence[int] | None] | None = None,
     ) -> Problem:
-        """Build and check a problem; the class says shapes and units. What is left out is zero, unbounded, numbered or unknown.
+        """Build and check a problem; the class states shapes and units. Defaults are zero, unbounded, numbered or unknown.
 
         Devices do not conflict unless ``conflicts`` says so.
 
@@ -123,7 +123,7 @@ class Problem:
             checks.check_length(what, values, size)
             if len(set(values)) != size:
                 raise ProblemError(f"'{what}' contains a name twice; names must be unique.")
-        # what an edge carries is one number per edge: numbers, not equality of bytes, say that two edges share a tensor
+        # edges share a tensor if they have the same tensor number; equal bytes do not decide that
         tensor = np.arange(count, dtype=np.int32) if edge_tensor is None else checks.ints("edge_tensor", edge_tensor, (count,))
         sizes = checks.floats("edge_bytes", edge_bytes, 1, (count,))
         _, first, inverse = np.unique(tensor, return_index=True, return_inverse=True)
@@ -204,7 +204,7 @@ class Problem:
 
     @cached_property
     def single_devices(self) -> tuple[int, ...]:
-        """Devices that can run the whole graph alone, memory included."""
+        """Numbers of the devices that can run the whole graph alone and hold its weights."""
         fits = self.feasible.all(axis=0) & (self.param_bytes.sum() <= self.memory)
         return tuple(int(d) for d in np.flatnonzero(fits))
 
@@ -212,7 +212,7 @@ class Problem:
     def critical_path(self) -> float:
         """Length of the longest path in seconds, each op on its fastest device, without transfers: a bound for makespans.
 
-        The denominator of the schedule length ratio (Topcuoglu et al. 2002, equation 11; GiPH, section 5).
+        It is the denominator of the schedule length ratio (Topcuoglu et al. 2002, equation 11; GiPH, section 5).
         """
         fastest = self.compute.min(axis=1)
         reached = fastest.copy()
@@ -225,17 +225,16 @@ class Problem:
 
     @cached_property
     def key(self) -> str:
-        """Identity of the costs, 32 hexadecimal digits: the same for the same content, in any process and on any machine.
+        """Identity of the costs, 32 hexadecimal digits; equal for equal content, in any process and on any machine.
 
-        It covers all that decides what a placement given by numbers costs and whether it is feasible: ``compute``, ``edges`` in
-        their order, ``edge_bytes``, ``edge_tensor``, ``bandwidth``, ``latency``, ``cut``, ``param_bytes``, ``memory``,
-        ``conflicts`` and ``host``, to the last bit. Names, kinds, shapes and ``graph_hash`` do not count: they only say what it
-        is that costs so much.
+        It covers everything that decides what a placement of numbered devices costs and whether it is feasible: ``compute``,
+        ``edges`` in their order, ``edge_bytes``, ``edge_tensor``, ``bandwidth``, ``latency``, ``cut``, ``param_bytes``,
+        ``memory``, ``conflicts`` and ``host``, to the last bit. Names, kinds, shapes and ``graph_hash`` do not count.
         """
         digest = hashlib.sha256(repr(self.compute.shape).encode())
         for name in _ARRAYS:
             array = getattr(self, name)
-            # adding zero makes one of the two zeros
+            # adding zero turns -0.0 into 0.0
             digest.update(array.astype("<i4").tobytes() if array.dtype.kind == "i" else (array + 0.0).astype("<f8").tobytes())
         if self.conflicts.any():
             digest.update(self.conflicts.tobytes())
@@ -244,7 +243,7 @@ class Problem:
         return digest.hexdigest()[:32]
 
     def comm(self, edge: int) -> NDArray[np.float64]:
-        """Seconds to move an edge's tensor, ``float64[D, D]`` by source and destination, cut costs included."""
+        """Return the seconds to move an edge's tensor, ``float64[D, D]`` by source and destination, cut costs included."""
         seconds: NDArray[np.float64] = (
             self.latency + self.edge_bytes[edge] / self.bandwidth + self.cut[edge][:, None] + self.cut[edge][None, :]
         )
@@ -285,9 +284,9 @@ class Problem:
         return Placement(self.op_names, self.check(devices), self.device_names, self.graph_hash)
 
     def to_json(self, path: str | Path, *, sync: bool = True) -> None:
-        """Write the problem as JSON, version 2; infinite values become null. ``sync``: wait until the disk has it.
+        """Write the problem as JSON, version 2, with null for infinite values. ``sync``: wait until the disk has stored it.
 
-        ``conflicts`` is there only if some devices conflict, ``host`` only if it is not zero.
+        ``conflicts`` is written only if some devices conflict, ``host`` only if it is not zero.
         """
         fields = {
             "format": "placeit-problem",
@@ -307,13 +306,13 @@ class Problem:
 
     @classmethod
     def from_json(cls, path: str | Path) -> Problem:
-        """Read a problem that :meth:`to_json` wrote (or a hand-written one with the arguments of :meth:`from_arrays`).
+        """Read a problem that :meth:`to_json` wrote, or a hand-written file with the arguments of :meth:`from_arrays`.
 
-        Version 1, which a file without a version is taken for, had no key, kinds and output shapes. None has to be there.
+        A file without a version counts as version 1. That version had no key, kinds and output shapes, which are optional.
 
         Raises:
             FileError: the file cannot be read, is no JSON object of this format, or has another version.
-            ProblemError: it holds no problem, or one that its ``key`` does not belong to.
+            ProblemError: the file holds no problem, or its ``key`` does not match its costs.
             InfeasibleError: some op can run on no device.
         """
         data = read_json(Path(path), "placeit-problem", _VERSIONS)

@@ -1,4 +1,4 @@
-"""Lookup by name: built-in and plug-in entry points, and the notation ``name:option=value,option=value``."""
+"""Look up built-in and plug-in entry points by name, and read the notation ``name:option=value,option=value``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["check_size", "entry_table", "load_entry", "parse_options"]
 
 
 def check_size(what: str, name: str, option: str, value: float, least: float, most: float) -> None:
-    """Check a given number before anything of that size is allocated. Raises UsageError, which states the allowed range."""
+    """Check a number before anything of that size is allocated. Raises UsageError, which states the allowed range."""
     if not least <= value <= most:
         bounds = f"at most {most:,g}" if least == -math.inf else f"from {least:,g} to {most:,g}"
         bounds = f"at least {least:,g}" if most == math.inf else bounds
@@ -25,12 +25,12 @@ def check_size(what: str, name: str, option: str, value: float, least: float, mo
 
 
 def entry_table(what: str, group: str, builtin: Mapping[str, str]) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name; nothing is imported.
+    """Return the entry points of a group by name, without importing them.
 
     Args:
-        what: what they are, for messages: ``placer``.
-        group: in which plug-ins, and placeit's own learning half, name theirs.
-        builtin: those that are always there: ``module:attribute`` by name.
+        what: the kind of thing, for messages: ``placer``.
+        group: the entry-point group in which plug-ins, and placeit's own learning half, register.
+        builtin: entries that always exist: ``module:attribute`` by name.
 
     Raises:
         UsageError: two packages use the same name.
@@ -47,10 +47,10 @@ def entry_table(what: str, group: str, builtin: Mapping[str, str]) -> dict[str, 
 
 
 def load_entry(what: str, table: Mapping[str, EntryPoint], name: str) -> Any:
-    """Import the object behind a name.
+    """Import the object that a name stands for.
 
     Raises:
-        UsageError: there is no such name, or its package cannot be imported.
+        UsageError: the name does not exist, or its package cannot be imported.
     """
     if name not in table:
         raise UsageError(f"There is no {what} '{name}'; the {what}s are {', '.join(sorted(table))}{nearest(name, table)}.")
@@ -59,7 +59,7 @@ def load_entry(what: str, table: Mapping[str, EntryPoint], name: str) -> Any:
         return entry.load()
     except Exception as error:
         if entry.dist is None and not isinstance(error, ImportError | AttributeError):
-            raise  # of placeit itself, it is a bug
+            raise  # a bug of placeit itself
         remedy = "Install or repair its package."
         if isinstance(error, ImportError) and entry.extras:
             remedy = f"Install what it needs: {install(','.join(entry.extras), entry.dist.name if entry.dist else 'placeit')}"
@@ -71,16 +71,16 @@ def parse_options(what: str, text: str, types: Callable[[str], Mapping[str, type
     """Read ``name`` or ``name:option=value,option=value``.
 
     Args:
-        what: what it names, for messages: ``placer``.
+        what: the kind of thing, for messages: ``placer``.
         text: the text.
-        types: gives the types of the options of a name: bool, int, float or str. An option that is not among them stays text,
-            for whoever makes the thing to refuse.
+        types: returns the type of each option of a name: bool, int, float or str. An unknown option stays text; the caller
+            refuses it.
 
     Returns:
         The name, and the options.
 
     Raises:
-        UsageError: the text has another form, or a value another type.
+        UsageError: the text has another form, or a value has another type.
     """
     name, colon, rest = text.partition(":")
     known = types(name)

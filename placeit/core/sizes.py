@@ -1,4 +1,4 @@
-"""Ranges of sizes: how long a dimension of a model's inputs may be at run time, and for which size placements are sought."""
+"""Ranges of sizes: how long a dimension of a model's inputs may be at run time, and for which sizes placements are sought."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _RANGE = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?:@(?P<typical>\d+(x\d+)?(
 
 @dataclass(frozen=True)
 class SizeRange:
-    """The sizes that one dimension may have.
+    """The allowed sizes of one dimension.
 
     Attributes:
-        least: size.
-        most: size.
-        typical: sizes for which placements are sought; none for that of the model's sample inputs, or else the largest.
-        times: how often each of these comes, in proportion; 0 for one that only comes before others.
+        least: smallest size.
+        most: largest size.
+        typical: sizes for which placements are sought. If empty, the size of the model's sample inputs is used, or else the
+            largest size.
+        times: how often each typical size occurs, in proportion; 0 for a size that occurs only before others.
 
     Raises:
-        UsageError: they are not in order, or not positive.
+        UsageError: the sizes are not in order, or not positive.
     """
 
     least: int
@@ -51,7 +52,7 @@ class SizeRange:
         """Read ``32..512``, ``32..512@128``, or several typical sizes, ``32..512@128x3/512``: 128 three times as often as 512.
 
         Raises:
-            UsageError: it is nothing of the kind.
+            UsageError: the text has another form.
         """
         found = _RANGE.fullmatch(text.strip())
         if found is None:
@@ -74,7 +75,7 @@ def _spelled(least: int, most: int, typical: Sequence[int], times: Sequence[int]
 
 
 def fits(shape: Sequence[int], typical: Sequence[int], limits: Limits | None) -> bool:
-    """Return whether a tensor of this shape may be where one of a typical shape, within some limits, is expected."""
+    """Return whether a tensor of this shape is accepted where the typical shape, or one within the limits, is expected."""
     if limits is None:
         return tuple(shape) == tuple(typical)
     return len(shape) == len(limits) and all(low <= size <= high for size, (low, high) in zip(shape, limits, strict=True))
@@ -83,12 +84,12 @@ def fits(shape: Sequence[int], typical: Sequence[int], limits: Limits | None) ->
 def spelled_shape(shapes: Sequence[Sequence[int]], limits: Limits | None, times: Sequence[int] = ()) -> list[int | str]:
     """Spell a shape as :class:`SizeRange` reads it: a number for each fixed size, a range with typical sizes for others.
 
-    A size of an output or of a state may have no bound, as in ``0..@128``, which inputs may not.
+    A size of an output or a state may have no bound, as in ``0..@128``; a size of an input must have one.
 
     Args:
-        shapes: the typical ones.
+        shapes: the typical shapes.
         limits: least and largest sizes; None if all are fixed.
-        times: how often each typical shape comes, in proportion; none for equally often.
+        times: how often each typical shape occurs, in proportion; empty for equally often.
     """
     if limits is None:
         return [*shapes[0]]

@@ -22,11 +22,11 @@ __all__ = ["Node", "StrictYaml"]
 Node = yaml.Node
 
 _PLAIN_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
-_LONGEST = 200  # characters of a value; more is a mistake, and would drown the message about it
+_LONGEST = 200  # most characters of a value; a longer one is a mistake, and would hide the message about it
 
 
 class _Loader(yaml.BaseLoader):
-    """Refuses aliases: nothing here needs them, and a few lines of them can stand for terabytes."""
+    """Loader that refuses aliases: no file needs them, and a few lines of them can stand for terabytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -36,13 +36,13 @@ class _Loader(yaml.BaseLoader):
 
 
 class StrictYaml:
-    """Reads values out of the nodes of one file. Every method raises ClusterError with file, line and key."""
+    """Reader of values from the nodes of one file. Every method raises ClusterError with file, line and key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def root(self) -> Node:
-        """Parse the file. Raises FileError if it cannot be read."""
+        """Parse the file and return its root node. Raises FileError if it cannot be read."""
         text = read_text(self.path)
         try:
             node: Node | None = yaml.compose(text, _Loader)
@@ -56,7 +56,7 @@ class StrictYaml:
         return node
 
     def mapping(self, node: Node, entry: str, known: Sequence[str] | None = None) -> dict[str, Node]:
-        """Values by key; every key must be in ``known``, if given, and no key may occur twice."""
+        """Return values by key. Raises ClusterError for a key that is not in ``known``, if given, or that occurs twice."""
         self._check_tag(node)
         if not isinstance(node, yaml.MappingNode):
             self.fail(node, f"{entry} is not a mapping (key: value)")
@@ -72,14 +72,14 @@ class StrictYaml:
         return fields
 
     def items(self, node: Node, entry: str) -> list[Node]:
-        """Items of a list."""
+        """Return the items of a list."""
         self._check_tag(node)
         if not isinstance(node, yaml.SequenceNode):
             self.fail(node, f"{entry} is not a list")
         return list(node.value)
 
     def texts(self, node: Node, entry: str) -> list[str]:
-        """Items of a list of single values."""
+        """Return the items of a list of single values."""
         return [self.text(item, f"an item of {entry}") for item in self.items(node, entry)]
 
     def text(self, node: Node, entry: str) -> str:
@@ -93,7 +93,7 @@ class StrictYaml:
         return value
 
     def quantity(self, node: Node, entry: str, dimension: Dimension) -> float:
-        """Read a number with an optional unit; bandwidth, rate and memory are positive, only links and memory are infinite."""
+        """Read a number with an optional unit. Bandwidth, rate and memory are positive; bandwidth and memory may be inf."""
         try:
             value = parse_quantity(self.text(node, entry), dimension)
         except UsageError as error:

@@ -1,19 +1,20 @@
-"""OpenVINO and ONNX Runtime, imported so that they report nothing to their makers: placeit sends nothing over the network.
+"""Import OpenVINO and ONNX Runtime without their telemetry: placeit sends nothing over the network.
 
-Both libraries decide while they are imported, and neither has a switch for that but a file or a variable of the environment:
+Both libraries decide about telemetry while they are imported. Neither has a switch for it other than a file or a variable of
+the environment:
 
-- OpenVINO (2026.4) reports that it is imported, and later what it converts, by the package ``openvino_telemetry``, wherever it
-  can be imported. What is documented is ``opt_in_out --opt_out``, which writes to the user's home folder. Where the package is
-  missing, OpenVINO takes a stand-in of its own that does nothing. So it counts as missing while OpenVINO is imported.
-- ONNX Runtime (1.31) makes a database in the user's home folder and starts a thread that sends what is in it, before its
-  function ``disable_telemetry_events`` can be called. It reads ``ORT_DISABLE_TELEMETRY`` at that moment, so that is set while
-  ONNX Runtime is imported.
+- OpenVINO (2026.4) reports its import, and later its conversions, by the package ``openvino_telemetry``, if that can be
+  imported. The documented switch is ``opt_in_out --opt_out``, which writes to the user's home folder. Without the package,
+  OpenVINO uses a stand-in that does nothing. So placeit makes the package look missing while OpenVINO is imported.
+- ONNX Runtime (1.31) makes a database in the user's home folder and starts a thread that sends its content, before its
+  function ``disable_telemetry_events`` can be called. It reads ``ORT_DISABLE_TELEMETRY`` at that moment, so placeit sets the
+  variable while ONNX Runtime is imported.
 
-Both are put back when the import is over. Who has imported one of the libraries before, or set the variable, has decided, and
-nothing of that is changed.
+Both changes are undone after the import. A program that has imported one of the libraries before, or set the variable, has
+decided itself, and placeit does not change that.
 
-Whoever imports ONNX Runtime also decides which messages it writes to stderr. Here these are errors: for each session on an
-NVIDIA GPU, ONNX Runtime (1.31) warns that no plug-in provides it, which is no fault.
+The code that first imports ONNX Runtime also decides which messages it writes to stderr. Here it writes errors only: for each
+session on an NVIDIA GPU, ONNX Runtime (1.31) warns that no plug-in provides the session, which is no fault.
 """
 
 from __future__ import annotations

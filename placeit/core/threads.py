@@ -1,4 +1,4 @@
-"""A thread that runs jobs in order, bound to CPU cores, and a gate to wait for jobs safely with interrupts."""
+"""A thread that runs jobs in order, bound to CPU cores, and a gate at which threads wait safely with interrupts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Gate", "Job", "Worker", "apart", "within"]
 
 T = TypeVar("T")
 
-_PATIENCE_S = 10.0  # for a thread whose job does not end when it is closed
+_PATIENCE_S = 10.0  # seconds that closing waits for a thread whose job does not end
 _LOOK_S = 0.5
 
 
 class Gate:
-    """A gate for threads to wait at until it is opened.
+    """A gate at which threads wait until it is opened.
 
-    What ``threading.Event`` is, but whole after any exception at any moment: a signal handler that raises inside ``Event.wait``
-    can leave the event's own lock taken, and who sets the event then hangs for ever.
+    It is like ``threading.Event``, but stays valid after any exception at any moment. A signal handler that raises inside
+    ``Event.wait`` can leave the event's lock taken, and then the thread that sets the event hangs for ever.
     """
 
     def __init__(self) -> None:
@@ -40,17 +40,17 @@ class Gate:
             self._shut.release()
 
     def wait(self, timeout: float = -1) -> bool:
-        """Wait until it is open, at most for some seconds (no limit if negative), and return whether it is."""
+        """Wait until the gate is open, at most ``timeout`` seconds (no limit if negative), and return whether it is open."""
         if not self.is_open and self._shut.acquire(timeout=timeout if timeout >= 0 else -1):
-            self._shut.release()  # for the next one
+            self._shut.release()  # for the next thread that waits
         return self.is_open
 
 
 class Job(Generic[T]):
-    """A piece of work for the thread of a :class:`Worker`, and what came of it. Whatever it raises belongs to who waits.
+    """A piece of work for the thread of a :class:`Worker`, and its result or exception.
 
     Attributes:
-        ended: opens when it is over.
+        ended: gate that opens when the job is over.
     """
 
     def __init__(self, what: Callable[[], T]) -> None:
@@ -60,28 +60,29 @@ class Job(Generic[T]):
         self._failures: list[BaseException] = []
 
     def __call__(self) -> None:
-        """Do it on this thread, and open the gate."""
+        """Run the job on this thread, and open the gate."""
         self.run()
         self.ended.open()
 
     def run(self) -> None:
-        """Do it on this thread; whoever calls this opens the gate."""
+        """Run the job on this thread; the caller has to open the gate."""
         try:
             self._made.append(self._what())
-        except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the thread that waits)
+        except BaseException as error:  # noqa: BLE001 (``result`` raises it in the thread that waits)
             self._failures.append(error)
 
     def result(self) -> T:
-        """Return what was made, or raise what was raised, once; after the gate has opened."""
+        """Return the job's result, or raise its exception, once; call it after the gate has opened."""
         if self._failures:
-            raise self._failures.pop()  # which keeps no frame that it passes through by being kept there
+            raise self._failures.pop()  # popped, so that the exception does not keep its own frames alive
         return self._made[0]
 
 
 def apart(job: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
-    """Run a job on a new thread, and return its result or raise its exception; do ``meanwhile`` twice a second until then.
+    """Run a job on a new thread, and return its result or raise its exception; call ``meanwhile`` twice a second until then.
 
-    For what must not be left half done: a signal handler raises in the thread that waits here, and the job goes on to its end.
+    This is for jobs that must not be left half done: a signal handler raises in the thread that waits here, and the job goes on
+    to its end.
     """
     piece = Job(job)
     worker = Worker("placeit apart")
@@ -104,21 +105,21 @@ def within(seconds: float, job: Callable[[], None]) -> bool:
 
 
 class Worker:
-    """A thread that runs what is queued on its lane, one thing at a time and in order.
+    """A thread that runs the jobs queued on its lane, one at a time and in order.
 
-    Jobs are Python functions. A job must not raise, since that would end the thread. Executors queue segments that may need no
-    Python. The thread also ends when nothing refers to the worker any more.
+    Jobs are Python functions. A job must not raise, since that would end the thread. Executors queue segments, which may need
+    no Python. The thread also ends when nothing refers to the worker any more.
 
     Args:
         name: thread name.
-        cores: CPU cores to run on; empty for wherever the process may run.
-        around: a context that its thread enters before the first job and leaves after the last one.
+        cores: CPU cores to run on; empty for all that the process may use.
+        around: returns a context that the thread enters before the first job and leaves after the last one.
 
     Attributes:
-        lane: its queue.
+        lane: the thread's queue.
 
     Raises:
-        DeviceError: the process may not run on any of the cores, or have one more thread.
+        DeviceError: the process may not run on any of the cores, or may not have another thread.
     """
 
     def __init__(
@@ -126,10 +127,10 @@ class Worker:
     ) -> None:
         self.lane = _core.Lane()
         self.submit: Callable[[Callable[[], object]], object] = self.lane.submit
-        # a callback in C: one in Python could be interrupted, and then nothing would tell the thread to end
+        # a callback in C, since one in Python could be interrupted, and then nothing would tell the thread to end
         self._fate = _Fate(weakref.ref(self, self.lane.close))
         self._thread = threading.Thread(target=_work, args=(self.lane, cores, around, self._fate), name=name, daemon=True)
-        # not from here: Thread.start waits for an event
+        # started on another thread, since Thread.start waits for an event
         _thread.start_new_thread(self._fate.start, (self._thread,))
         while not self._fate.settled.wait(_LOOK_S):
             pass
@@ -143,7 +144,7 @@ class Worker:
             raise DeviceError(f"{name}: its thread cannot be started ({error}): close what runs beside it.") from error
 
     def check(self) -> None:
-        """Raise ExecutionError if the thread has ended, so that submitted jobs will never be reported."""
+        """Raise ExecutionError if the thread has ended, in which case submitted jobs will never be reported."""
         if not self.alive:
             if self._fate.error is None:
                 self._refuse(self.check)
@@ -155,7 +156,7 @@ class Worker:
     @property
     def alive(self) -> bool:
         """True if the thread runs or is about to start."""
-        return not self._fate.ended  # Thread.is_alive says for ever that it has ended once a signal handler has raised in there
+        return not self._fate.ended  # Thread.is_alive is false for ever if a signal handler raised in it
 
     def _refuse(self, job: Callable[[], object]) -> None:  # noqa: ARG002
         raise ExecutionError(f"{self._thread.name} is closed, and nothing more can run there: open a new session or runtime.")
@@ -163,7 +164,7 @@ class Worker:
     def close(self) -> None:
         """Finish all submitted jobs and stop; later submissions raise ExecutionError.
 
-        A job that does not end within ten seconds is left behind: the thread, a daemon, ends with it.
+        A job that does not end within ten seconds is left running: its thread is a daemon and ends with it.
         """
         self.submit = self._refuse
         self.lane.close()
@@ -175,10 +176,10 @@ class _Fate:
     """State of a worker's thread, without a reference to the worker itself.
 
     Attributes:
-        worker: which it is; the lane is closed when nothing else refers to it.
-        settled: whether it has started.
-        ended: whether it runs nothing any more.
-        error: why not, or what it died of.
+        worker: the worker; when nothing else refers to it, the lane is closed.
+        ``settled``: gate that opens when the thread has started, or has failed to start.
+        ended: whether the thread runs nothing any more.
+        error: why the thread could not start, or the exception that ended it.
     """
 
     def __init__(self, worker: weakref.ref[Worker]) -> None:
@@ -212,7 +213,7 @@ def _work(
     try:
         with around():
             lane.work()
-    except BaseException as error:  # noqa: BLE001 (whoever waits finds it there)
+    except BaseException as error:  # noqa: BLE001 (``Worker.check`` reports it)
         fate.error = error
     finally:
         fate.ended = True

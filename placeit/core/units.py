@@ -39,7 +39,7 @@ _WRITTEN: dict[Dimension, tuple[str, ...]] = {
     "rate": ("TFLOP/s", "GFLOP/s", "MFLOP/s", "FLOP/s"),
     "power": ("W", "mW"),
 }
-# a sign is read only so that the message can say what is wrong with it
+# a sign is accepted here so that the message can say that the value is negative
 _QUANTITY = re.compile(r"(-?)((?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][+-]?\d{1,3})?|\.?inf)\s*([^\d\s].*)?", re.ASCII)
 
 
@@ -47,14 +47,14 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     """Read a number with a unit, such as ``10 Gbit/s``; a number without a unit is in SI base units.
 
     Prefixes are decimal (``GB`` is 1e9 bytes) unless they are binary (``GiB``). Units are case-sensitive, since ``b`` and
-    ``B`` mean different things to different people; ``inf`` is a number.
+    ``B`` mean different units; ``inf`` is a number.
 
     Args:
         text: the quantity.
-        dimension: what it measures; the result is in bytes/s, seconds, bytes, FLOP/s or watts.
+        dimension: the quantity's dimension; the result is in bytes/s, seconds, bytes, FLOP/s or watts.
 
     Raises:
-        UsageError: not a number, negative, or an unknown unit.
+        UsageError: the text is not a number, is negative, or has an unknown unit.
     """
     match = _QUANTITY.fullmatch(text.strip())
     units = _UNITS[dimension]
@@ -95,7 +95,7 @@ def parse_duration(text: str) -> float:
 
 
 def about_bytes(value: float) -> str:
-    """Write a size with three digits or so: ``2.15 GB``."""
+    """Return a size as text with about three digits: ``2.15 GB``."""
     for prefix in ("T", "G", "M", "k"):
         if value >= _DECIMAL[prefix]:
             return "no limit" if value == float("inf") else f"{value / float(_DECIMAL[prefix]):.3g} {prefix}B"
@@ -103,7 +103,7 @@ def about_bytes(value: float) -> str:
 
 
 def about_seconds(value: float) -> str:
-    """Write how long ago something was: ``3 days``, ``40 s``."""
+    """Return a duration as text, to whole days, hours, minutes or seconds: ``3 days``, ``40 s``."""
     for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
         if value >= 2 * length:
             return f"{value / length:.0f} {unit}"
@@ -111,7 +111,7 @@ def about_seconds(value: float) -> str:
 
 
 def format_quantity(value: float, dimension: Dimension) -> str:
-    """Write a quantity in readable form, such that :func:`parse_quantity` returns exactly ``value``."""
+    """Return a quantity as readable text from which :func:`parse_quantity` reads exactly ``value``."""
     if value not in (0.0, float("inf")):
         for unit in _WRITTEN[dimension]:
             factor = float(_UNITS[dimension][unit])

@@ -1,7 +1,7 @@
-"""Base classes of what shows itself: results in a notebook, as a table, as figures and as a page, servers while they serve.
+"""Base classes of objects with views: results as tables, figures and pages, and servers while they serve.
 
-What draws them is in a layer above them all, :mod:`placeit.report.views`. As commands and placers are, it is found by name when
-it is asked for, so that no result imports it.
+The code that draws them is in a higher layer, :mod:`placeit.report.views`. It is found by name when it is needed, as commands
+and placers are, so that no result imports it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Shown:
 
 
 class Drawn(Shown):
-    """A result that can be drawn. What needs a run of its answer runs it, once, and keeps what that showed.
+    """A result that can be drawn. Views that need a run of the placement run it, once, and keep its recording.
 
-    Figures are of matplotlib, and belong to no window: ``savefig`` writes them as PNG, SVG or PDF.
+    Figures are matplotlib figures without a window: ``savefig`` writes them as PNG, SVG or PDF.
     """
 
     def report(self, path: str | Path) -> None:
@@ -51,7 +51,7 @@ class Drawn(Shown):
         _view("page")(self, path)
 
     def plot_timeline(self) -> Any:
-        """Return a figure of what ran when: measured, on the best single device, and simulated, on one time axis.
+        """Return a figure of the run, the run on the best single device and the simulated run, on one time axis.
 
         Raises:
             UsageError: matplotlib is not installed, or nothing ran.
@@ -67,7 +67,7 @@ class Drawn(Shown):
         return _view("utilization")(self)
 
     def plot_candidates(self) -> Any:
-        """Return a figure of what was simulated and measured of each candidate of a search, with 95 % intervals.
+        """Return a figure of each candidate's simulated and measured times, with 95 % intervals.
 
         Raises:
             UsageError: matplotlib is not installed, or nothing was searched for.
@@ -75,7 +75,7 @@ class Drawn(Shown):
         return _view("candidates")(self)
 
     def plot_pareto(self) -> Any:
-        """Return a figure of the front of latency and energy of a search that was asked for it.
+        """Return a figure of the Pareto front of latency and energy, from a search for that front.
 
         Raises:
             UsageError: matplotlib is not installed, or no front was searched for.
@@ -92,28 +92,28 @@ class Drawn(Shown):
 
 
 class Closable(Protocol):
-    """What shows the numbers of a server until it is closed. A context manager."""
+    """A view of a server's numbers until it is closed. A context manager."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None: ...
 
     def close(self) -> None:
-        """End; a second call has no effect."""
+        """End the view; a second call has no effect."""
         ...
 
 
 class MetricsPage(Closable, Protocol):
-    """A page of metrics."""
+    """A page that serves metrics."""
 
     @property
     def port(self) -> int:
-        """Number of its port."""
+        """Port number of the page."""
         ...
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """Address of the page."""
         ...
 
 
@@ -122,34 +122,34 @@ class Watched(ABC):
 
     @abstractmethod
     def stats(self) -> Any:
-        """Return the numbers."""
+        """Return the server's statistics."""
 
     @abstractmethod
     def watch(self, watcher: Closable) -> None:
-        """Close a watcher when the server is closed."""
+        """Register a watcher, which is closed with the server."""
 
     def live(self) -> Closable:
-        """Show throughput, latencies, the queue and devices on standard error until the server, or what is returned, is closed.
+        """Show throughput, latencies, the queue and devices on standard error, until the server or the returned view is closed.
 
-        On a terminal, a view that changes twice a second; elsewhere a line every five seconds.
+        On a terminal the view is updated twice a second; elsewhere a line is printed every five seconds.
 
         Raises:
             ExecutionError: the server is closed.
         """
         view = _view("LiveView", _LIVE)(self.stats)
-        self.watch(view)  # and from now on, the server ends it in any case
+        self.watch(view)  # from now on, the server closes the view in any case
         view.start()
         watcher: Closable = view
         return watcher
 
     def metrics(self, port: int = 0) -> MetricsPage:
-        """Serve the same numbers to Prometheus until the server, or what is returned, is closed.
+        """Serve the server's statistics to Prometheus until the server, or the returned page, is closed.
 
         Args:
-            port: of 127.0.0.1, so that nothing but this machine can read them; 0 for any that is free.
+            port: port of 127.0.0.1, so that only this machine can read the page; 0 for any free port.
 
         Raises:
-            UsageError: there is no such port, it is taken, or prometheus-client is not installed; says how to install it.
+            UsageError: the port does not exist or is taken, or prometheus-client is not installed (says how to install it).
             ExecutionError: the server is closed.
         """
         page: MetricsPage = _view("Metrics", _METRICS)(port, self.stats)

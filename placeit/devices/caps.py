@@ -34,10 +34,10 @@ def capped(cluster: Cluster, caps: Mapping[str, float | str] | None) -> Cluster:
 
     Args:
         cluster: the devices.
-        caps: most memory by device name: bytes, or a quantity such as ``"2 GB"``. It never raises what a device has.
+        caps: most memory by device name: bytes, or a quantity such as ``"2 GB"``. It never raises a device's memory.
 
     Raises:
-        UsageError: a device is not there, or a limit is no size.
+        UsageError: a device does not exist, or a limit is not a size.
     """
     if not caps:
         return cluster

@@ -33,10 +33,10 @@ _LINK_KEYS = ("bandwidth", "latency")
 
 
 def discover(spec: Cluster | str | Path | Sequence[str] | None = None, *, precision: str = "f32") -> Cluster:
-    """Make a cluster from a cluster file (``*.yaml``, ``*.yml``), from device names, or from nothing (``auto``).
+    """Return the cluster of a cluster file (``*.yaml``, ``*.yml``), of device names, or of ``auto``, the default.
 
-    ``auto`` leaves out devices that do not compute in ``precision``. Raises what :func:`read_cluster` and
-    :func:`placeit.devices.discovery.named` raise.
+    ``auto`` leaves out devices that do not compute in ``precision``. Raises the errors of :func:`read_cluster` and of
+    :func:`placeit.devices.discovery.named`.
     """
     if isinstance(spec, Cluster):
         return spec
@@ -55,19 +55,19 @@ def read_cluster(path: str | Path, *, check: bool = True) -> Cluster:
 
     Args:
         path: the file.
-        check: look for the real devices on this machine, and fill in what it tells about them. Without it the file may be
-            about another machine: its devices have the cores and the memory that the file states.
+        check: whether to look for the real devices on this machine, and fill in their properties. If not, the file may describe
+            another machine: its devices have the cores and the memory that the file states.
 
     Raises:
         FileError: the file cannot be read.
-        ClusterError: names the file, the line and the key that is wrong.
-        DeviceError: a real device is not there, or is there twice.
+        ClusterError: the file has an error; the message names the file, the line and the key.
+        DeviceError: a real device does not exist, or is named twice.
     """
     return _Reader(Path(path)).cluster(check)
 
 
 def write_cluster(cluster: Cluster, path: str | Path) -> None:
-    """Write a cluster file that :func:`read_cluster` reads back as the same cluster. Raises FileError."""
+    """Write a cluster file from which :func:`read_cluster` reads an equal cluster. Raises FileError."""
     lines = ["devices:"]
     for device in cluster.devices:
         lines.append(f"  {_scalar(device.name)}:")
@@ -105,7 +105,7 @@ def _device_fields(device: Device) -> Iterator[tuple[str, str]]:
 
 
 def _scalar(text: str) -> str:
-    """Write a string for YAML, quoted (as JSON does it, which YAML reads) unless it is a plain word."""
+    """Return a string for YAML, quoted as in JSON, which YAML reads, unless it is a plain word."""
     word = text.translate({ord(mark): "x" for mark in "@.-_+"})
     return text if text[:1].isalnum() and word.isascii() and word.isalnum() else json.dumps(text, ensure_ascii=False)
 
@@ -135,7 +135,7 @@ class _Reader(StrictYaml):
         return Cluster(tuple(devices), links)
 
     def device(self, name: str, node: Node) -> tuple[Device, dict[str, Any]]:
-        """Return the device that an entry is about, and the fields that the entry itself gives."""
+        """Return the device of an entry, and the fields that the entry itself states."""
         entry = f"devices.{name}"
         if not name.strip() or "," in name:
             self.fail(node, f"'{name}' cannot name a device: a name is not empty and has no comma")
@@ -183,7 +183,7 @@ class _Reader(StrictYaml):
             self.fail(
                 node,
                 f"'{entry}' has neither 'runs_on' (a real device) nor 'catalog' (a known one) nor both of 'flops' and "
-                f"'memory_bandwidth' (figures of its own)",
+                f"'memory_bandwidth' (its own figures)",
             )
         return Device(entry, "described")
 
@@ -215,7 +215,7 @@ class _Reader(StrictYaml):
         return links
 
     def pairs(self, node: Node, entry: str, fields: Mapping[str, Node], devices: Collection[str]) -> list[tuple[str, str]]:
-        """Ordered pairs of devices that one entry is about."""
+        """Return the ordered pairs of devices that an entry links."""
         if "between" in fields and not {"from", "to"} & fields.keys():
             ends = self.texts(fields["between"], f"'{entry}.between'")
             if len(ends) != 2:

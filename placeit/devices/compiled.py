@@ -1,4 +1,4 @@
-"""Compiled models on disk: OpenVINO's ``CACHE_DIR``, with a digest beside each file, since OpenVINO trusts what is there."""
+"""Compiled models on disk: OpenVINO's ``CACHE_DIR``, with a digest beside each file, since OpenVINO does not check them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from placeit.devices.openvino_shared import openvino_core
 __all__ = ["VARIABLE", "CompiledModels", "compile_cached", "compiles_slowly", "from_cache", "is_kept"]
 
 VARIABLE = "PLACEIT_MODEL_CACHE"
-"""Environment variable: ``0`` for no cache; ``1`` for one that CPUs use as well, or the path of its folder. Without it, only
-devices that compile slowly have one."""
+"""Environment variable: ``0`` for no cache; ``1`` for a cache that CPUs use as well, or the path of its folder. Without the
+variable, only devices that compile slowly have a cache."""
 
 _MOST_BYTES = 2e9
 _FAILURES = (RuntimeError, OSError)
@@ -37,19 +37,19 @@ _log = logging.getLogger("placeit")
 
 
 def compile_cached(core: Any, model: Any, target: str, config: Mapping[str, Any], identity: str = "") -> Any:
-    """Compile a model with OpenVINO, or reuse an earlier result if there is a cache for the device.
+    """Compile a model with OpenVINO, or load an earlier result if there is a cache for the device.
 
     Args:
-        core: OpenVINO's core, or whatever compiles like it.
+        core: OpenVINO's core, or an object that compiles like it.
         model: an ``openvino.Model``.
         target: OpenVINO's name of the device.
         config: properties.
-        identity: what :func:`is_kept` finds it by: equal for models of equal structure.
+        identity: identity of the model's structure, by which :func:`is_kept` finds it; equal for models of equal structure.
     """
     folder = _folder(target)
 
     def compile_it() -> Any:
-        # the CPU's plugin does not say of what comes from a cache which ops its kernels stand for; that of GPUs does
+        # the CPU's plugin, unlike the GPUs', does not tell for cached models which ops a kernel stands for
         if folder is None or (config.get("PERF_COUNT") and not compiles_slowly(target)):
             return core.compile_model(model, target, dict(config))
         return _opened(folder).compile(
@@ -57,14 +57,14 @@ def compile_cached(core: Any, model: Any, target: str, config: Mapping[str, Any]
         )
 
     if str(config.get("NUM_STREAMS")) == "0" and config.get("INFERENCE_NUM_THREADS") == 1:
-        # else the plugin divides kernels among all cores, and one thread runs all parts, at up to twice the time
+        # otherwise the plugin divides kernels among all cores, and one thread runs all parts, in up to twice the time
         return _core.in_arena_of_one(str(_threading_library()), compile_it)
     return compile_it()
 
 
 @functools.cache
 def _threading_library() -> Path:
-    """Return the path of the oneTBB that OpenVINO brings."""
+    """Return the path of the oneTBB library in the OpenVINO package."""
     return Path(import_openvino().__file__).parent / "libs" / "libtbb.so.12"
 
 
@@ -76,7 +76,7 @@ def is_kept(target: str, config: Mapping[str, Any], identity: Callable[[], str])
 
 def from_cache(compiled: Any) -> bool:
     """Return whether a compiled model is from the cache."""
-    ask = getattr(compiled, "property", None) or compiled.get_property  # of the C library, or of the Python binding
+    ask = getattr(compiled, "property", None) or compiled.get_property  # from the C library, or from the Python binding
     try:
         return str(ask("LOADED_FROM_CACHE")) in ("True", "YES")
     except (RuntimeError, PlaceitError):  # a plugin without this property
@@ -85,16 +85,16 @@ def from_cache(compiled: Any) -> bool:
 
 @functools.cache
 def compiles_slowly(target: str) -> bool:
-    """Return whether a device compiles kernels, for seconds to minutes, and its plugin can keep them: a GPU or an NPU."""
+    """Return whether a device takes seconds to minutes to compile kernels that its plugin can keep: a GPU or an NPU."""
     names = [name for name in _devices_of(target) if not name.startswith("CPU")]
     return bool(names) and all("EXPORT_IMPORT" in _property(name, "OPTIMIZATION_CAPABILITIES") for name in names)
 
 
 class _Locale:
-    """The locale of the process, which OpenVINO sets to ``C`` while it reads or writes a compiled model.
+    """Guard of the process's locale, which OpenVINO sets to ``C`` while it reads or writes a compiled model.
 
-    When several threads do so, it may take that for what was there before, and leave it
-    (https://github.com/openvinotoolkit/openvino/pull/24431). The last thread puts back what the first one found.
+    If several threads do so, OpenVINO may take ``C`` for the original locale, and leave it set
+    (https://github.com/openvinotoolkit/openvino/pull/24431). The last thread restores the locale that the first one found.
     """
 
     def __init__(self) -> None:
@@ -123,19 +123,19 @@ _locale = _Locale()
 class CompiledModels:
     """A folder of compiled models.
 
-    There is a sub-folder for each structure of a model, device with its driver, configuration, version of placeit and of
-    OpenVINO. In it, OpenVINO finds entries by what the model computes, its weights included. A file whose digest is not beside
-    it, as it was when it was written, is deleted before a model is looked up there: OpenVINO would compute with damaged weights
-    without a word. The least recently used files beyond a bound are deleted whenever one is written. A folder that cannot be
-    used costs one warning, and models are compiled without it: one of another user, too, as what is in it is run.
+    There is a sub-folder for each model structure, device with its driver, configuration, version of placeit and of OpenVINO.
+    In it, OpenVINO finds entries by the model's computation, including its weights. Before a model is looked up, files are
+    deleted whose digest beside them is missing or differs: OpenVINO would compute with damaged weights without an error. The
+    least recently used files beyond a bound are deleted whenever a file is written. If a folder cannot be used, one warning is
+    logged, and models are compiled without it. This includes another user's folder, since its content would be run.
 
     Args:
-        folder: where.
-        most_bytes: what entries may take; a model with more weights is not kept.
+        folder: path of the folder.
+        most_bytes: most bytes of all entries; a model with more weights is not kept.
     """
 
     def __init__(self, folder: Path, *, most_bytes: float = _MOST_BYTES) -> None:
-        self.folder = folder = Path(os.path.realpath(folder))  # so that no link to it can be exchanged later
+        self.folder = folder = Path(os.path.realpath(folder))  # so that no link to it can be replaced later
         self._most_bytes = most_bytes
         self._locks: dict[Path, threading.Lock] = {}
         self._trimming = threading.Lock()
@@ -147,17 +147,17 @@ class CompiledModels:
             self._give_up(error)
 
     def compile(self, core: Any, model: Any, target: str, config: Mapping[str, Any], identity: str = "") -> Any:
-        """Compile a model or load it from the folder. Raises what OpenVINO raises without a cache."""
+        """Compile a model or load it from the folder. Raises the errors of OpenVINO's compilation without a cache."""
         folder = self.folder / _name(target, config, identity)
         if not self._works or folder.is_symlink() or _weights(model) > self._most_bytes:
             return core.compile_model(model, target, dict(config))
-        with self._locks.setdefault(folder, threading.Lock()):  # for one of two equal devices the other's result is there
+        with self._locks.setdefault(folder, threading.Lock()):  # the second of two equal devices finds the result of the first
             try:
                 _delete_damaged(folder)
                 with _locale.kept():
                     compiled = core.compile_model(model, target, {**config, "CACHE_DIR": str(folder)})
             except _FAILURES as error:
-                compiled = core.compile_model(model, target, dict(config))  # is it the model?
+                compiled = core.compile_model(model, target, dict(config))  # is the model itself at fault?
                 with contextlib.suppress(OSError):
                     for blob in folder.glob("*.blob"):
                         _delete(blob)
@@ -168,11 +168,11 @@ class CompiledModels:
         return compiled
 
     def holds(self, target: str, config: Mapping[str, Any], identity: str) -> bool:
-        """Return whether there is a model of this structure."""
+        """Return whether the folder holds a model of this structure."""
         return self._works and any((self.folder / _name(target, config, identity)).glob("*.sha256"))
 
     def _seal(self, folder: Path) -> None:
-        """Write the digest of each new file beside it; of others, remember that they were used."""
+        """Write the digest of each new file beside it; mark the other files as used now."""
         new = False
         for blob in folder.glob("*.blob"):
             seal = blob.with_suffix(".sha256")
@@ -199,7 +199,7 @@ class CompiledModels:
                 total += size
                 if total > self._most_bytes:
                     _delete(blob)
-                    with contextlib.suppress(OSError):  # others are in it
+                    with contextlib.suppress(OSError):  # the folder has other files
                         blob.parent.rmdir()
 
     def _give_up(self, error: Exception) -> None:
@@ -238,7 +238,7 @@ def _name(target: str, config: Mapping[str, Any], identity: str) -> str:
 
 @functools.cache
 def _device_key(target: str) -> list[str]:
-    """Return what compiled models of a device depend on: its name, and the versions of OpenVINO and of its driver."""
+    """Return the facts that a device's compiled models depend on: its name, the versions of OpenVINO and of its driver."""
     names = _devices_of(target)
     key = [import_openvino().get_version(), "" if names == [target] else target]
     for name in names:
@@ -253,7 +253,7 @@ def _device_key(target: str) -> list[str]:
 
 
 def _drivers() -> list[str]:
-    """Names, sizes and dates of the drivers that this process has loaded: the GPU's plugin does not say what version it has."""
+    """Return names, sizes and dates of the drivers that this process has loaded, as the GPU's plugin tells no version."""
     found: list[str] = []
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
@@ -264,7 +264,7 @@ def _drivers() -> list[str]:
 
 
 def _devices_of(target: str) -> list[str]:
-    """The devices behind OpenVINO's name of one: ``GPU.0`` and ``CPU`` of ``MULTI:GPU.0,CPU``."""
+    """Return the devices in OpenVINO's name of one: ``GPU.0`` and ``CPU`` for ``MULTI:GPU.0,CPU``."""
     return [name.partition("(")[0] for name in target.partition(":")[2].split(",")] if ":" in target else [target]
 
 
@@ -281,7 +281,7 @@ def _weights(model: Any) -> float:
 
 
 def _delete_damaged(folder: Path) -> None:
-    """Delete files that are not what they were, and those that were never finished."""
+    """Delete files that have changed since their digest was written, and files without a digest."""
     for blob in folder.glob("*.blob"):
         seal = blob.with_suffix(".sha256")
         if blob.is_symlink() or not seal.is_file():

@@ -16,7 +16,7 @@ from placeit.core.units import Dimension, parse_quantity
 __all__ = ["FIGURES", "ROOFLINE_EFFICIENCY", "catalog", "roofline_seconds"]
 
 ROOFLINE_EFFICIENCY = 0.5
-"""Share of the peak rate that one op reaches when arithmetic limits it. An assumption, the same for every device: dense
+"""Share of the peak rate that one op reaches when arithmetic limits it. This is an assumption for all devices: dense
 convolutions and matrix products at batch 1 reach between a third and nine tenths of the peak with a good library."""
 
 FIGURES: dict[str, Dimension] = {
@@ -27,14 +27,14 @@ FIGURES: dict[str, Dimension] = {
     "busy_power": "power",
     "op_overhead": "time",
 }
-"""The figures that describe a device, by the name they have in a cluster file and in the catalogue."""
+"""The figures that describe a device, by their names in cluster files and in the catalogue."""
 
 
 @functools.cache
 def catalog() -> dict[str, tuple[Device, str]]:
-    """Read the catalogue that ships with the package: device and source of its figures, by catalogue name.
+    """Return the catalogue in the package: device and source of its figures, by catalogue name.
 
-    A device's memory is infinite where it is the machine's. An idle power of 0 means that none is published.
+    The memory is infinite for a device that uses its machine's memory. An idle power of 0 means that no value is published.
     """
     import yaml
 
@@ -64,7 +64,7 @@ def roofline_seconds(flops: ArrayLike, bytes_moved: ArrayLike, device: Device) -
 
     ``max(flops / (peak * efficiency), bytes / memory bandwidth) + overhead`` with ``efficiency`` =
     :data:`ROOFLINE_EFFICIENCY`. Source: S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009, with a
-    constant overhead for starting an op. It tells devices apart by their figures; it predicts no measured latency.
+    constant overhead for starting an op. It compares devices by their figures; it does not predict measured latencies.
 
     Args:
         flops: floating-point operations of each op, any shape.

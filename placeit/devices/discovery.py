@@ -1,4 +1,4 @@
-"""Finding the devices of this machine, and turning names into them."""
+"""Find the devices of this machine, also by name."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _log = logging.getLogger("placeit")
 __all__ = ["automatic", "available", "named", "other_names", "resolve", "tried"]
 
 _PACKAGES = {"ort": "onnxruntime", "torch": "torch"}
-"""Packages that each runtime needs that is asked for by name."""
+"""Package that each runtime needs, for the runtimes that a device name can select."""
 
 
 def named(spec: str | Sequence[str] | None = None, *, precision: str = "f32") -> Cluster:
     """Find the named devices on this machine.
 
     Args:
-        spec: names, as :func:`placeit.devices.names.parse_devices` reads them. ``auto`` (or None) is every device that
-            OpenVINO finds, that runs an op, and that computes in ``precision``, the CPU included; a warning names others. If
-            only the CPU is left, it is split into two core sets with equally many physical cores, the first having one more if
-            their number is odd.
-        precision: what ``auto`` is for: ``f32``, ``f16`` or ``bf16``.
+        spec: names, as :func:`placeit.devices.names.parse_devices` reads them. ``auto`` (or None) selects every device,
+            including the CPU, that OpenVINO finds, that runs an op, and that computes in ``precision``; a warning names others.
+            If only the CPU is left, it is split into two core sets with equally many physical cores; if their number is odd,
+            the first has one more.
+        precision: precision for ``auto``: ``f32``, ``f16`` or ``bf16``.
 
     Returns:
-        The devices, in the order of the names, without links: those are measured when they are needed.
+        The devices, in the order of the names, without links, which are measured when they are needed.
 
     Raises:
         UsageError: a name is malformed.
-        DeviceError: a device is not there, its cores are not allowed, or two devices are one under two names.
+        DeviceError: a device does not exist, its cores are not allowed, or two names stand for one device.
     """
     if spec is None or (spec if isinstance(spec, str) else ",".join(spec)).strip() == "auto":
         return automatic(_tried_devices(openvino_core()), precision)
@@ -55,7 +55,7 @@ def named(spec: str | Sequence[str] | None = None, *, precision: str = "f32") ->
 
 
 def resolve(addresses: Sequence[Address]) -> list[Device]:
-    """Find what is at some addresses, of this machine or of connected nodes. Raises DeviceError; see :func:`named`."""
+    """Return the devices at addresses of this machine or of connected nodes. Raises DeviceError; see :func:`named`."""
     core = openvino_core()
     devices = [_resolve(core, address) for address in addresses]
     if any(address.node for address in addresses):
@@ -64,11 +64,11 @@ def resolve(addresses: Sequence[Address]) -> list[Device]:
 
 
 def available() -> list[Device]:
-    """Everything that can be named on this machine: OpenVINO's devices, each core alone as a core set, NVIDIA GPUs, and more.
+    """Return all devices of this machine that have names: OpenVINO's devices, each core as a core set, NVIDIA GPUs, and more.
 
-    Each device of OpenVINO's has run an op, or says in :attr:`placeit.core.cluster.Device.unusable` why it cannot. NVIDIA GPUs
-    (kind ``cuda``) are listed if the package nvidia-ml-py is installed and the driver answers; devices of plug-ins' kinds, if
-    these say what there is. A plug-in that cannot say it is left out, with a warning.
+    Each OpenVINO device has run an op, or says in :attr:`placeit.core.cluster.Device.unusable` why it cannot. NVIDIA GPUs (kind
+    ``cuda``) are listed if the package nvidia-ml-py is installed and the driver answers. Devices of plug-ins' kinds are listed
+    if the plug-in lists them; a plug-in that fails to do so is left out, with a warning.
     """
     core = openvino_core()
     devices = _tried_devices(core)
@@ -84,14 +84,14 @@ def available() -> list[Device]:
 
 
 def other_names(device: Device) -> list[str]:
-    """Alternative names of an available device that select another installed runtime: ``ort:CPU@0``."""
+    """Return other names of an available device that select another installed runtime: ``ort:CPU@0``."""
     if device.kind not in ("openvino", "cuda") or not (device.core_set or device.kind == "cuda"):
         return []
     return [f"{runtime}:{device.name}" for runtime, package in _PACKAGES.items() if installed(package)]
 
 
 def automatic(found: Sequence[Device], precision: str = "f32") -> Cluster:
-    """Choose among OpenVINO's devices as ``auto`` does (:func:`named`). Raises DeviceError if none of them can be used."""
+    """Choose among OpenVINO's devices as ``auto`` does (:func:`named`). Raises DeviceError if no device is usable."""
     chosen, others = list[Device](), list[str]()
     for device in found:
         try:
@@ -115,7 +115,7 @@ def automatic(found: Sequence[Device], precision: str = "f32") -> Cluster:
 
 
 def tried(device: Device) -> Device:
-    """Run an op on a device of this machine's that OpenVINO drives; the result says why it cannot. Core sets are not tried."""
+    """Run an op on an OpenVINO device of this machine; the result says if and why it cannot. Core sets are not tried."""
     address = device.address
     if device.kind != "openvino" or address is None or address.node or address.cores:
         return device
@@ -123,7 +123,7 @@ def tried(device: Device) -> Device:
 
 
 def _tried_devices(core: Any) -> list[Device]:
-    """List OpenVINO's devices; those that cannot be used say why."""
+    """Return OpenVINO's devices; an unusable device says why it is unusable."""
     devices: list[Device] = []
     for address in map(Address, core.available_devices):
         try:
@@ -143,7 +143,7 @@ def _resolve(core: Any, address: Address) -> Device:
         return _own_device(kind, address)
     if address.family == "cuda":
         device = _find_nvidia_gpu(address, listing)
-    # OpenVINO lists a single GPU as GPU and several as GPU.0, GPU.1; both spellings of the first work in both cases
+    # OpenVINO lists a single GPU as GPU and several as GPU.0, GPU.1; both GPU and GPU.0 work in both cases
     elif address.unit not in {Address(name).unit for name in found}:
         families = {name.partition(".")[0] for name in found}
         hint = "" if address.family in families else nearest(address.hardware, families)
@@ -152,9 +152,9 @@ def _resolve(core: Any, address: Address) -> Device:
         device = _describe(core, address)
     if not address.runtime:
         return device
-    if kind == "throughput":  # OpenVINO's own
+    if kind == "throughput":  # a mode of OpenVINO itself
         return replace(device, kind=kind)
-    # what OpenVINO says that it can do there says nothing about other runtimes
+    # the precisions that OpenVINO reports for the device do not hold for other runtimes
     driver = _driver(address) + (f", {device.driver}" if device.kind == "cuda" else "")
     return replace(device, kind=kind, driver=driver, tags=frozenset())
 
@@ -170,7 +170,7 @@ def _own_device(kind: str, address: Address) -> Device:
 
 
 def _own_devices(kind: str) -> list[Device]:
-    """List hardware that only a plug-in's kind of device knows. Raises UsageError, or what the kind raises."""
+    """Return the hardware that only a plug-in's kind of device knows. Raises UsageError, or the errors of the kind."""
     devices = list(load_finder(kind).devices())
     for device in devices:
         address = device.address
@@ -205,7 +205,7 @@ def _nvidia_gpu(gpu: Gpu) -> Device:
 
 
 def _driver(address: Address) -> str:
-    """Name the runtime that an address asks for, and its version. Raises DeviceError if it is not installed."""
+    """Return the runtime in an address with its version, as text. Raises DeviceError if it is not installed."""
     runtime = address.runtime
     if runtime == "torch":
         torch = import_extra(f"The device '{address}'", "torch", "torch", DeviceError)
@@ -218,7 +218,7 @@ def _driver(address: Address) -> str:
 
 
 def _describe(core: Any, address: Address) -> Device:
-    """Describe a device that OpenVINO finds. Raises DeviceError if it does not answer, or cores of it may not be used."""
+    """Return an OpenVINO device with its properties. Raises DeviceError if it does not answer, or its cores are not allowed."""
     allowed = allowed_cores() if address.core_set else ()
     missing = sorted(set(address.cores) - set(allowed))
     if missing:
@@ -259,19 +259,19 @@ def _describe(core: Any, address: Address) -> Device:
 
 
 def _told(core: Any, hardware: str) -> dict[str, Any]:
-    """Return what a plugin says of a device, as far as it says so. Raises RuntimeError if it does not answer."""
+    """Return the properties that a plugin reports for a device. Raises RuntimeError if it does not answer."""
     family, supported = hardware.partition(".")[0], core.get_property(hardware, "SUPPORTED_PROPERTIES")
     own = [f"{family}_DEVICE_TOTAL_MEM_SIZE", f"{family}_DRIVER_VERSION"]
     told: dict[str, Any] = {}
     for name in ("OPTIMIZATION_CAPABILITIES", "DEVICE_TYPE", "DEVICE_UUID", *own):
         if name in supported:
-            with contextlib.suppress(TypeError):  # of a type that the Python binding does not know
+            with contextlib.suppress(TypeError):  # a type that the Python binding does not know
                 told[name] = core.get_property(hardware, name)
     return told
 
 
 def _reason(core: Any, family: str) -> str:
-    """Say why OpenVINO has no device of a family, if its plugin does not load or finds none: mostly, a driver is missing."""
+    """Return why OpenVINO has no device of a family: its plugin does not load or finds none, mostly for lack of a driver."""
     try:
         if not core.get_property(family, "AVAILABLE_DEVICES"):
             return " OpenVINO has a plugin for such devices, which finds none: its driver may be missing, or too old."

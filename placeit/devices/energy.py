@@ -1,7 +1,7 @@
-"""Joules that the devices of a cluster take, by meters: of CPU packages (RAPL), Intel GPUs (hwmon) and NVIDIA GPUs (NVML).
+"""Meters of the joules that a cluster's devices take: CPU packages (RAPL), Intel GPUs (hwmon) and NVIDIA GPUs (NVML).
 
-A meter is of a piece of hardware, and counts what all of it takes, used or not, by whatever process. Those of the CPU packages
-cover every set of cores, and an integrated GPU; they count no memory modules.
+A meter belongs to a piece of hardware, and counts all of its energy, whether used or idle, and by whatever process. The meters
+of CPU packages cover every set of cores, and an integrated GPU; they do not count memory modules.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from placeit.devices.nvml import GpuEnergy
 __all__ = ["EnergyMeter", "EnergyMeters", "energy_meters"]
 
 _COUNTER_S, _NVML_S, _POWER_S = 0.1, 1.0, 2.0
-"""Seconds that counters in the kernel's files, NVML's counters, and powers are read over.
+"""Seconds over which counters in the kernel's files, NVML's counters, and powers are read.
 
-RAPL renews its counter every millisecond or so, NVML every 20 to 100 ms (100 on an H200), and NVIDIA's power is an average over
-a second. So a renewal more or less is 1 % of what a counter shows in this time, or 10 %."""
-_LOOKS = 10  # at a power in its window; counters are read at its ends only, as NVML's takes 4 ms to read on an H200
-_PATIENCE = 10  # times this window, after which a counter that has not moved is given up
+RAPL updates its counter about every millisecond, NVML every 20 to 100 ms (100 on an H200), and NVIDIA's power is an average
+over a second. So one update more or less is 1 % of a counter's growth in this time, or 10 % for NVML."""
+_LOOKS = 10  # readings of a power in its window; counters are read at its ends only: NVML's takes 4 ms to read on an H200
+_PATIENCE = 10  # windows after which a counter that has not moved is given up
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class EnergyMeter:
         meter: a counter of joules, or a reading of watts, which are integrated over time.
         name: ``package-0``, ``card1``, ``cuda:0``.
         devices: names of the cluster's devices that it covers.
-        window_s: seconds over which it has to be read, so that it does not matter when it is renewed.
+        window_s: seconds over which it has to be read, so that the time of its last update does not matter.
     """
 
     meter: Meter
@@ -49,11 +49,11 @@ class EnergyMeter:
 
 
 class _LostError(Exception):
-    """A meter is given up, which the message explains."""
+    """A meter is given up; the message says why."""
 
 
 class _Total:
-    """Joules that a meter has shown since this was made; raises _LostError if it cannot be read."""
+    """Joules that a meter has counted since this was made; raises _LostError if the meter cannot be read."""
 
     def __init__(self, of: EnergyMeter, window_s: float) -> None:
         self.name, self._meter, self.joules = of.name, of.meter, 0.0
@@ -68,7 +68,7 @@ class _Total:
             raise _LostError(f"{self.name} could not be read any more: {error}") from error
 
     def look(self, seconds: float) -> None:
-        """Add what the meter has shown since the last look, if it is time to look after some seconds of runs."""
+        """Add the joules since the last reading, if a reading is due after this many seconds of runs."""
         if seconds < self._due:
             return
         self._due = min(seconds + self._window_s / _LOOKS, self._window_s)
@@ -82,13 +82,13 @@ class _Total:
 
 @dataclass(eq=False)
 class EnergyMeters:
-    """The meters of a cluster. A context manager, which holds a driver open where one has to be.
+    """The meters of a cluster. A context manager, which opens a driver where meters need one.
 
     Attributes:
-        meters: each covers some devices.
-        missing: why there is no meter, by the name of each device that has none.
-        fault: why a meter was given up while something ran; None if none was.
-        driver: is open where meters are read.
+        meters: the meters; each covers some devices.
+        missing: why a device has no meter, by the name of the device.
+        fault: why a meter was given up during a run; None if no meter was.
+        driver: context that is open while meters are read.
     """
 
     meters: Sequence[EnergyMeter] = ()
@@ -105,19 +105,19 @@ class EnergyMeters:
 
     @property
     def complete(self) -> bool:
-        """True if each device has a meter, and none was given up: their sum is what a request takes."""
+        """True if each device has a meter, and none was given up, so that their sum is the energy of a request."""
         return not self.missing and self.fault is None
 
     @property
     def window_s(self) -> float:
-        """Seconds over which all of them can be read."""
+        """Seconds over which all meters can be read."""
         return max((one.window_s for one in self.meters), default=0.0)
 
     def over(self, run: Callable[[], float]) -> tuple[list[float], float | None]:
-        """Repeat a run until all meters have moved and the runs took as long as it takes to read them.
+        """Repeat a run until all meters have moved and the runs have taken at least the meters' windows.
 
         Args:
-            run: returns its seconds. What it raises comes through.
+            run: runs once and returns its seconds. Its exceptions pass through.
 
         Returns:
             The seconds of each run, and the mean joules of a run; None if a meter is given up, which :attr:`fault` explains.
@@ -140,7 +140,7 @@ class EnergyMeters:
         return taken or [run()], None
 
     def __str__(self) -> str:
-        """Say whether energy is measured, by which meters, and why not."""
+        """Return a text that says whether energy is measured, by which meters, and why not."""
         if self.fault is not None:
             return f"modelled; {self.fault}"
         if self.missing:
@@ -153,7 +153,7 @@ class EnergyMeters:
         return f"measured by {' and '.join(covered)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the fields as a dict for JSON."""
         return {
             "source": "measured" if self.complete else "modelled",
             "meters": [{"name": one.name, "devices": list(one.devices)} for one in self.meters],
@@ -167,7 +167,7 @@ def energy_meters(cluster: Cluster, *, system: Path = Path("/sys")) -> EnergyMet
 
     Args:
         cluster: the devices.
-        system: where the kernel's files about hardware are.
+        system: folder of the kernel's files about hardware.
     """
     missing: dict[str, str] = {}
     here: list[Device] = []
@@ -210,7 +210,7 @@ def energy_meters(cluster: Cluster, *, system: Path = Path("/sys")) -> EnergyMet
 
 
 def _packages(system: Path) -> list[Meter] | str:
-    """Counters of all CPU packages, without those of their parts; or why there are none."""
+    """Return the counters of all CPU packages, without their parts; or why there are no counters."""
     zones = [meter for meter in packages(system) if str(meter.device).startswith("package-") and " " not in str(meter.device)]
     if not zones:
         return f"this machine has no energy counter of its CPU packages (RAPL) in {system / 'class/powercap'}"
@@ -219,7 +219,7 @@ def _packages(system: Path) -> list[Meter] | str:
 
 
 def _card(system: Path, devices: Sequence[Device]) -> list[Meter] | str:
-    """The counter of the only discrete Intel GPU; or why there is none."""
+    """Return the counter of the only discrete Intel GPU; or why there is no such counter."""
     cards: dict[str | None, Meter] = {}
     for meter in intel_gpus(system):
         if meter.counts and (meter.device not in cards or meter.name == "power card"):
@@ -232,7 +232,7 @@ def _card(system: Path, devices: Sequence[Device]) -> list[Meter] | str:
 
 
 def _why_unreadable(meter: Meter, files: Path | None = None) -> str | None:
-    """Return why a meter cannot be read; None if it can. ``files`` are its and those of its kind."""
+    """Return why a meter cannot be read; None if it can. ``files`` is a pattern of all such meters' files, for the message."""
     try:
         meter.read()
     except PermissionError as error:

@@ -1,4 +1,4 @@
-"""Devices of nodes that are not in the Ray cluster yet, and are used when they are."""
+"""Devices of nodes that have not joined the Ray cluster yet, and are used when they do."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["with_expected"]
 
 
 def with_expected(cluster: Cluster, expected: Mapping[str, str]) -> Cluster:
-    """Return a cluster with devices that are expected as well.
+    """Return a cluster with expected devices added.
 
     Args:
-        cluster: what is there.
-        expected: the names of devices of nodes, and of the device on a node that each of them is taken to be like.
+        cluster: the present devices.
+        expected: for the name of each expected device of a node, the present device of a node that it is assumed to equal.
 
     Raises:
-        UsageError: one of them is not on a node, or there are not two devices, whose links are needed.
+        UsageError: a device is not on a node, or there are not two devices, whose links are needed.
     """
     if expected and len(cluster) < 2:
         raise UsageError(

@@ -12,15 +12,15 @@ _IN_KIB = ("MemAvailable:", "VmRSS:")
 
 
 def allowed_cores() -> tuple[int, ...]:
-    """Cores that this process may run on (its affinity), ascending."""
+    """Return the cores that this process may run on (its affinity), ascending."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def one_per_physical_core(cores: tuple[int, ...], root: Path = _ROOT) -> tuple[int, ...]:
-    """Keep the first hardware thread of each physical core, ordered by socket and core.
+    """Return the first hardware thread of each physical core, ordered by socket and core.
 
     Two hardware threads of one core share its arithmetic units: as two devices they would slow each other down. A core
-    whose topology the system does not tell counts as physical.
+    whose topology the system does not report counts as physical.
     """
     first: dict[tuple[int, int], int] = {}
     for core in cores:
@@ -39,7 +39,7 @@ def cpu_name() -> str:
 
 
 def memory_bytes(root: Path = _ROOT) -> float:
-    """Memory that this process may use: the machine's, or the limit of its control group if lower; ``inf`` if unknown."""
+    """Return the memory that this process may use: the machine's, or its control group's limit if lower; ``inf`` if unknown."""
     meminfo = (line.split() for line in _lines(root / "proc/meminfo"))
     limits = [float("inf"), *(1024.0 * int(words[1]) for words in meminfo if words[0] == "MemTotal:")]
     for line in _lines(root / "proc/self/cgroup"):
@@ -58,7 +58,7 @@ def memory_bytes(root: Path = _ROOT) -> float:
 
 
 def free_bytes(root: Path = _ROOT) -> float:
-    """Memory that this process may still use, by the machine's free memory and its own limit; ``inf`` if unknown."""
+    """Return the memory that this process may still use, by free memory and its own limit; ``inf`` if unknown."""
     figures = [(path, line.split()) for path in ("proc/meminfo", "proc/self/status") for line in _lines(root / path)]
     figure = {(path, words[0]): 1024.0 * int(words[1]) for path, words in figures if words and words[0] in _IN_KIB}
     free = figure.get(("proc/meminfo", "MemAvailable:"), float("inf"))
@@ -69,10 +69,10 @@ def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return []  # not this kind of system, or not visible from this container
+        return []  # another system, or not visible in this container
 
 
 def _integer(path: Path) -> int | None:
-    """Return the whole number in a file, None if there is no such file or it holds none (``max``)."""
+    """Return the whole number in a file; None if the file does not exist or holds no number (``max``)."""
     text = "".join(_lines(path)).strip()
     return int(text) if text.isascii() and text.isdigit() else None

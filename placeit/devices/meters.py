@@ -1,6 +1,6 @@
 """Meters of this process and this machine: CPU and memory of the process, GPUs, power of packages and Intel GPUs.
 
-What the machine does not have, or does not let this user read, is left out.
+Meters that the machine does not have, or that this user may not read, are left out.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Series:
     """Values of a meter over time.
 
     Attributes:
-        name: such as ``process CPU``, ``resident memory``, ``power``.
+        name: name of the quantity, such as ``process CPU``, ``resident memory``, ``power``.
         unit: ``cores``, ``B``, ``W``, ``Hz`` or ``share``.
-        device: package, GPU or device that it is of; None for the process.
-        time_s: seconds of ``time.perf_counter``; in a recording, from its beginning.
-        values: as many.
+        device: package, GPU or device that the meter belongs to; None for the process.
+        time_s: times in seconds of ``time.perf_counter``; in a recording, from its beginning.
+        values: the values at these times.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Meter:
-    """A meter.
+    """A quantity that can be read again and again.
 
     Attributes:
-        read: raises OSError or ValueError where nothing can be read.
-        counts: whether values are of a counter, whose growth per second is of interest.
-        wraps: value at which the counter begins again; 0 if it does not.
+        read: returns the value. Raises OSError or ValueError if it cannot be read.
+        counts: whether the value is a counter, whose growth per second is of interest.
+        wraps: value at which the counter starts again from zero; 0 if it does not.
     """
 
     name: str
@@ -61,19 +61,19 @@ class Meter:
     wraps: float = 0.0
 
     def growth(self, before: float, after: float) -> float | None:
-        """Return by how much a counter grew between two readings; None if it began again at an unknown value."""
+        """Return how much a counter grew between two readings; None if it started again at an unknown value."""
         grown = after - before + (self.wraps if after < before else 0.0)
         return grown if grown >= 0 else None
 
 
 class Sampler:
-    """Reads all meters while something runs. A context manager.
+    """Reader of all meters while something runs. A context manager.
 
     There is a reading at the start, one at the end, and one every ``interval`` in between, by a thread.
 
     Args:
         interval: seconds between two readings.
-        system: where the kernel's files about hardware are.
+        system: folder of the kernel's files about hardware.
 
     Raises:
         UsageError: the interval is not positive.
@@ -115,12 +115,12 @@ class Sampler:
 
     @property
     def gpu_samples(self) -> tuple[GpuSample, ...]:
-        """Samples by the driver of NVIDIA's GPUs, in order of time."""
+        """Samples by the driver of NVIDIA GPUs, in order of time."""
         return self._gpus.samples
 
     @property
     def readings(self) -> list[Series]:
-        """Readings so far; meters without one are not listed."""
+        """Readings so far, without meters that have none."""
         found = [_readings(meter, points) for meter, points in zip(self._meters, self._found, strict=True)]
         samples = self._gpus.samples
         for gpu in dict.fromkeys(sample.gpu for sample in samples):
@@ -177,7 +177,7 @@ def _text(path: Path, otherwise: str) -> str:
 
 
 def packages(system: Path) -> list[Meter]:
-    """Energy counters of CPU packages and their parts (RAPL), which most systems let only root read."""
+    """Return the energy counters of CPU packages and their parts (RAPL), which most systems let only root read."""
     found = []
     for zone in sorted(system.glob("class/powercap/intel-rapl:*")):
         name = _text(zone / "name", zone.name)
@@ -191,7 +191,7 @@ def packages(system: Path) -> list[Meter]:
 
 
 def intel_gpus(system: Path) -> list[Meter]:
-    """Power and frequency of Intel GPUs, by their drivers i915 and xe."""
+    """Return meters of power and frequency of Intel GPUs, from the drivers i915 and xe."""
     found = []
     for card in sorted(system.glob("class/drm/card[0-9]*")):
         if not card.name.removeprefix("card").isdecimal() or _text(card / "device/vendor", "") != "0x8086":

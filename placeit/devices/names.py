@@ -4,8 +4,8 @@
 
 ``throughput:CPU`` is the CPU in OpenVINO's throughput mode, which runs several requests at the same time.
 
-The name of a plug-in's kind of device is a prefix as well: ``sleep:CPU@0`` asks for the kind ``sleep`` on hardware that others
-know, too, and ``sleep:0`` is hardware that only it knows.
+The name of a plug-in's kind of device is a prefix as well: ``sleep:CPU@0`` asks for the kind ``sleep`` on known hardware, and
+``sleep:0`` is hardware that only that kind knows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CUDA = re.compile(r"cuda:\d{1,4}", re.ASCII)
 _PART = re.compile(r"(\d{1,3})of(\d{1,3})", re.ASCII)
 _OWN = re.compile(r"[a-z0-9][A-Za-z0-9_.:-]*", re.ASCII)
 _VIRTUAL = ("AUTO", "HETERO", "MULTI", "BATCH")
-_MOST_CORES = 8192  # the most that Linux can be built for; keeps 'CPU@0-999999999' from eating the memory
+_MOST_CORES = 8192  # the most that Linux can be built for; keeps 'CPU@0-999999999' from using up the memory
 
 _FORMS = ("CPU", "GPU.0", "NPU", "CPU@0-3", "cuda:0", "ort:CPU@0", "torch:CPU@0", "NODE/CPU", "auto")
 _WRITTEN = f"{', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
@@ -36,7 +36,7 @@ _RUNTIMES = {"ort": "ONNX Runtime", "torch": "PyTorch", _THROUGHPUT: "OpenVINO"}
 
 
 def parse_device(text: str) -> Address:
-    """Parse one device name. Raises UsageError, quoting the wrong part."""
+    """Return the address in a device name. Raises UsageError, quoting the wrong part."""
     whole = text.strip()
     node, slash, rest = whole.rpartition("/")
     if slash and not _NODE.fullmatch(node):
@@ -71,28 +71,28 @@ def parse_device(text: str) -> Address:
 
 
 def _asked_for(text: str) -> tuple[str, str]:
-    """Split a name into the kind of device that it asks for, empty if it asks for none, and the rest."""
+    """Split a name into the kind of device that it asks for, empty if none, and the rest."""
     kind, colon, rest = text.partition(":")
-    # cuda:0 is no kind's prefix; and looking for plug-ins takes a while
+    # the "cuda" of cuda:0 is no kind's prefix; and looking for plug-ins takes a while
     if not colon or _CUDA.match(text) or (kind not in _RUNTIMES and kind not in plugin_kinds()):
         return "", text
     return kind, rest
 
 
 def found_kind(address: Address) -> str:
-    """Name the kind of device that what is at an address is found as: the one that it asks for, ``cuda``, or ``openvino``.
+    """Return the kind of device that discovery uses for an address: the kind that it names, ``cuda``, or ``openvino``.
 
-    What drives it for a model is chosen by :func:`placeit.runtime.drivers.choose_driver`.
+    The runtime that drives it for a model is chosen by :func:`placeit.runtime.drivers.choose_driver`.
     """
     return address.runtime or ("openvino" if _OPENVINO.fullmatch(address.hardware) else address.family)
 
 
 def parse_devices(spec: str | Sequence[str]) -> list[Address]:
-    """Parse a list of device names: ``"CPU@0,CPU@1"`` or ``["CPU@0", "CPU@1"]``.
+    """Return the addresses in a list of device names: ``"CPU@0,CPU@1"`` or ``["CPU@0", "CPU@1"]``.
 
     Raises:
-        UsageError: a malformed name, the same device twice, or ``auto``, which names no device.
-        DeviceError: two of the devices are one under two names (``GPU,GPU.0``).
+        UsageError: a name is malformed, a device occurs twice, or a name is ``auto``, which names no device.
+        DeviceError: two names stand for one device (``GPU,GPU.0``).
     """
     text = spec if isinstance(spec, str) else ",".join(spec)
     if not text.strip():
@@ -109,16 +109,16 @@ def parse_devices(spec: str | Sequence[str]) -> list[Address]:
 
 
 def check_distinct(devices: Sequence[tuple[str, Address]]) -> None:
-    """Check that no two devices are the same hardware under two names, since no cost would hold of either.
+    """Check that no two names stand for the same hardware, since no measured cost would hold for either device.
 
     Core sets may share cores, and a GPU may stand beside its parts: devices that share hardware never work at the same time
     (:attr:`placeit.core.cluster.Cluster.conflicts`).
 
     Args:
-        devices: what each is called, and where it is. Devices of different nodes share nothing.
+        devices: name and address of each device. Devices of different nodes share nothing.
 
     Raises:
-        DeviceError: names the two devices and what they both are.
+        DeviceError: two devices are the same hardware; the message names them and the hardware.
     """
     for i, (one, a) in enumerate(devices):
         for other, b in devices[:i]:

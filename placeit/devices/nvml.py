@@ -1,7 +1,7 @@
 """Load of NVIDIA GPUs as reported by the driver through NVML: utilisation, memory, power and energy.
 
-The package nvidia-ml-py (extra ``cuda``) and a driver are all it takes; without either, or without a GPU, there is nothing to
-see, and nobody is told. What a GPU does not report (utilisation under MIG, power on some boards) is None.
+They need the package nvidia-ml-py (extra ``cuda``) and a driver. Without either, or without a GPU, the results are empty,
+without a message. A value that a GPU does not report (utilisation under MIG, power on some boards) is None.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Gpu:
     """A GPU that the driver lists.
 
     Attributes:
-        name: as CUDA counts it in this process: ``cuda:0``.
-        full_name: what the driver calls it.
+        name: its name by CUDA's numbering in this process: ``cuda:0``.
+        full_name: its name by the driver.
         memory_bytes: its whole memory.
         driver: version of the driver.
     """
@@ -46,10 +46,10 @@ class GpuSample:
 
     Attributes:
         gpu: its name, ``cuda:0``.
-        time: seconds, of the clock ``time.perf_counter``.
-        utilization: share of the driver's last period (1/6 s to 1 s, by model) in which a kernel was running, in [0, 1];
-            whoever ran it, and however little of the GPU it used.
-        memory_bytes: memory in use, by whomever.
+        time: seconds of the clock ``time.perf_counter``.
+        utilization: share of the driver's last period (1/6 s to 1 s, by model) in which a kernel was running, in [0, 1],
+            whichever process ran it, and however little of the GPU it used.
+        memory_bytes: memory in use by all processes.
         power_w: watts of the whole board; averaged over a second on Ampere and later, but for GA100.
         memory_utilization: share of the driver's last period in which memory was read or written, in [0, 1].
     """
@@ -80,7 +80,7 @@ class GpuUse:
 
 
 def gpus() -> list[Gpu]:
-    """GPUs that CUDA can use in this process (``CUDA_VISIBLE_DEVICES``), by number, without those that do not respond."""
+    """Return the GPUs that CUDA can use in this process (``CUDA_VISIBLE_DEVICES``), by number, without unresponsive ones."""
     found = []
     with _driver() as nvml:
         for name, handle in _visible(nvml):
@@ -117,14 +117,14 @@ def gpu_use(samples: Iterable[GpuSample]) -> dict[str, GpuUse]:
 
 
 class GpuSampler:
-    """Samples every GPU while something runs. A context manager, which may be entered again and then starts afresh.
+    """Sampler of every GPU while something runs. A context manager, which starts afresh each time it is entered.
 
         with GpuSampler() as sampler:
             run()
         gpu_use(sampler.samples)
 
-    There is a sample at the start, one at the end, and one every ``interval`` in between, taken by a thread. The driver renews
-    its figures a few times a second, so a run of less than a second is not resolved by them.
+    Samples are taken at the start, at the end, and every ``interval`` in between, by a thread. The driver updates its figures a
+    few times a second, so they do not resolve a run of less than a second.
 
     Args:
         interval: seconds between samples.
@@ -142,7 +142,7 @@ class GpuSampler:
 
     @property
     def samples(self) -> tuple[GpuSample, ...]:
-        """Samples so far, in order of time; none without a GPU."""
+        """Samples so far, in order of time; empty without a GPU."""
         return tuple(self._samples)
 
     def __enter__(self) -> Self:
@@ -171,9 +171,9 @@ class GpuSampler:
 
 
 class GpuEnergy:
-    """Reads the energy of GPUs. A context manager, which holds the driver open, and may be entered again.
+    """Reader of the energy of GPUs. A context manager, which holds the driver open, and may be entered again.
 
-    GPUs since Volta count joules since the driver was loaded; of others, the watts at the moment are known.
+    GPUs since Volta count joules since the driver was loaded; older ones report their present watts only.
     """
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class GpuEnergy:
 
 
 def why_not(name: str) -> str:
-    """Explain why a GPU is not among :func:`gpus`: what is not installed, does not respond, or is not listed."""
+    """Return why a GPU is not among :func:`gpus`: a package is missing, the driver does not answer, or it lists other GPUs."""
     nvml, reason = _connect()
     if nvml is None:
         return reason
@@ -219,21 +219,21 @@ def why_not(name: str) -> str:
 
 
 def _connect() -> tuple[Any, str]:
-    """Import ``pynvml`` and open the driver; None and why, if either cannot be."""
+    """Import ``pynvml`` and open the driver; return None and the reason if that fails."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
         return None, "the package nvidia-ml-py, through which GPUs are found, is not installed: `pip install 'placeit[cuda]'`"
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError as error:  # no driver, one that does not match its library, or no permission
+    except nvml.NVMLError as error:  # no driver, a driver that does not match its library, or no permission
         return None, f"the NVIDIA driver does not answer ({error}): check it with `nvidia-smi`"
     return nvml, ""
 
 
 @contextlib.contextmanager
 def _driver() -> Iterator[Any]:
-    """The module ``pynvml``, with the driver open; None without either."""
+    """Yield the module ``pynvml``, with the driver open; None if the package or the driver is missing."""
     nvml, _ = _connect()
     if nvml is None:
         yield None
@@ -246,11 +246,11 @@ def _driver() -> Iterator[Any]:
 
 
 def _visible(nvml: Any) -> list[tuple[str, Any]]:
-    """Names and handles of GPUs as CUDA counts them.
+    """Return names and handles of GPUs, as CUDA counts them.
 
-    CUDA numbers those that ``CUDA_VISIBLE_DEVICES`` lists, up to the first that is not there (CUDA Programming Guide, section
-    5.2.1). Without it, NVML's order is that of CUDA if all GPUs are alike, or with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; else
-    CUDA has the fastest first.
+    CUDA numbers the GPUs that ``CUDA_VISIBLE_DEVICES`` lists, up to the first that does not exist (CUDA Programming Guide,
+    section 5.2.1). Without it, NVML's order equals CUDA's if all GPUs are alike, or with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``;
+    otherwise CUDA has the fastest first.
     """
     if nvml is None:
         return []
@@ -299,7 +299,7 @@ def _samples(nvml: Any, visible: list[tuple[str, Any]]) -> list[GpuSample]:
 
 
 def _ask(nvml: Any, question: str, *about: Any) -> Any:
-    """Ask the driver; None for whatever it cannot say: not supported, not permitted, the GPU fell off the bus."""
+    """Return the driver's answer; None if it cannot answer: not supported, not permitted, the GPU fell off the bus."""
     try:
         return getattr(nvml, question)(*about)
     except nvml.NVMLError:
@@ -307,7 +307,7 @@ def _ask(nvml: Any, question: str, *about: Any) -> Any:
 
 
 def _mean(points: list[tuple[float, float | None]]) -> float | None:
-    """Mean over time of values known at some moments."""
+    """Return the mean over time of values known at some moments."""
     known = [(moment, value) for moment, value in points if value is not None]
     if not known:
         return None
@@ -318,4 +318,4 @@ def _mean(points: list[tuple[float, float | None]]) -> float | None:
 
 
 def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # old releases of nvidia-ml-py give bytes
+    return value.decode() if isinstance(value, bytes) else value  # old releases of nvidia-ml-py return bytes

@@ -1,4 +1,4 @@
-"""ONNX Runtime, which is an optional dependency: importing it, and what its exceptions say."""
+"""ONNX Runtime, an optional dependency: import it, and read its exceptions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def onnxruntime() -> Any:
 
 
 def has_onnxruntime() -> bool:
-    """Return whether ONNX Runtime is installed, with the package that reads its files; neither is imported."""
+    """Return whether ONNX Runtime is installed, with the package that reads its files, without importing them."""
     return all(map(installed, ("onnxruntime", "onnx")))
 
 
 @functools.cache
 def ort_failures() -> tuple[type[Exception], ...]:
-    """Return the classes of errors that ONNX Runtime raises (Exception is their only common base), and protobuf beyond 2 GB."""
+    """Return the error classes of ONNX Runtime, whose only common base is Exception, and of protobuf for more than 2 GB."""
     from google.protobuf.message import EncodeError
 
     state = onnxruntime().capi.onnxruntime_pybind11_state
@@ -51,6 +51,6 @@ def explaining(what: str) -> Iterator[None]:
 
 
 def ort_reason(error: BaseException) -> str:
-    """Return the first line of what ONNX Runtime says, without its error codes and places in its source."""
+    """Return the first line of a message of ONNX Runtime, without its error codes and places in its source."""
     line = first_line(error).removeprefix("[ONNXRuntimeError] : ")
     return re.sub(r"^(\d+ : \w+ : )?(Exception during initialization: )?(/\S+:\d+ .*?\) )?", "", line) or line

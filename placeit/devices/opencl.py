@@ -1,4 +1,4 @@
-"""Versions of the drivers of OpenCL's GPUs, which OpenVINO's plugin for GPUs does not tell."""
+"""Driver versions of OpenCL's GPUs, which OpenVINO's plugin for GPUs does not report."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MOST, _UUID_BYTES, _TEXT_BYTES = 64, 16, 256
 
 @functools.cache
 def driver_versions() -> dict[str, str]:
-    """Ask OpenCL for the driver version of each GPU, by the device's UUID in hexadecimal; empty without OpenCL."""
+    """Return the driver version of each GPU, by the device's UUID in hexadecimal; empty without OpenCL."""
     try:
-        library = ctypes.CDLL("libOpenCL.so.1")  # which OpenVINO's plugin has loaded
+        library = ctypes.CDLL("libOpenCL.so.1")  # loaded by OpenVINO's plugin
         platforms = _listed(library.clGetPlatformIDs)
         devices = [
             device for one in platforms for device in _listed(library.clGetDeviceIDs, c_void_p(one), ctypes.c_uint64(_GPU))
@@ -32,7 +32,7 @@ def driver_versions() -> dict[str, str]:
 
 
 def _listed(function: Any, *arguments: Any) -> list[int]:
-    """Call a function that lists handles; none if it fails."""
+    """Return the handles that a function lists; empty if it fails."""
     handles, count = (c_void_p * _MOST)(), c_uint()
     if function(*arguments, c_uint(_MOST), handles, byref(count)):
         return []
@@ -40,7 +40,7 @@ def _listed(function: Any, *arguments: Any) -> list[int]:
 
 
 def _told(library: ctypes.CDLL, device: int, what: int, most: int) -> bytes:
-    """Ask a device for a property; empty if it does not have it."""
+    """Return a property of a device; empty if the device does not have it."""
     value, size = ctypes.create_string_buffer(most), ctypes.c_size_t()
     if library.clGetDeviceInfo(c_void_p(device), c_uint(what), ctypes.c_size_t(most), value, byref(size)):
         return b""

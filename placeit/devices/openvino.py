@@ -1,4 +1,4 @@
-"""Compile properties for OpenVINO's devices, and the precisions in which these compute."""
+"""Compile properties for OpenVINO's devices, and the precisions in which the devices compute."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ __all__ = [
 _ONE_CORE, _CORES, _ALL_CORES, _OTHERS = "one core", "several cores", "all cores", "other plugins"
 _PRECISION = "INFERENCE_PRECISION_HINT"
 _PROPERTIES: Mapping[str, Mapping[str, Any]] = {
-    # A stream of one thread loses what a kernel throws: infer returns without an error, with the outputs of the run before. It
-    # also starts two threads for each compiled model. Without streams inference runs in the calling thread and nowhere else,
-    # its errors arrive. It takes as long if the model was compiled in an arena of one thread. With two threads and more no
-    # error gets lost.
+    # With a stream of one thread, errors in kernels are lost: infer returns without an error, with the outputs of the run
+    # before. It also starts two threads for each compiled model. Without streams, inference runs in the calling thread only,
+    # and errors arrive. It is as fast if the model was compiled in an arena of one thread. With two or more threads no error
+    # is lost.
     _ONE_CORE: {"NUM_STREAMS": "0", "INFERENCE_NUM_THREADS": 1, "ENABLE_CPU_PINNING": False},
     _CORES: {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": len, "ENABLE_CPU_PINNING": False},
-    # All of the machine is OpenVINO's own to divide, as it is for whoever compiles a model for low latency without placeit.
+    # OpenVINO divides the whole machine, as it does without placeit for a model that is compiled for low latency.
     _ALL_CORES: {"PERFORMANCE_HINT": "LATENCY"},
     "GPU": {"NUM_STREAMS": "1"},  # as text: its plugin refuses an integer
-    # Latency takes as many of its tiles as that profits from. Streams are none of the hardware's (read-only up to 2025.4,
-    # then a number of host threads).
+    # With LATENCY, a model uses as many of the NPU's tiles as it profits from. Streams are not of the hardware (read-only up to
+    # 2025.4, then a number of host threads).
     "NPU": {"PERFORMANCE_HINT": "LATENCY"},
     _OTHERS: {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"},
 }
-"""Compile properties for each kind of device, beside the precision, as far as the plugin says that they can be set.
+"""Compile properties for each kind of device, besides the precision, as far as the plugin says that they can be set.
 
-A function is called with the cores of the device. No property here changes results, so one that a plugin lacks is left out; the
-precision does, and where it cannot be set, the device must compute in no other (:func:`check_precision`).
+A function is called with the cores of the device. These properties do not change results, so one that a plugin lacks is left
+out. The precision changes results: if it cannot be set, the device must compute in no other (:func:`check_precision`).
 """
 _CAPABILITIES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}
 
 
 def compile_model(model: Any, device: Device, precision: str, *, identity: str = "", **properties: Any) -> Any:
-    """Compile an ``openvino.Model`` for a device, with further properties if need be, or take it from the cache on disk.
+    """Compile an ``openvino.Model`` for a device, with optional further properties, or take it from the cache on disk.
 
-    ``identity`` is what :func:`placeit.devices.compiled.is_kept` finds it by. Raises DeviceError.
+    ``identity`` is the key for :func:`placeit.devices.compiled.is_kept`. Raises DeviceError.
     """
     with explaining(f"OpenVINO cannot compile a model for {device.name}"):
         config = compile_properties(device, precision) | properties
@@ -60,15 +60,15 @@ def compile_model(model: Any, device: Device, precision: str, *, identity: str =
 
 
 def target_name(device: Device) -> str:
-    """Return the OpenVINO device that a device is, or is a part of."""
+    """Return OpenVINO's name of a device, or of the device that it is a part of."""
     return device.where.hardware
 
 
 def compile_properties(device: Device, precision: str) -> dict[str, Any]:
-    """Return the properties for compiling a model for a device: those of the table that its plugin says can be set.
+    """Return the properties for compiling a model for a device, from the table, as far as its plugin says they can be set.
 
     Raises:
-        DeviceError: the device does not compute in the precision, or its plugin does not say what it supports.
+        DeviceError: the device does not compute in the precision, or its plugin does not report what it supports.
     """
     check_precision(device, precision)
     if not device.core_set:
@@ -84,10 +84,10 @@ def compile_properties(device: Device, precision: str) -> dict[str, Any]:
 
 
 def check_precision(device: Device, precision: str) -> None:
-    """Check that a device computes in a precision, as its plugin says.
+    """Check that a device computes in a precision, according to its plugin.
 
     Raises:
-        DeviceError: it does not, or it computes in others as well and its plugin has no property to choose by.
+        DeviceError: it does not, or it also computes in others and its plugin has no property to choose one.
     """
     if device.core_set:
         return
@@ -96,7 +96,7 @@ def check_precision(device: Device, precision: str) -> None:
         settable = _PRECISION in writable_properties(target_name(device))
     if precision in computes and (settable or len(computes) == 1):
         return
-    if not computes and settable:  # the plugin says it when it compiles
+    if not computes and settable:  # compiling will show it
         return
     what = f"{device.name} computes in {' and '.join(computes) or 'a precision that its plugin does not name'}"
     if precision in computes:
@@ -107,14 +107,14 @@ def check_precision(device: Device, precision: str) -> None:
 
 @functools.cache
 def writable_properties(target: str) -> frozenset[str]:
-    """Return the names of the properties that a plugin says can be set, by its device. Raises what OpenVINO raises."""
+    """Return the names of the properties that can be set, according to a device's plugin. Raises OpenVINO's errors."""
     supported = openvino_core().get_property(target, "SUPPORTED_PROPERTIES")
     return frozenset(name for name, mutability in supported.items() if "W" in mutability)
 
 
 def computes_in(device: Device) -> tuple[str, ...]:
-    """Return the precisions that a device computes in, as its plugin says; none if it does not say any. Raises DeviceError."""
-    if device.core_set:  # its plugin takes all of them, and computes in f32 where the processor lacks one
+    """Return the precisions that a device computes in, according to its plugin; empty if unknown. Raises DeviceError."""
+    if device.core_set:  # its plugin accepts all of them, and computes in f32 where the processor lacks one
         return tuple(_CAPABILITIES)
     with explaining(f"OpenVINO does not say what {device.name} computes in"):
         capabilities = _capabilities(target_name(device))

@@ -1,4 +1,4 @@
-"""Turn what OpenVINO and its plugins say when they fail into errors of one paragraph."""
+"""Turn error messages of OpenVINO and its plugins into errors of one paragraph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_ROOM = re.compile(
 
 @contextlib.contextmanager
 def explaining(what: str) -> Iterator[None]:
-    """Convert exceptions of OpenVINO to a DeviceError that says ``what`` failed; a NoRoomError where memory was short."""
+    """Convert exceptions of OpenVINO to a DeviceError that says ``what`` failed; a NoRoomError if memory was short."""
     try:
         yield
     except _FAILURES as error:
@@ -48,7 +48,7 @@ def is_no_room(said: str) -> bool:
 def what_openvino_says(error: BaseException) -> str:
     """Return OpenVINO's message as one line, without the places in OpenVINO's sources that the exception came through.
 
-    A check without a message of its own is kept: it is all that is known.
+    A failed check without a message is kept, since no other reason is known.
     """
     text = _THROWN.sub("", str(error))
     lines = [" ".join(line.split()) for line in _CHECK.sub("", text).splitlines()]

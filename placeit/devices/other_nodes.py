@@ -1,4 +1,4 @@
-"""Which other nodes this process is connected to, for those that look for devices there."""
+"""The connection of this process to other nodes, for discovery of devices there."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class OtherNodes(Protocol):
     """A connection to other nodes, as :class:`placeit.devices.nodes.connection.Nodes` is."""
 
     def device(self, address: Address) -> Device:
-        """Find a device of a node. Raises DeviceError if it is not there."""
+        """Return a device of a node. Raises DeviceError if it does not exist."""
         ...
 
     def warn_of_shared_cores(self, devices: Sequence[Device]) -> None:
-        """Warn, once, of devices of several nodes that share cores of one machine."""
+        """Warn, once, if devices of several nodes share cores of one machine."""
         ...
 
 
@@ -28,20 +28,20 @@ _held: OtherNodes | None = None
 
 
 def hold(nodes: OtherNodes | None) -> None:
-    """Have a connection be the one of this process; None for no connection."""
+    """Make a connection this process's connection; None for no connection."""
     global _held
     _held = nodes
 
 
 def other_nodes() -> OtherNodes:
-    """The connection of this process. Raises DeviceError if there is none."""
+    """Return the connection of this process. Raises DeviceError if it has no connection."""
     if _held is None:
         raise not_connected()
     return _held
 
 
 def not_connected() -> DeviceError:
-    """The error of a process that has no connection and needs one."""
+    """Return the error for a process that has no connection and needs one."""
     return DeviceError(
         "This process is connected to no Ray cluster, whose nodes could be used: give --ray-address HOST:PORT (for a first "
         "try, `placeit cluster up` starts one), or call placeit.devices.nodes.connection.connect."

@@ -1,4 +1,4 @@
-"""OpenVINO's own ways to run a whole model on several devices, or for many requests: what one would use without placeit."""
+"""OpenVINO's own ways to run a whole model on several devices, or for many requests, as one would without placeit."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _VIRTUAL = (
     # name, whether it serves many requests, and whether each of its devices has to run the whole model
     ("AUTO", False, True),
     ("HETERO", False, False),
-    ("MULTI", True, True),  # AUTO with the hint CUMULATIVE_THROUGHPUT; with THROUGHPUT, AUTO is one of its devices alone
+    ("MULTI", True, True),  # AUTO with CUMULATIVE_THROUGHPUT; with THROUGHPUT, AUTO uses one device only
     ("HETERO", True, False),
 )
-_BATCHES = "OPTIMAL_BATCH_SIZE"  # property of plugins that auto-batching works with
+_BATCHES = "OPTIMAL_BATCH_SIZE"  # property of plugins that work with auto-batching
 
 
 @dataclass(frozen=True)
 class OwnMode:
-    """A way of OpenVINO's own to run a whole model.
+    """A way in which OpenVINO itself can run a whole model.
 
     Attributes:
-        name: what reports call it.
-        target: what OpenVINO compiles for, such as ``AUTO:GPU.0,CPU``.
+        name: its name in reports.
+        target: device name that OpenVINO compiles for, such as ``AUTO:GPU.0,CPU``.
         devices: the real devices that it may use.
-        steady: whether it serves many requests, with OpenVINO's throughput hint; one at a time, with the latency hint, if not.
-        same: which device alone it is, and why, if that is known without a run; None if it is not.
+        steady: whether it serves many requests, with OpenVINO's throughput hint; else one at a time, with the latency hint.
+        same: the single device that it is equivalent to, and why, if that is known without a run; else None.
     """
 
     name: str
@@ -40,13 +40,13 @@ class OwnMode:
 
 
 def own_modes(devices: Sequence[Device], whole: Collection[Device], *, steady: bool) -> list[OwnMode]:
-    """List what OpenVINO would do by itself.
+    """Return the ways in which OpenVINO itself would run a model.
 
     Args:
         devices: devices of different hardware that OpenVINO drives, the whole CPU in place of core sets. HETERO prefers the
-            first; the others prefer what OpenVINO prefers by itself.
-        whole: those of them that can run the whole model.
-        steady: for many requests instead of one.
+            first; the other modes have OpenVINO's order of preference.
+        whole: the devices among them that can run the whole model.
+        steady: whether to serve many requests instead of one.
     """
     able = sorted((device for device in devices if device in whole), key=_rank)
     modes: list[OwnMode] = []
@@ -65,7 +65,7 @@ def own_modes(devices: Sequence[Device], whole: Collection[Device], *, steady: b
 
 
 def _rank(device: Device) -> int:
-    """Position in the order in which AUTO prefers devices: discrete GPUs, other GPUs, the CPU, anything else."""
+    """Return a device's position in AUTO's order of preference: discrete GPUs, other GPUs, the CPU, anything else."""
     if device.where.family != "GPU":
         return 2 if device.core_set else 3
     kind = openvino_core().get_property(target_name(device), "DEVICE_TYPE")

@@ -12,24 +12,24 @@ from placeit.devices.onnxruntime import has_onnxruntime, onnxruntime
 
 __all__ = ["all_here", "in_throughput_mode", "other_precision", "plain_devices", "whole_devices"]
 
-_SHORTER = (("bf16", "bf16"), ("f16", "fp16"))  # precisions that may be faster than f32, each with OpenVINO's tag
+_SHORTER = (("bf16", "bf16"), ("f16", "fp16"))  # precisions that may be faster than f32, and OpenVINO's tags of them
 
 
 def plain_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
-    """Find the plain devices of a cluster: all its core sets as one device, for each runtime that drives some of them.
+    """Return the plain devices of a cluster: all its core sets as one device, for each runtime that drives some of them.
 
-    ONNX Runtime's is one of them for an ONNX file, if it is installed, whatever drives the core sets.
+    For an ONNX file, ONNX Runtime's plain device is added, if ONNX Runtime is installed, whatever drives the core sets.
 
-    It is ``CPU`` (or ``ort:CPU``), and ``CPU@0-3`` where the core sets leave out cores that this process may use. There is none
-    where the cluster has that device itself, or fewer than two core sets; nor where a device is on another node, or a device or
-    a link is emulated or described: that stands for hardware that is not here.
+    A plain device is ``CPU`` (or ``ort:CPU``), or ``CPU@0-3`` if the core sets leave out cores that this process may use. The
+    result is empty if the cluster has that device itself, or fewer than two core sets. It is also empty if a device is on
+    another node, or a device or link is emulated or described, since these stand for other hardware.
 
-    It holds no more than the core set that may hold least: all its cores read all the weights, and a limit on a core set is one
-    on what those cores hold.
+    The memory of a plain device is the least of its core sets' memory: all its cores read all the weights, and the limit of a
+    core set limits what these cores hold.
 
     Args:
-        cluster: as a model's runtimes drive it (:mod:`placeit.runtime.drivers`).
-        onnx: whether the model is an ONNX file, in the precision that it has itself.
+        cluster: the cluster, as a model's runtimes drive it (:mod:`placeit.runtime.drivers`).
+        onnx: whether the model is an ONNX file, run in its own precision.
     """
     sets = [device for device in cluster.devices if device.core_set]
     if not sets or not all_here(cluster):
@@ -42,16 +42,16 @@ def plain_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
 
 
 def _plain_ort(sets: Sequence[Device]) -> Device:
-    """The CPU for ONNX Runtime, or as much of it as core sets are."""
+    """Return the CPU, or the part of it that the core sets cover, as a device for ONNX Runtime."""
     driver = f"ONNX Runtime {onnxruntime().__version__}"
     return replace(_together(sets[0], sets, "ort"), kind="ort", driver=driver, plain=True)
 
 
 def _plain_devices(sets: Sequence[Device]) -> dict[str, Device]:
-    """All core sets as one device, by the runtime that drives some of them."""
+    """Return all core sets as one device, by the runtime that drives some of them."""
     found: dict[str, Device] = {}
     for like in sets:
-        # a model comes back to its runtime by itself, unless it was asked for by name for all of them
+        # the runtime is chosen by the model, unless the names of all core sets ask for it
         asked = {device.where.runtime for device in sets if device.kind == like.kind}
         whole = _together(like, sets, asked.pop() if len(asked) == 1 else "")
         if not any(device.kind == like.kind and device.where.cores == whole.where.cores for device in sets):
@@ -60,7 +60,7 @@ def _plain_devices(sets: Sequence[Device]) -> dict[str, Device]:
 
 
 def _together(like: Device, sets: Sequence[Device], runtime: str) -> Device:
-    """Core sets as one device, otherwise like one of them."""
+    """Return core sets as one device, with the other properties of one of them."""
     cores, allowed = {core for device in sets for core in device.cores}, allowed_cores()
     everything = cores.issuperset(one_per_physical_core(allowed))
     address = Address("CPU", () if everything else tuple(sorted(cores)), runtime=runtime)
@@ -75,7 +75,7 @@ def _together(like: Device, sets: Sequence[Device], runtime: str) -> Device:
 
 
 def whole_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
-    """Find the devices that are none of a cluster's as such, and that yet may be the answer of a search on it.
+    """Return devices that are not in a cluster, but that a search on it may choose for the whole model.
 
     They are its plain devices (:func:`plain_devices`), and its cores in throughput mode (:func:`in_throughput_mode`).
     """
@@ -84,10 +84,10 @@ def whole_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
 
 
 def in_throughput_mode(cluster: Cluster) -> Device | None:
-    """Find the cores of a cluster as OpenVINO divides them among streams by its throughput mode; None if there are none.
+    """Return the cores of a cluster in OpenVINO's throughput mode, which divides them among streams; None if not possible.
 
-    They are a plain device, or the largest core set of several cores. There are none where a device or a link is emulated,
-    described or on another node.
+    The cores are a plain device, or the largest core set of several cores. None if no such cores exist, or if a device or link
+    is emulated, described or on another node.
     """
     sets = [device for device in cluster.devices if device.core_set and device.kind == "openvino"]
     found = [*(device for device in plain_devices(cluster) if device.kind == "openvino"), *sets]
@@ -99,7 +99,7 @@ def in_throughput_mode(cluster: Cluster) -> Device | None:
 
 
 def all_here(cluster: Cluster) -> bool:
-    """Return whether all devices and links are those of this machine, neither emulated nor only described."""
+    """Return whether all devices and links belong to this machine, and none of them is emulated or only described."""
     real = all(not device.emulated and device.address is not None and not device.address.node for device in cluster.devices)
     return real and all(link.origin == "measured" for link in cluster.links.values())
 

@@ -1,4 +1,4 @@
-"""Ask the kinds of device that plug-ins bring for their devices."""
+"""Ask plug-ins' kinds of device for their devices."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from placeit.core.registry import entry_table, load_entry
 __all__ = ["GROUP", "Finder", "load_finder", "plugin_kinds"]
 
 GROUP = "placeit.device_kinds"
-"""The entry-point group in which a plug-in names its kinds of devices."""
+"""The entry-point group in which plug-ins register their kinds of devices."""
 
 
 class Finder(Protocol):
-    """The part of a ``DeviceKind`` (:mod:`placeit.runtime.devices.kinds`) that devices are found with."""
+    """The part of a ``DeviceKind`` (:mod:`placeit.runtime.devices.kinds`) that finds devices."""
 
     @property
     def devices(self) -> Callable[[], Sequence[Device]]:
-        """Gives the devices that only this kind knows."""
+        """Function that returns the devices that only this kind knows."""
         ...
 
     @property
     def version(self) -> Callable[[], str]:
-        """Names the version of the runtime."""
+        """Function that returns the version of the runtime."""
         ...
 
 
 def plugin_kinds() -> dict[str, EntryPoint]:
-    """Kinds of device that plug-ins bring, by name; nothing is imported. Raises UsageError if two have one name."""
+    """Return the kinds of device from plug-ins, by name, without importing them. Raises UsageError if two have one name."""
     return entry_table("kind of device", GROUP, {})
 
 
 def load_finder(kind: str) -> Finder:
-    """Import a plug-in's kind of device. Raises UsageError if it cannot be."""
+    """Import a plug-in's kind of device. Raises UsageError if that fails."""
     finder: Finder = load_entry("kind of device", plugin_kinds(), kind)
     return finder

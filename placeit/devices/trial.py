@@ -1,4 +1,4 @@
-"""Tries devices that OpenVINO lists, since a device that answers questions may still fail at all work."""
+"""Try devices that OpenVINO lists, since a device that answers questions may still fail at all work."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["why_unusable"]
 
 
 def why_unusable(device: Device) -> str:
-    """Compile one op for a device that OpenVINO drives and run it; return why that fails, empty if it does not.
+    """Compile one op for a device that OpenVINO drives and run it; return why that fails, or an empty text.
 
-    Nothing is taken from a cache of compiled models: what was compiled before says nothing of today.
+    No cache of compiled models is used, since an earlier compilation says nothing of the present state.
     """
     precision = "f32" if "fp32" in device.tags or "fp16" not in device.tags else "f16"
     openvino = import_openvino()

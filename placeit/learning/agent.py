@@ -23,8 +23,8 @@ class ProblemInstance:
         problem: the problem.
         cost: values placements: a simulator, measured runs, or another objective. NaN for a placement that could not be
             measured this time, ``inf`` for one that cannot be.
-        unit: what costs are divided by, so that rewards of different problems can be compared; positive, finite. For
-            makespans the lower bound of the schedule length ratio is usual
+        unit: positive and finite; costs are divided by it, so that rewards of different problems can be compared. For
+            makespans, the lower bound of the schedule length ratio is usual
             (:attr:`placeit.core.problem.Problem.critical_path`).
     """
 
@@ -35,16 +35,16 @@ class ProblemInstance:
 
 @dataclass(eq=False)
 class Trajectory:
-    """Decisions of an agent for ``B`` problems in up to ``T`` steps, and the placements that they led to.
+    """Decisions of an agent for ``B`` problems in up to ``T`` steps, and the placements that they produced.
 
-    A step is whatever the agent makes of it: a relocation, the device of one op, a whole placement.
+    The agent defines what a step is: the relocation of one op, the choice of one device, or a whole placement.
 
     Attributes:
         valid: ``bool[T, B]``, where a decision was made; problems may end at different steps.
-        visited: for each problem ``int32[S, V]``, the placements to be valued, in the order in which they were met, at least
-            one: those of a search from its start on (``S`` may be ``T`` + 1), or one for an episode that makes one. Whoever
-            values them values equal ones once, so an agent need not leave any out.
-        decisions: what the agent needs to score the decisions again.
+        visited: for each problem ``int32[S, V]``, ``S`` >= 1, the placements to be valued, in the order in which they were met.
+            A search lists every placement from its start on (``S`` may be ``T`` + 1); an agent that writes one placement per
+            episode lists that one. Duplicates may stay: the caller values equal placements once.
+        decisions: everything that the agent needs to score the decisions again.
     """
 
     valid: NDArray[np.bool_]
@@ -55,13 +55,13 @@ class Trajectory:
 class Agent(Protocol):
     """A policy that plays episodes.
 
-    Whatever is drawn is drawn from the generator that is given, so that training can be resumed with the same result.
+    Everything random is drawn from the generator that is passed in, so that training can be resumed with the same result.
 
     Attributes:
-        name: as it stands in checkpoints and on the command line (``giph``, ``placeto``).
-        version: of the network's shapes and features: a checkpoint of another version does not load.
-        network: what is trained. Its mode says what an episode is for: in ``train()`` mode it is learned from, so that an agent
-            may explore and remember; in ``eval()`` mode, in which loaded and trained agents are, it may not.
+        name: the agent's name in checkpoints and on the command line (``giph``, ``placeto``).
+        version: version of the network's shapes and features: a checkpoint of another version does not load.
+        network: the module that is trained. In ``train()`` mode, episodes are learned from, so the agent may explore and
+            remember placements; in ``eval()`` mode, the mode of loaded and of trained agents, it may not.
     """
 
     name: ClassVar[str]
@@ -76,16 +76,16 @@ class Agent(Protocol):
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
         """Play one episode for each problem, sampling decisions; gradients are not needed.
 
-        It decides without costs and calls no cost function: whoever asks for an episode values what it visited, all problems
-        at once, simulated or measured.
+        It decides without costs and calls no cost function: the caller values the visited placements, of all problems at once,
+        by simulation or by measured runs.
         """
         ...
 
     def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Turn the costs of what an episode visited into rewards. Called once for each trajectory that is learned from.
+        """Turn the costs of the visited placements into rewards. Called once for each trajectory that is learned from.
 
         Args:
-            trajectory: what :meth:`rollout` returned.
+            trajectory: a trajectory that :meth:`rollout` returned.
             costs: for each problem ``float64[S]``, of ``trajectory.visited``, in multiples of the instance's unit. One that
                 could not be measured is NaN.
 
@@ -101,8 +101,8 @@ class Agent(Protocol):
         Yields:
             Parts of the trajectory, of any size, so that one part's graph is in memory at a time: steps ``[N]`` and problems
             ``[N]``, the log-probability of each decision ``[N]``, and the entropy of what it was drawn from ``[N]``. Together
-            the parts hold every valid decision once. A part is differentiated before the next is asked for, so no two of them
-            share what needs gradients. A trajectory may be scored several times, while the network changes.
+            the parts hold every valid decision once. The caller differentiates a part before it asks for the next, so no two of
+            them may share a part of the graph. A trajectory may be scored several times, while the network changes.
         """
         ...
 
@@ -112,7 +112,7 @@ class Agent(Protocol):
         It may call the instances' cost functions. A cost that is NaN could not be measured, and teaches nothing.
 
         Raises:
-            UsageError: the agent has no such way; names those that it has.
+            UsageError: the agent does not learn by this method; the message names the methods that it has.
         """
         ...
 
@@ -130,10 +130,10 @@ class Explorer(Protocol):
 
 @runtime_checkable
 class Decisive(Protocol):
-    """An agent that can say which placement of a problem it likes best."""
+    """An agent that can return the placement that its policy prefers for a problem."""
 
     def greedy_placement(self, problem: Problem) -> NDArray[np.int32]:
-        """Return that placement, ``int32[V]``. Raises InfeasibleError."""
+        """Return the policy's preferred placement, ``int32[V]``. Raises InfeasibleError if no feasible placement was found."""
         ...
 
 
@@ -143,13 +143,13 @@ class Taught(Protocol):
 
     @property
     def teachers(self) -> Mapping[str, Sequence[str]]:
-        """Names, by the kind of training that they are for. The first is taken where none is named."""
+        """Names of teachers, by the kind of training that they teach. The first is the default."""
         ...
 
     def loss(
         self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator, teacher: str | None = None
     ) -> Tensor:
-        """Return a scalar to minimise, as :meth:`Agent.loss`, by what a teacher says."""
+        """Return a scalar to minimise, as :meth:`Agent.loss` does, with the answers of the named teacher as targets."""
         ...
 
 
@@ -157,20 +157,20 @@ class Taught(Protocol):
 class Remembering(Protocol):
     """An agent that keeps more than its network between episodes, such as a buffer of good placements.
 
-    It is kept in training states, so that training can be resumed with the same result, but not in checkpoints.
+    Training states keep that memory, so that training can be resumed with the same result; checkpoints do not.
     """
 
     def memory(self) -> Mapping[str, Tensor]:
-        """Return what is kept, by name."""
+        """Return the agent's memory as tensors, by name."""
         ...
 
     def meet(self, problem: Problem, placements: NDArray[np.int32], costs: NDArray[np.float64]) -> None:
-        """Take ``int32[S, V]`` placements into account that were not met in an episode, of ``float64[S]`` costs, in units."""
+        """Take into account ``int32[S, V]`` placements from outside of episodes, with ``float64[S]`` costs in units."""
         ...
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`memory` returned, and nothing else; of nothing, forget.
+        """Restore a memory that :meth:`memory` returned; an empty mapping clears the memory.
 
-        Training has it forget where a stage has other costs than the stage before.
+        Training clears it where a stage has another cost than the stage before.
         """
         ...

@@ -44,10 +44,10 @@ class Checkpoint:
     """An agent stored in a file.
 
     Attributes:
-        agent: its name.
-        version: of its network's shapes and features.
-        config: the arguments that it was made with.
-        about: where it comes from: what it was trained on, how, and how good it is.
+        agent: name of the agent.
+        version: version of its network's shapes and features.
+        config: arguments of its class.
+        about: origin: what it was trained on and how, and its evaluation figure.
         weights: state of its network, by name.
     """
 
@@ -81,7 +81,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read a file written by :func:`save_agent`, without constructing the agent.
 
     Raises:
-        FileError: the file is missing, damaged, or no such file.
+        FileError: the file is missing, damaged, or not a checkpoint.
     """
     weights, meta = read_safetensors(Path(path), _FORMAT)
     match meta:
@@ -94,7 +94,7 @@ def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_clas
     """Construct the agent stored in a file.
 
     Args:
-        path: what :func:`save_agent` wrote.
+        path: a file that :func:`save_agent` wrote.
         find: gives the class of an agent by its name.
 
     Raises:
@@ -138,7 +138,7 @@ def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_clas
 
 
 def load_policy(path: str | Path, cls: type[A]) -> A:
-    """Construct the agent in a file for a placer that needs one of a class.
+    """Construct the agent in a file for a placer that needs an agent of one class.
 
     Args:
         path: the file; empty for the policy of this agent that ships with placeit. That one is shared: do not train it.

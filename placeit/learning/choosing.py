@@ -1,4 +1,4 @@
-"""Decides which placements are worth measuring next, by what was measured so far."""
+"""Decides which placements are worth measuring next, given the measurements so far."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from placeit.simulator.objectives import Objective
 
 __all__ = ["Tried", "worth_measuring"]
 
-_STARTS = 4  # placements whose neighbours are looked at
+_STARTS = 4  # number of measured placements whose neighbours are considered
 _WORK = 40_000  # groups of all neighbours together: a placement of 100 groups takes about a millisecond to simulate
-_DRAWN, _STEPS = 4, 400  # searches with costs drawn around the calibrated ones, and plans that each tries
+_DRAWN, _STEPS = 4, 400  # number of searches with costs drawn around the calibrated ones; plans that each of them tries
 _UNSURE = 0.05  # standard deviation of the logarithm of a drawn cost
-_LOOKED_AT = 80  # placements, the best by simulation, that the surrogate values
+_LOOKED_AT = 80  # number of placements, the best by simulation, that the surrogate values
 _ENOUGH = 0.002  # expected gain, as a share of the best value, below which nothing is worth measuring
 
 
@@ -44,17 +44,17 @@ def worth_measuring(
     count: int,
     seed: int,
 ) -> list[NDArray[np.int32]]:
-    """Return the placements from which most is expected, best first: ``int32[G]`` each; none if nothing is worth a measurement.
+    """Return the placements with the greatest expected gain, best first: ``int32[G]`` each; empty if none is worth measuring.
 
     Args:
-        segmenter: with costs that are calibrated by what was tried.
-        problem: says what is feasible.
-        objective: what is valued.
-        tried: what was measured, one at least.
-        proposed: placements that were not measured, ``int32[G]``.
-        barred: plans that are not to be measured (again), beside those that were tried.
-        count: most of them.
-        seed: of what is drawn.
+        segmenter: plans placements, with costs that are calibrated on the measurements.
+        problem: tells which placements are feasible.
+        objective: values plans.
+        tried: the measurements, at least one.
+        proposed: placements to consider beside the ones found here, ``int32[G]``.
+        barred: further plans that are not to be measured (again).
+        count: the most placements to return.
+        seed: seed of all random draws.
     """
     seen = {_key(plan) for plan in itertools.chain((one.plan for one in tried), barred)}
     starts = [one.plan.group_devices for one in sorted(tried, key=lambda one: one.value)[:_STARTS]]
@@ -87,7 +87,7 @@ def worth_measuring(
         first = int(gain.argmax())
         if gain[first] < _ENOUGH:
             break
-        chosen.append(first)  # and the next one is chosen as if this one took what is expected of it
+        chosen.append(first)  # the next one is chosen as if this one had its expected value
         surrogate = surrogate.and_one(about[first], work[first], float(mean[first]))
         best = min(best, float(expected[first] + mean[first]))
     return [plans[i][0].group_devices for i in chosen]
@@ -96,7 +96,7 @@ def worth_measuring(
 def _searched(
     segmenter: Segmenter, problem: Problem, objective: Objective, starts: Sequence[NDArray[np.int32]], seed: int
 ) -> list[NDArray[np.int32]]:
-    """Search among plans by the costs as they are, and by costs drawn around them."""
+    """Search among plans by the calibrated costs, then by costs drawn around them."""
     rng, costs, found = np.random.default_rng([seed, 1]), segmenter.costs, []
     for i in range(_DRAWN):
         factor = np.exp(rng.normal(0, _UNSURE if i else 0.0, costs.core.shape))
@@ -109,7 +109,7 @@ def _searched(
 def _neighbours(
     starts: Sequence[NDArray[np.int32]], segmenter: Segmenter, problem: Problem, seed: int
 ) -> Iterator[NDArray[np.int32]]:
-    """Draw placements that differ from others by one group on another device, or by several in a row."""
+    """Draw neighbours: placements that move one group, or a run of consecutive groups, to another device."""
     rng, computing = np.random.default_rng([seed, 2]), np.flatnonzero(segmenter.computes)
     for _ in range(max(len(starts), _WORK // max(1, len(problem))) if len(computing) else 0):
         row, low = starts[int(rng.integers(len(starts)))].copy(), int(rng.integers(len(computing)))
@@ -125,5 +125,5 @@ def _described(segmenter: Segmenter, plans: Sequence[Plan]) -> tuple[NDArray[np.
 
 
 def _key(plan: Plan) -> frozenset[tuple[int, tuple[int, ...]]]:
-    """What tells plans apart: where programs run."""
+    """Return what identifies a plan: the device and the groups of each program."""
     return frozenset((segment.device, segment.groups) for segment in plan.programs)

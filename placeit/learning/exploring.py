@@ -13,18 +13,18 @@ __all__ = ["EXPLORING", "explore"]
 EXPLORING = "surrogate"
 """The placer's name."""
 
-_PAIRS = 3  # runs of a placement, each beside one of the anchor
-_AT_ONCE = 4  # placements between two looks at what is worth measuring
+_PAIRS = 3  # runs of each placement, each one beside a run of the anchor
+_AT_ONCE = 4  # placements that are measured before the surrogate is asked again
 
 
 def explore(search: Search) -> None:
-    """Measure the placements from which most is expected, a few at a time, until little is or the time is needed to decide.
+    """Measure the most promising placements, a few at a time, until little gain is expected or time is up.
 
     Args:
-        search: what is known; at least the single devices should have been measured.
+        search: the search so far; at least the single devices should have been measured.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; what was measured is kept.
+        KeyboardInterrupt: Ctrl-C was pressed; measurements so far are kept.
     """
     if (why := _pointless(search)) is not None:
         search.notes[EXPLORING] = f"not asked: {why}"
@@ -47,7 +47,7 @@ def explore(search: Search) -> None:
 
 
 def _pointless(search: Search) -> str | None:
-    """Why nothing is to be explored; None if it is worth its time."""
+    """Return why exploring is pointless; None if it is worth its time."""
     if search.indivisible:
         return "there is nothing to place"
     if search.session.costs.shared:
@@ -56,13 +56,13 @@ def _pointless(search: Search) -> str | None:
 
 
 def _tried(search: Search) -> list[Tried]:
-    """Return what was measured beside something of known cost."""
+    """Return the plans that were measured beside a candidate of known cost, with their costs."""
     able = (one for one in search.ranked if search.is_placed(one) and one.steady)
     return [Tried(one.plan, one.cost) for one in able if one.cost]
 
 
 def _chosen(search: Search, number: int) -> list[Candidate]:
-    """Enter the placements that are most worth a measurement."""
+    """Add the placements that are most worth measuring to the search's candidates, and return them."""
     placed = [one for one in search.candidates if search.is_placed(one)]
     waiting = [one for one in placed if one.measured is None and one.failed is None and not one.late]
     with search.ledger.on(Item(EXPLORING, placer=True)):

@@ -30,18 +30,18 @@ def session_source(session: Session, problem: Problem | None = None, *, objectiv
     """Return a source whose only problem, also for evaluation, is the placement of a session's groups.
 
     Its cost is the simulated makespan under the rules by which the session's executors run, in multiples of the critical path;
-    for throughput the seconds per request, in multiples of the least that could be hoped for; and for another objective its
-    value, in multiples of that of HEFT's placement.
+    for throughput it is the seconds per request, in multiples of their lower bound; for any other objective it is the value of
+    the objective, in multiples of the value of HEFT's placement.
 
     Args:
         session: profiled.
-        problem: what a training that resumes began with; None for the problem by the session's costs, which may have been
-            profiled again since then.
-        objective: what is minimised (:func:`placeit.simulator.objectives.objective_names`).
+        problem: the problem that a resumed training began with; None for the problem by the session's costs, which may have
+            been profiled again since then.
+        objective: name of the objective to minimise (:func:`placeit.simulator.objectives.objective_names`).
 
     Raises:
-        UsageError: the session is not profiled, or the problem is of other groups or devices; the objective is not known, or
-            needs figures of the devices that are not.
+        UsageError: the session is not profiled; the problem has other groups or devices; the objective does not exist, or
+            needs figures of the devices that are not known.
         ProblemError: nothing takes time.
     """
     wanted = get_objective(objective, session.cluster)
@@ -68,25 +68,25 @@ def session_source(session: Session, problem: Problem | None = None, *, objectiv
 class MeasuredCosts:
     """Costs of a session's placements by running them: what ``train`` takes as ``costs`` under a name such as ``measured``.
 
-    Nothing is measured, and no file read, before a stage asks for it. A placement for which devices turn out to have no room is
-    left out, as one that failed. What the calibrated simulator expects to be hopeless is not run, and learned from by what is
-    expected.
+    Nothing is measured, and no file is read, before a stage asks for it. A placement for which devices turn out to have no room
+    is left out, like one that failed. A placement that the calibrated simulator expects to be hopeless is not run; training
+    learns from its expected cost.
 
     Args:
         session: on real devices, profiled; it stays open while this is used.
-        objective: what is measured.
+        objective: name of the objective that is measured.
         journal: of runs, as of :class:`placeit.optimizer.measured_cost.MeasuredCost`; None to keep none.
         seed: of the order of runs.
-        spare: share of a stage's ``seconds`` that is left over for what comes after training.
-        progress: told what is being done.
+        spare: share of a stage's ``seconds``, in [0, 1), that is kept for the time after training.
+        progress: called with the current activity.
 
     Attributes:
-        deadline: from when on nothing is measured any more, by :func:`placeit.core.clock.now`; training sets it.
-        sources: where the costs of placements are from, by the bytes of the placement; of this process
+        deadline: time by :func:`placeit.core.clock.now` after which nothing is measured; training sets it.
+        sources: origin of the cost of each placement of this process, by the bytes of the placement
             (:attr:`placeit.optimizer.measured_cost.Outcome.source`).
 
     Raises:
-        UsageError: a device exists in simulation only.
+        UsageError: a device is only described and cannot run anything.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class MeasuredCosts:
 
     @functools.cached_property
     def measured(self) -> MeasuredCost:
-        """The cost that measures."""
+        """Cost function that measures; made on first use."""
         return self._make()
 
     def __call__(self, instance: ProblemInstance) -> CostFunction:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Agents as the command line and its users write them."""
+"""Agents in the notation of the command line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["parse_agent"]
 def parse_agent(text: str, *, seed: int) -> Agent:
     """Make an agent from ``name`` or ``name:option=value,option=value``, as on the command line.
 
-    It is untrained, unless ``weights`` is among the options: a checkpoint, whose policy goes on learning, with the options that
-    it was made with.
+    The agent is untrained, unless ``weights`` names a checkpoint: then its policy goes on learning, with the options that it
+    was made with.
 
     Raises:
-        UsageError: the text has another form, other options beside ``weights``, or as for :func:`make_agent`.
+        UsageError: the text has another form, there are options beside ``weights``, or :func:`make_agent` raises it.
         FileError: there is no such checkpoint, or it holds another agent.
     """
     name, options = parse_options("agent", text, lambda name: option_types(agent_class(name)))

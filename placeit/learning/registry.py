@@ -1,4 +1,4 @@
-"""Agents by name: the entry points of the group ``placeit.agents``, placeit's own and those of plug-ins."""
+"""Agents by name: placeit's agents and plug-ins' agents, from the entry points of the group ``placeit.agents``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["GROUP", "agent_class", "agent_names", "fresh", "make_agent", "option_types"]
 
 GROUP = "placeit.agents"
-"""The entry-point group of agents: those of placeit are in it as well as those of plug-ins."""
+"""Entry-point group of agents, for placeit's agents and for plug-ins' agents."""
 
 
 def agent_names() -> tuple[str, ...]:
-    """Names of all agents, sorted; nothing is imported. Raises UsageError if two packages use the same name."""
+    """Return the names of all agents, sorted, without importing them. Raises UsageError if two packages use one name."""
     return tuple(sorted(_table()))
 
 
@@ -43,11 +43,11 @@ def make_agent(name: str, *, seed: int, **options: Any) -> Agent:
 
     Args:
         name: one of :func:`agent_names`.
-        seed: of its initial weights.
+        seed: seed of the initial weights.
         **options: arguments of its class; what is left out keeps its default.
 
     Raises:
-        UsageError: there is no such agent, it has no such option, or it refuses a value.
+        UsageError: the agent or an option does not exist, or the agent refuses a value.
     """
     cls = agent_class(name)
     known = inspect.signature(cls).parameters

@@ -1,4 +1,4 @@
-"""Predicts what placements really take: the calibrated simulator times a learned factor, whose uncertainty is known."""
+"""Predicts measured times of placements: the simulated time times a learned factor, with the uncertainty of that factor."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from placeit.planning.segments import Plan, Segmenter
 
 __all__ = ["Surrogate", "expected_gain", "features", "worked"]
 
-# standard deviations of the logarithm of measured over simulated: by the weight of a feature, of a placement, of a measurement
+# standard deviations to choose from, of log(measured / simulated): of a feature's weight, of a placement's part, of the noise
 _WEIGHTS, _OWN, _NOISE = (0.02, 0.1, 0.4), (0.01, 0.03, 0.1), (0.01, 0.03)
-_ALIKE = 0.15  # placements are alike that differ in this share of the work
+_ALIKE = 0.15  # correlation length of placements, as the share of the work that runs on other devices
 
 
 def features(segmenter: Segmenter, plan: Plan) -> NDArray[np.float64]:
-    """Describe the simulated run of a plan by shares of its makespan, ``float64[D + 4]``.
+    """Describe the simulated run of a plan, by shares of its makespan: ``float64[D + 4]``.
 
-    One; how long each device is busy; transfers; what cuts, dispatches and load add; the programs that run, per group.
+    In this order: 1 (the constant); busy time of each device; transfers; time added by cuts, dispatches and load; programs
+    per group.
     """
     schedule, costs = plan.schedule, segmenter.costs
     whole = max(schedule.makespan, 1e-12)
@@ -36,16 +37,17 @@ def features(segmenter: Segmenter, plan: Plan) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class Surrogate:
-    """Bayesian ridge over features of plans, and a part of its own for each placement that it shares with similar ones.
+    """Bayesian ridge regression over features of plans, plus a part for each placement that similar placements share.
 
     It is computed as a Gaussian process (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, algorithm 2.1).
-    Its three standard deviations are those of the highest likelihood among a few.
+    Its three standard deviations are the most likely ones among a few given values.
 
     Attributes:
         features: ``float64[N, F]`` of measured plans.
-        work: ``float64[N, W]``, where what is computed: two placements differ by half the sum of absolute differences.
+        work: ``float64[N, W]``, share of the work of each group on each device; the distance of two placements is half the
+            sum of absolute differences.
         known: ``float64[N]``, logarithms of measured over simulated values.
-        deviations: of weights, placements and measurements.
+        deviations: standard deviations of weights, of placements' parts and of measurements.
     """
 
     features: NDArray[np.float64]
@@ -55,7 +57,7 @@ class Surrogate:
 
     @classmethod
     def fitted(cls, features: NDArray[np.float64], work: NDArray[np.float64], known: NDArray[np.float64]) -> Surrogate:
-        """Learn from measurements, one at least."""
+        """Fit to measurements, at least one."""
         made = [cls(features, work, known, each) for each in itertools.product(_WEIGHTS, _OWN, _NOISE)]
         return max(made, key=Surrogate._likelihood)
 
@@ -71,7 +73,7 @@ class Surrogate:
         return solved.T @ np.linalg.solve(factor, self.known), np.sqrt(np.maximum(variance, 1e-12))
 
     def and_one(self, features: NDArray[np.float64], work: NDArray[np.float64], known: float) -> Surrogate:
-        """Return what it would be with one more measurement."""
+        """Return the surrogate with one more measurement."""
         rows = np.vstack([self.features, features]), np.vstack([self.work, work])
         return Surrogate(*rows, np.append(self.known, known), self.deviations)
 
@@ -96,7 +98,7 @@ class Surrogate:
 
 
 def expected_gain(mean: NDArray[np.float64], deviation: NDArray[np.float64], best: float) -> NDArray[np.float64]:
-    """Return the expected improvement on the best: by how much a normal variable is below it in the mean, zero where above.
+    """Return the expected improvement on ``best``: the mean of max(0, best - x) over the normal variable x.
 
     Jones et al., Efficient Global Optimization of Expensive Black-Box Functions, 1998, equation 15.
     """
@@ -107,7 +109,7 @@ def expected_gain(mean: NDArray[np.float64], deviation: NDArray[np.float64], bes
 
 
 def worked(segmenter: Segmenter, placements: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
-    """Return where what is computed, as shares of the work of all groups: ``float64[N, G * D]``."""
+    """Return the share of the work of each group on each device: ``float64[N, G * D]``, zero where a group does not run."""
     core = segmenter.costs.core
     weight = np.where(np.isfinite(core), core, np.inf).min(axis=1)
     share = weight / max(float(weight.sum()), 1e-12)

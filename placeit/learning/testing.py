@@ -40,7 +40,7 @@ class AgentConformance:
     """Tests that any agent must pass.
 
     Attributes:
-        ways: other than REINFORCE in which the agent learns.
+        ways: training methods of the agent other than REINFORCE.
     """
 
     ways: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class AgentConformance:
         raise NotImplementedError
 
     def instances(self) -> Sequence[ProblemInstance]:
-        """Problems of different sizes, including scarce memory, scarce devices, a single op and a single device."""
+        """Return problems of different sizes, including scarce memory, scarce devices, a single op and a single device."""
         problems = [
             random_problem(7, 3, 0),
             random_problem(5, 2, 1, tight=True),
@@ -61,7 +61,7 @@ class AgentConformance:
         return [simulated(problem) for problem in problems]
 
     def test_its_configuration_makes_it_again(self, tmp_path: Path) -> None:
-        """Another agent made of the configuration takes the weights, and decides the same."""
+        """An agent made from the configuration loads the weights and makes the same decisions."""
         agent = self.make()
         path = tmp_path / "agent.safetensors"
         save_agent(agent, path)
@@ -70,7 +70,7 @@ class AgentConformance:
         assert evaluate(again, self.instances()) == evaluate(agent, self.instances())
 
     def test_an_episode_is_drawn_from_the_given_generator_alone(self) -> None:
-        """So that training can be resumed with the same result."""
+        """Training can therefore be resumed with the same result."""
         agent, instances = self.make(), self.instances()
         before = torch.get_rng_state()
         one, same, other = (agent.rollout(instances, np.random.default_rng(seed)) for seed in (0, 0, 1))
@@ -79,7 +79,7 @@ class AgentConformance:
         assert not all(map(np.array_equal, one.visited, other.visited))
 
     def test_an_episode_calls_no_cost_function(self) -> None:
-        """Placements that it visited are valued by its caller, in training and in evaluation."""
+        """The caller values the placements of an episode, in training and in evaluation."""
 
         def asked(_placements: NDArray[np.int32]) -> NDArray[np.float64]:
             raise AssertionError
@@ -91,7 +91,7 @@ class AgentConformance:
             agent.rollout(silent, np.random.default_rng(0))
 
     def test_a_trajectory_holds_what_it_says(self) -> None:
-        """Shapes agree, and whatever is visited is feasible."""
+        """Shapes agree, and every visited placement is feasible."""
         instances = self.instances()
         trajectory = self.make().rollout(instances, np.random.default_rng(0))
         assert trajectory.valid.dtype == bool
@@ -105,7 +105,7 @@ class AgentConformance:
                 instance.problem.check(placement)
 
     def test_rewards_stand_where_decisions_are(self) -> None:
-        """They are finite numbers there and zero elsewhere, and depend on costs."""
+        """Rewards of decisions are finite and depend on costs; all other rewards are zero."""
         agent, instances = self.make(), self.instances()
         trajectory = agent.rollout(instances, np.random.default_rng(0))
         costs = _costs(instances, trajectory)
@@ -117,7 +117,7 @@ class AgentConformance:
         assert not np.array_equal(rewards, self.make().rewards(trajectory, [2 * path for path in costs]))
 
     def test_what_could_not_be_measured_gives_no_reward(self) -> None:
-        """If no cost of an episode is known, some reward of it is not; those of the other episodes are."""
+        """An episode without any known cost has an unknown reward; all rewards of the other episodes are known."""
         instances = self.instances()
         trajectory = self.make().rollout(instances, np.random.default_rng(0))
         for lost in range(len(instances)):
@@ -128,7 +128,7 @@ class AgentConformance:
             assert np.isfinite(np.delete(rewards, lost, axis=1)).all()
 
     def test_every_decision_is_scored_once_with_gradients(self) -> None:
-        """Log-probabilities and entropies are those of a distribution, depend on the weights, and are the same again."""
+        """Log-probabilities and entropies belong to a distribution, depend on the weights, and are equal when scored again."""
         agent, instances = self.make(), self.instances()
         trajectory = agent.rollout(instances, np.random.default_rng(0))
         seen = np.zeros(trajectory.valid.shape, int)
@@ -158,7 +158,7 @@ class AgentConformance:
             assert any(not torch.equal(before[name], tensor) for name, tensor in weights_of(agent).items())
 
     def test_training_that_stopped_goes_on_to_the_same_weights(self, tmp_path: Path) -> None:
-        """Nothing that matters is kept outside the training state: an agent made anew goes on from it."""
+        """The training state holds everything that matters: a new agent goes on from it."""
         instances = self.instances()
 
         def weights(name: str, crash_at: float) -> dict[str, torch.Tensor]:
@@ -191,12 +191,12 @@ class AgentConformance:
         assert all(torch.isfinite(tensor).all() for tensor in weights_of(agent).values())
 
     def test_each_of_its_teachers_teaches(self) -> None:
-        """If it has any: the loss is a number that weights can be changed by."""
+        """For each teacher of the agent, the loss is finite and has gradients."""
         agent = self.make()
         if isinstance(agent, Taught):
             instances = self.instances()
             agent.network.train()
-            played = agent.rollout(instances, np.random.default_rng(1))  # what was met may teach as well
+            played = agent.rollout(instances, np.random.default_rng(1))  # the placements that were met may be a teacher, too
             agent.rewards(played, [one.cost(path) / one.unit for one, path in zip(instances, played.visited, strict=True)])
             for kind, name in ((kind, name) for kind, names in agent.teachers.items() for name in names):
                 loss = agent.loss(kind, instances, np.random.default_rng(0), name)
@@ -204,7 +204,7 @@ class AgentConformance:
                 assert loss.requires_grad
 
     def test_what_it_likes_best_is_feasible_and_always_the_same(self) -> None:
-        """If it can say that."""
+        """Applies to agents that have a preferred placement."""
         agent = self.make()
         if isinstance(agent, Decisive):
             for problem in (instance.problem for instance in self.instances()):
@@ -213,7 +213,7 @@ class AgentConformance:
                 assert np.array_equal(agent.greedy_placement(problem), placement)
 
     def test_a_way_of_learning_that_it_lacks_is_an_error(self) -> None:
-        """With a message that names the way."""
+        """The message names the method."""
         with pytest.raises(UsageError, match="osmosis"):
             self.make().loss("osmosis", self.instances(), np.random.default_rng(0))
 

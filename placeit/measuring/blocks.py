@@ -33,11 +33,11 @@ __all__ = ["BLOCK_S", "SINGLE", "SLOW_S", "Block", "alike", "block_of", "block_s
 
 BLOCK_S = 0.02  # seconds of a block's runs that count
 SLOW_S = 0.05  # seconds of a run from which on it is a block by itself: filling caches is a small part of it
-_FALL = 0.03  # share of a run's time by which it may lie above those after it and still be steady
-_ALIKE = 1.5  # times as long that runs take at most that take about as long
+_FALL = 0.03  # share by which a steady run may take longer than the median of the runs after it
+_ALIKE = 1.5  # largest ratio of the times of runs that take about as long
 _MOST_SKIPPED = 8  # runs that are left out, at most
-_FEWEST_SLOW, _FEWEST_TRIED, _MOST_TRIED = 2, 4, 32  # runs of a trial
-_LEAST_S = 1e-5  # seconds that a run is supposed to take at least, so that no block has too many
+_FEWEST_SLOW, _FEWEST_TRIED, _MOST_TRIED = 2, 4, 32  # runs of a trial: fewest of slow runs, fewest and most of others
+_LEAST_S = 1e-5  # least seconds that a run is taken to last, so that no block has too many runs
 
 _T = TypeVar("_T")
 
@@ -75,8 +75,8 @@ SINGLE = Block(0, 1)
 def is_enough(seconds: Sequence[float]) -> bool:
     """Return whether a trial has had enough runs, given the seconds of each.
 
-    A trial of slow runs ends after two. One of others ends after four at least, when they have taken as long as a block and
-    have become steady.
+    A trial of slow runs ends after two runs. Any other trial ends after at least four runs, once they have taken as long as a
+    block and have become steady.
     """
     runs = len(seconds)
     if runs >= _FEWEST_SLOW and min(seconds) >= SLOW_S:
@@ -87,7 +87,7 @@ def is_enough(seconds: Sequence[float]) -> bool:
 
 
 def first_steady(seconds: Sequence[float]) -> int:
-    """Return how many first runs to leave out of runs in a row: all until the time of a run no longer falls.
+    """Return the number of first runs to leave out of consecutive runs: all runs before the first steady one.
 
     A run is steady if it takes at most 3 % longer than the median of those after it. At least one run is left out, but at most
     eight, and at most half of them.
@@ -113,14 +113,15 @@ def block_of(seconds: Sequence[float], *, period: float = 0.0) -> Block:
     run_s = median(seconds[skipped:])
     if run_s >= SLOW_S:
         return Block(0, 1, run_s)
-    # an odd number, whose median is that of one run: of two it is their mean, in which a disturbed one counts
+    # an odd number, so that the median is the time of one run: the median of two is their mean, which a disturbed run shifts
     return Block(max(1, skipped), math.ceil(BLOCK_S / max(run_s, period, _LEAST_S)) | 1, run_s)
 
 
 def alike(blocks: Mapping[str, Block]) -> dict[str, Block]:
-    """Return the blocks of programs that are compared, with as many runs left out of those whose runs take about as long.
+    """Return the blocks of compared programs; programs whose runs take about as long leave out equally many runs.
 
-    What a trial finds varies by chance. Of equal programs, the one that leaves out fewer runs would look slower for good.
+    The number that a trial finds varies by chance. Of two equal programs, the one that leaves out fewer runs would look slower
+    in every round.
     """
     return {
         name: replace(one, skipped=max(other.skipped for other in blocks.values() if _alike(one, other)))
@@ -133,11 +134,11 @@ def _alike(one: Block, other: Block) -> bool:
 
 
 def block_s(seconds: float, *, period: float = 0.0) -> float:
-    """Return the seconds that a block of runs of some seconds takes, as far as that can be told without a trial."""
+    """Return the seconds that a block is expected to take, without a trial, given the seconds of one run."""
     return block_of([seconds], period=period).runs * max(seconds, period, _LEAST_S)
 
 
 def trial_s(seconds: float, *, period: float = 0.0) -> float:
-    """Return the seconds that a trial of runs of some seconds takes."""
+    """Return the seconds that a trial is expected to take, given the seconds of one run."""
     each = max(seconds, period, _LEAST_S)
     return each * (_FEWEST_SLOW if seconds >= SLOW_S else min(_MOST_TRIED, max(_FEWEST_TRIED, BLOCK_S / each)))

@@ -10,9 +10,9 @@ from placeit.measuring.measure import FEWEST
 
 __all__ = ["CHECKS", "STEP_S", "TRIFLE_S", "least", "needed", "rounds_within"]
 
-CHECKS = 4  # runs of what is measured whose outputs are compared, before and after
+CHECKS = 4  # runs of a candidate whose outputs are compared, before and after it is measured
 REFERENCES = 3  # runs of the uncut model, for outputs to compare with
-TRIFLE_S, STEP_S = 0.5, 0.2  # what nobody minds, of a search, and of each of several steps of it
+TRIFLE_S, STEP_S = 0.5, 0.2  # seconds that a search, and each of several steps of it, may take whatever the budget
 
 
 def needed(seconds: Iterable[float], rounds: int, *, period: float = 0.0, checks: int = CHECKS) -> float:
@@ -28,12 +28,12 @@ def needed(seconds: Iterable[float], rounds: int, *, period: float = 0.0, checks
 
 
 def rounds_within(room: float, seconds: Iterable[float], *, period: float = 0.0) -> int:
-    """Return how many rounds of a race there is time for in ``room`` seconds; fewer than none if there is too little for any.
+    """Return the number of rounds of a race that fit into ``room`` seconds; negative if not even checks and trials fit.
 
     Args:
-        room: seconds for all of it.
+        room: seconds for the whole race.
         seconds: of one run of each candidate.
-        period: as of :func:`needed`.
+        period: seconds from the start of a run to the start of the next, if runs start at a pace.
     """
     runs = list(seconds)
     before, with_one = (needed(runs, rounds, period=period) for rounds in (0, 1))
@@ -41,10 +41,10 @@ def rounds_within(room: float, seconds: Iterable[float], *, period: float = 0.0)
 
 
 def least(seconds: Iterable[float]) -> float:
-    """Return the least seconds to compare placements over several devices with the best single device.
+    """Return the fewest seconds in which placements over several devices can be compared with the best single device.
 
-    They pay for a pass over the model that is cut into its groups, on each device, and for a race of the best single device and
-    one placement that takes as long.
+    They cover a pass over the model, cut into its groups, on each device, and a race between the best single device and one
+    placement that takes as long.
 
     Args:
         seconds: of a run of the whole model on each device.

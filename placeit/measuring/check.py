@@ -2,7 +2,7 @@
 
 A check that compares outputs alone passes where a segment does nothing and its output of an earlier run is still there. So
 before each checked run every buffer that the run has to write holds NaN (:mod:`placeit.runtime.blank`), the model runs on two
-inputs whose outputs differ, and what is written after its device has reported the end is noticed.
+inputs whose outputs differ, and a write after a device has reported the end of a run is noticed.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ __all__ = [
 ]
 
 _TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "float16": 2e-2, "fp16": 2e-2, "bf16": 1e-1, "bfloat16": 1e-1, "int8": 1e-1}
-"""Of a precision, of a type, and of what tensors are sent as between nodes."""
+"""Largest ``max_rel`` of right outputs: by precision, by type of a tensor, and by type that is sent between nodes."""
 _DEVIATIONS = 4.0  # standard deviations: fewer than one of 10,000 normally distributed values is beyond
-_MOST_ROUNDING = 0.1  # that of int8 and bfloat16: what is wrong usually differs by more
-RUNS = 2  # of an executor, each on other inputs, that a check takes
-_DISTINCT = 0.01  # of an output's largest value: by more than errors of rounding, so that one is not taken for the other
-_PAUSE_S = (0.002, 0.1)  # how long is waited for late writes: as long as the run took, within these
+_MOST_ROUNDING = 0.1  # the tolerance of int8 and bfloat16: wrong outputs usually differ by more
+RUNS = 2  # runs of an executor in a check, each on other inputs
+_DISTINCT = 0.01  # share of an output's largest value that tells two outputs apart; rounding errors are smaller
+_PAUSE_S = (0.002, 0.1)  # least and most seconds to wait for late writes; in between, as long as the run took
 _FAILURES = (PlaceitError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 
 
 def check_tolerance(tolerance: float | None) -> None:
-    """Raise UsageError if a tolerance makes no sense."""
+    """Raise UsageError if a tolerance is negative or NaN."""
     if tolerance is not None and not tolerance >= 0:
         raise UsageError(f"The tolerance is {tolerance}; it must be a number that is not negative.")
 
 
 def tolerance_of(types: Iterable[str]) -> float:
-    """Return the largest ``OutputDifference.max_rel`` of right outputs, by the coarsest of precision, types, compressions."""
+    """Return the largest ``OutputDifference.max_rel`` of right outputs, by the coarsest precision, type or compression."""
     return max(_TOLERANCES.get(name, 0.0) for name in types)
 
 
 def tolerance_of_rounding(graph: OpGraph, steps: Mapping[str, float]) -> float:
     """Return by how much right outputs of a quantised model may differ, as a share of an output's largest value.
 
-    Parts of a model add up in another order than the whole, so a value that lies between two steps of a quantisation may be
-    rounded to the other one, and what is computed from it changes by a step, and then the next rounding. At worst the roundings
-    of two runs have nothing in common. The difference of two such errors has the variance step² / 6, and independent ones add
-    up: four standard deviations are 4 · sqrt(sum of step² / 6), along the path with the largest sum. It is 0.1 at most.
+    Parts of a model add up in another order than the whole. A value that lies between two steps of a quantisation may therefore
+    be rounded to the other step, which changes later values by a step, and later roundings. At worst the roundings of two runs
+    have nothing in common. The difference of two such errors has the variance step² / 6, and independent ones add up: four
+    standard deviations are 4 · sqrt(sum of step² / 6), along the path with the largest sum. The result is 0.1 at most.
 
     Args:
         graph: the task graph.
@@ -75,15 +75,16 @@ def tolerance_of_rounding(graph: OpGraph, steps: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """Difference between the outputs of a placement and those of the whole model on one device, in float32.
+    """Difference between the outputs of a placement and the outputs of the whole model on one device in float32.
 
     Attributes:
         max_abs: largest absolute difference of any element of any output.
         max_rel: for each output, the largest absolute difference over the largest absolute value of the reference; the worst
             of all outputs.
-        fault: why they are infinite; None if they are not.
-        not_checked: why small differences prove little; None if they do. It is no verdict if the differences are large.
-        alike: what ``max_rel`` is against the whole model in the precision of the devices; None if that is float32.
+        fault: why the differences are infinite; None if they are finite.
+        not_checked: why small differences prove little; None if they prove the outputs right. Large differences prove them
+            wrong in any case.
+        alike: ``max_rel`` against the whole model in the precision of the devices; None if that is float32.
         not_finite: share of an output's values that are NaN, or the same infinity, on both sides, so that no difference can be
             taken; the worst of all outputs.
     """
@@ -151,16 +152,14 @@ def _difference(name: str, given: NDArray[Any] | None, expected: NDArray[Any]) -
     if given is None:
         return _infinite(f"the output '{name}' is missing")
     if given.shape != expected.shape:
-        return _infinite(
-            f"the output '{name}' has the shape {list(given.shape)}, and that of the uncut model {list(expected.shape)}"
-        )
+        return _infinite(f"the output '{name}' has the shape {list(given.shape)}; the uncut model's has {list(expected.shape)}")
     kind = np.complex128 if "c" in given.dtype.kind + expected.dtype.kind else np.float64
     ours, theirs = given.astype(kind), expected.astype(kind)
     same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
     gap = np.where(same, 0.0, np.abs(np.subtract(ours, theirs, where=~same, out=np.zeros_like(ours))))
     wrong = ~np.isfinite(gap)
     if wrong.any():
-        return _infinite(f"the output '{name}' has {ours[wrong][0]:g} where that of the uncut model has {theirs[wrong][0]:g}")
+        return _infinite(f"the output '{name}' has {ours[wrong][0]:g} where the uncut model's has {theirs[wrong][0]:g}")
     largest = float(gap.max(initial=0.0))
     finite = np.isfinite(theirs)
     scale = float(np.abs(theirs[finite]).max(initial=0.0))
@@ -190,7 +189,7 @@ class Checkable(Protocol):
         ...
 
     def outputs(self) -> dict[str, NDArray[np.generic]]:
-        """Outputs of the last run, by name."""
+        """Return the outputs of the last run, by name."""
         ...
 
     def blank(self, sentinel: int) -> str | None:
@@ -202,19 +201,20 @@ class OutputCheck:
     """Checks executors of one model; the reference runs only during construction.
 
     Args:
-        inputs: what is left in place in every executor that is checked.
-        others: inputs to try, until some lead to other outputs; first those of other sizes, which are preferred.
+        inputs: the inputs that a check leaves in place in an executor.
+        others: more inputs to try, until some lead to other outputs. Inputs of other sizes come first, and are preferred.
         reference: runs the uncut model.
-        tolerance: the ``max_rel`` up to which outputs pass: those of the two inputs have to differ by more, and by 1 %.
-        alike: runs the uncut model in the precision of the devices; None if that is the reference's.
+        tolerance: the ``max_rel`` up to which outputs pass. The outputs of the two inputs have to differ by more than that, and
+            by more than 1 %.
+        alike: runs the uncut model in the precision of the devices; None if the reference has that precision.
 
     Raises:
         PlaceitError: the uncut model does not run on ``inputs``.
 
     Attributes:
-        runs: the two inputs, each with the outputs of the uncut model; ``inputs`` are the last.
+        runs: the two inputs, each with the outputs of the uncut model; ``inputs`` come last.
         expected: outputs of the uncut model on ``inputs``.
-        not_checked: why this check proves little; None if it does.
+        not_checked: why a passed check proves little; None if it proves that outputs are right.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class OutputCheck:
         if most == 0 and self.not_checked is None:
             why = "the model has no inputs" if not inputs else "all inputs that were tried give the same outputs"
             self.not_checked = f"{why}, so that outputs of an earlier run would not be noticed"
-        # the one before a run has to be another, also where the last of a race is followed by the first of a check
+        # a run and the run before it need different inputs; races run on `inputs`, so these are not the first of a check
         self.runs = (second, (inputs, self.expected))
         self._alike = [None if alike is None else alike(given) for given, _ in self.runs]
 
@@ -254,9 +254,9 @@ class OutputCheck:
         """Run an executor on both inputs and compare its outputs.
 
         Args:
-            executor: the one that is raced, with nothing of it running.
-            after: whether it has been checked before. What has no NaN is then filled with the sentinel that it was not filled
-                with on the same input, so that one of the two is wrong wherever a segment does nothing.
+            executor: the executor, which must be idle.
+            after: whether it has been checked before. On each input, types without NaN are then filled with the other sentinel
+                than in the first check, so that a segment that does nothing is wrong in one of the two checks.
 
         Raises:
             ExecutionError: a device failed.
@@ -278,7 +278,7 @@ class OutputCheck:
 
 
 def _late(executor: Checkable, sentinel: int, seconds: float) -> str | None:
-    """Blank all that a run writes; say who had written it too late, or does so in the time after."""
+    """Blank all that a run writes, twice, ``seconds`` apart; return the fault if something was written too late, else None."""
     before = executor.blank(sentinel)
     time.sleep(seconds)
     return executor.blank(sentinel) or before
@@ -292,14 +292,15 @@ def _changed(now: Arrays, before: Arrays) -> str | None:
 
 
 def other_inputs(model: Model, inputs: Arrays, *, given: bool) -> Iterator[dict[str, NDArray[np.generic]]]:
-    """Yield inputs that may lead to other outputs: of another size where that is open, drawn, shuffled, of another magnitude.
+    """Yield inputs that may lead to other outputs: of other sizes if sizes are open, random, shuffled, and scaled ones.
 
-    Shuffled whole numbers and truth values are as many of each as before, and so likely to be what the model allows.
+    Shuffling keeps how often each whole number and truth value occurs, so the model likely allows shuffled inputs.
 
     Args:
-        model: says what it can make sense of.
+        model: draws random inputs, and knows which sizes it can run at.
         inputs: the first ones.
-        given: whether a user gave them, since the model itself may know less of what it allows; those drawn then come last.
+        given: whether a user gave ``inputs``. As a user may know better than the model which inputs are valid, random ones then
+            come last.
     """
     drawn = [model.random_inputs(seed) for seed in (1, 2)]
     rng = np.random.default_rng(0)
@@ -315,9 +316,9 @@ def other_inputs(model: Model, inputs: Arrays, *, given: bool) -> Iterator[dict[
 
 
 def _of_other_sizes(model: Model, several: Sequence[Arrays]) -> Iterator[dict[str, NDArray[np.generic]]]:
-    """Yield inputs of sizes in range, random ones and then the least, with the values of several inputs in turn.
+    """Yield inputs of random sizes in range, and then of the least sizes, with the values of each of several inputs.
 
-    Sizes that are equal in the first inputs stay equal, as those of a text and its mask have to.
+    Sizes that are equal in the first inputs stay equal, as the sizes of a text and its mask have to.
     """
     ranges: dict[int, tuple[int, int]] = {}  # by size in the first inputs
     for spec in model.inputs:

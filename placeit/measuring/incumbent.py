@@ -1,8 +1,8 @@
-"""The incumbent and its candidates: what is worth trying, what is hopeless, and what takes the incumbent's place.
+"""Rules for candidates against the incumbent: which are worth a comparison, which are hopeless, and which replace it.
 
-A search, a measured cost and a server that is refined each keep the best that they know, the incumbent, and look for something
-better. They differ in who proposes candidates and in what a run of one is; these rules hold for all of them. Values are those
-of an objective: less is better.
+A search, a measured cost and a server that is refined each keep the best placement that they know, the incumbent, and look for
+a better one. Candidates and their runs come from different sources; these rules hold for all of them. A value is the value of
+an objective: less is better.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from placeit.measuring.measure import Measurement, Ratio, faster_in_any_opening,
 __all__ = ["HOPELESS", "WORTH", "Duel", "compared", "is_hopeless", "is_worth_trying", "why_hopeless"]
 
 HOPELESS = 5.0  # times the incumbent's value, above which a candidate is not worth a run
-WORTH = 0.99  # of the incumbent's value, below which a candidate is worth what it takes to compare the two
+WORTH = 0.99  # share of the incumbent's value, below which a candidate is worth the cost of comparing the two
 
 
 def is_worth_trying(expected: float, incumbent: float, share: float = WORTH) -> bool:
@@ -21,25 +21,25 @@ def is_worth_trying(expected: float, incumbent: float, share: float = WORTH) -> 
     Args:
         expected: value of the candidate, predicted or measured in another race.
         incumbent: value of the incumbent.
-        share: of the incumbent's value, which the candidate has to be below; less where comparing costs more.
+        share: share of the incumbent's value that the candidate has to be below; smaller where comparing costs more.
     """
     return expected < share * incumbent
 
 
 def is_hopeless(expected: float, incumbent: float, times: float = HOPELESS) -> bool:
-    """Return whether a candidate is expected to be so many times as bad as the incumbent that it is not run at all."""
+    """Return whether a candidate's expected value is over ``times`` times the incumbent's, so that it is not run at all."""
     return expected > times * incumbent > 0
 
 
 def why_hopeless(expected: float, incumbent: float, worse: str) -> str | None:
-    """Explain why a candidate is hopeless in simulation, given the objective's word for more of it; None if it is not."""
+    """Explain why a candidate is hopeless in simulation, in the objective's word for ``worse``; None if it is not hopeless."""
     if not is_hopeless(expected, incumbent):
         return None
     return f"simulated {expected / incumbent:.{0 if expected > 10 * incumbent else 1}f} times {worse}"
 
 
 def compared(candidate: Measurement | None, incumbent: Measurement | None) -> Ratio | None:
-    """Compare a candidate with what ran in the same rounds; None if one of the two was not measured.
+    """Return the ratio of a candidate to the incumbent, measured in the same rounds; None if one of the two was not measured.
 
     The candidate takes the incumbent's place if the ratio is below 1 beyond its interval (:attr:`Ratio.faster`). See
     :func:`placeit.measuring.measure.faster_in_any_opening`, and ``docs/measuring.md`` for how often that is wrong.
@@ -51,15 +51,15 @@ def compared(candidate: Measurement | None, incumbent: Measurement | None) -> Ra
 
 
 class Duel:
-    """A candidate against the incumbent by pairs of runs, each at about the same moment, until there are enough to decide.
+    """A comparison of a candidate with the incumbent by pairs of runs, each pair at about the same moment.
 
-    The number of pairs is settled before, and there is one look at the end: each more is a chance to be wrong.
+    The number of pairs is fixed before, and the pairs are compared once, at the end: each further look is a chance to be wrong.
 
     Args:
-        pairs: that decide.
+        pairs: number of pairs that decide.
 
     Attributes:
-        ratio: time of the candidate over that of the incumbent, with its interval; None before it is decided.
+        ratio: time of the candidate over the time of the incumbent, with its interval; None before there are enough pairs.
     """
 
     def __init__(self, pairs: int) -> None:
@@ -69,7 +69,7 @@ class Duel:
         self._incumbent: list[float] = []
 
     def add(self, candidate: float, incumbent: float) -> None:
-        """Take a pair of runs into account, in seconds."""
+        """Add a pair of runs, in seconds; compare the two once there are enough pairs."""
         self._candidate.append(candidate)
         self._incumbent.append(incumbent)
         if self.ratio is None and len(self._candidate) >= self._pairs:

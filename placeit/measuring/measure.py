@@ -50,24 +50,24 @@ Progress: TypeAlias = Callable[[int, float], None]
 """Told after each round: rounds done, and the share of the work done, in [0, 1]."""
 
 Leave: TypeAlias = Callable[[str, ExecutionError | None], object]
-"""Told of a candidate that leaves a race before its end: with the error if a run of it failed, None if it lost."""
+"""Told of a candidate that leaves a race before its end, with the error if a run of it failed, and None if it lost."""
 
 FAILURES = (PlaceitError, RuntimeError, OSError, MemoryError, ArithmeticError, ValueError)
-"""Errors of a candidate, its own or of the libraries that run it; anything else is a bug, and is not kept quiet."""
+"""Errors that a candidate, or a library that runs it, may raise; any other error is a bug, and is not caught."""
 
 MEDIAN_TAIL, RATIO_TAIL = 0.025, 0.0175
-"""Most often that the truth lies on one given side of a 95 % interval. Ratios, which decisions are made by, have some room."""
+"""Largest probability that the true value lies beyond one given end of a 95 % interval; less for ratios, as they decide."""
 DROP_MARGIN = 1.05
 """A candidate leaves a race when the low end of its interval is above the high end of the leader's times this."""
 WARMUP = 2
 """Least runs of each candidate before those that count."""
 FEWEST = 6
-"""Fewest samples that have an interval: of five, all are on one side of the true median in 6 % of all cases."""
-_EXACT = 64  # most samples whose interval is looked up in the exact distribution; of more, in a normal one
-_BLOCKS = 1000  # most values of which all pairs are averaged
-_OPENING = 0.007  # deviation of the logarithm of a ratio from one opening of both to the next, by `benchmarks.openings`
+"""Fewest samples that have an interval: five are all on one side of the true median in 6 % of all cases."""
+_EXACT = 64  # most samples whose interval is looked up in the exact distribution; for more, in a normal one
+_BLOCKS = 1000  # most values whose pairs are all averaged
+_OPENING = 0.007  # standard deviation of a ratio's logarithm over openings of both candidates, by `benchmarks.openings`
 _LEAST = 2  # candidates that stay in a race
-_LOOK_EVERY = 4  # rounds between two looks at who can be dropped: each look is a chance to be wrong
+_LOOK_EVERY = 4  # rounds between two looks for candidates to drop: each look is a chance to be wrong
 
 
 class Watching(Protocol):
@@ -91,8 +91,8 @@ class Measurement:
         samples: ``float64[N]``, seconds of each round, the median of the runs that count in it, in the order they were taken.
         rounds: ``int64[N]``, the round of each sample; candidates of one race share round numbers.
         median: seconds.
-        ci_low: low end of the 95 % confidence interval of the median, seconds; 0 of fewer than six samples.
-        ci_high: its high end; ``inf`` of fewer than six samples.
+        ci_low: low end of the 95 % confidence interval of the median, seconds; 0 for fewer than six samples.
+        ci_high: high end of this interval, seconds; ``inf`` for fewer than six samples.
         p95: 95th percentile of the runs that count, seconds.
         runs: how many runs count; 0 if that is not known.
     """
@@ -109,10 +109,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class _Sample:
-    """What a candidate showed in a round.
+    """The sample of a candidate in a round.
 
     Attributes:
-        round: its number.
+        round: number of the round.
         seconds: median of the runs that count.
         counted: these runs, by their numbers among all runs of the candidate.
     """
@@ -124,7 +124,7 @@ class _Sample:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Time of one candidate over that of another, with its 95 % confidence interval."""
+    """Time of one candidate over the time of another, with its 95 % confidence interval."""
 
     ratio: float
     ci_low: float
@@ -144,20 +144,21 @@ class Race:
     many follow, comes from a trial before the first round. A run of 50 ms or more is a block by itself, and so is each run of
     a candidate that nothing else takes turns with.
 
-    The race keeps every completed sample: after an error or Ctrl-C, :meth:`results` has what was measured until then, and
+    The race keeps every completed sample: after an error or Ctrl-C, :meth:`results` has the samples until then, and
     :meth:`run` can be called again for more rounds.
 
     Args:
         candidates: what to measure, by name. Compiled, with inputs in place: nothing but the run belongs in it.
         seed: decides the order within each round.
         warmup: least runs of each candidate before the first round, not counted; 0 if they are warm.
-        leave: told of each candidate that leaves before the end. With it the others go on when a run fails; without it that
-            ends the race.
+        leave: told of each candidate that leaves before the end. With it, the others go on when a run fails; without it, a run
+            that fails ends the race.
         blocks: whether candidates run for a while in each round; False for one run each, where runs depend on each other.
         rest: called with the name of a candidate when a block or a trial of it is over.
         pace: starts runs at a rate; None to start each when the one before has ended.
-        watch: says of rounds whether something else disturbed the machine. Of races that take at least six rounds, a
-            disturbed one is repeated, at most as many as there are rounds. It counts only where fewer than six others are left.
+        watch: tells whether something else disturbed the machine during some rounds. In a race of at least six rounds, a
+            disturbed round is repeated, at most as many as the race has rounds. A repeated round counts only if fewer than six
+            other rounds are left.
     """
 
     def __init__(
@@ -184,9 +185,9 @@ class Race:
         self._warmup = warmup
         self._leave, self._rest, self._pace, self._watch = leave, rest, pace, watch
         self._round = 0
-        self._disturbed: set[int] = set()  # rounds, and those of them that were repeated
-        self._repeated: set[int] = set()
-        self._watched, self._watched_since = list[int](), 0.0  # rounds of which it is not known yet
+        self._disturbed: set[int] = set()  # numbers of disturbed rounds
+        self._repeated: set[int] = set()  # numbers of the disturbed rounds that were repeated
+        self._watched, self._watched_since = list[int](), 0.0  # rounds that were not judged yet, and the start of the first
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -195,12 +196,12 @@ class Race:
 
     @property
     def disturbed(self) -> int:
-        """How many of the rounds that count were disturbed."""
+        """Number of disturbed rounds that count."""
         return len(self._disturbed) - self.left_out
 
     @property
     def left_out(self) -> int:
-        """How many rounds were disturbed, and do not count, as they were repeated."""
+        """Number of disturbed rounds that do not count, as they were repeated."""
         return len(self._repeated) if self._are_enough else 0
 
     def run(
@@ -215,21 +216,21 @@ class Race:
         """Run rounds until their number or the budget is reached, and return :meth:`results`.
 
         Each round runs a block of every remaining candidate, in a new random order. A candidate is dropped when its interval
-        lies above that of the leader (the lowest median) by more than :data:`DROP_MARGIN`; that is looked at after
-        ``min_rounds`` rounds and every fourth round from there on, and at least two candidates stay in a race of two or
-        more, so that the leader always has a rival in the same rounds.
+        lies above the interval of the leader (the candidate with the lowest median) by more than :data:`DROP_MARGIN`. Intervals
+        are compared after ``min_rounds`` rounds, and after every fourth round from there on. At least two candidates stay in a
+        race of two or more, so that the leader always has a rival in the same rounds.
 
         Args:
             rounds: rounds to add; None for as many as the budget allows.
             budget_s: seconds of wall-clock time, warm-up included; None for no limit. A round that would not end in time,
                 going by the one before, is not started, except among the first ``min_rounds``.
-            min_rounds: rounds that are run whatever the budget, and before anybody is dropped.
+            min_rounds: rounds that are run whatever the budget, and before any candidate is dropped.
             drop_losers: whether to drop candidates.
             progress: called after each round.
 
         Raises:
-            ExecutionError: a run failed, or gave no sensible time, and nobody is told who leaves; names the candidate, with
-                the cause.
+            ExecutionError: a run failed or reported an impossible time, and the race has no ``leave``; names the candidate,
+                with the cause.
             UsageError: neither ``rounds`` nor ``budget_s`` is given.
         """
         if rounds is None and budget_s is None:
@@ -259,7 +260,7 @@ class Race:
         return self.results()
 
     def results(self) -> dict[str, Measurement]:
-        """Results so far, including dropped candidates, without candidates that never finished a block."""
+        """Return the results so far, of all candidates that have finished a block, also of dropped ones."""
         found = {}
         for name, samples in self._counted().items():
             runs = [self._seconds[name][number] for sample in samples for number in sample.counted]
@@ -267,7 +268,7 @@ class Race:
         return found
 
     def counted(self, name: str) -> list[range]:
-        """Return the runs that each sample of a candidate in :meth:`results` is of, by their numbers among all its runs."""
+        """Return the runs behind each sample of a candidate in :meth:`results`, by their numbers among all its runs."""
         return [sample.counted for sample in self._counted().get(name, ())]
 
     def warm_up(self) -> None:
@@ -279,11 +280,11 @@ class Race:
             self._blocks = alike(self._blocks)
 
     def withdraw(self, name: str) -> None:
-        """Take a candidate out of the race; nobody is told."""
+        """Take a candidate out of the race, without a call of ``leave``."""
         self._running.remove(name)
 
     def _counted(self) -> dict[str, list[_Sample]]:
-        """The samples that count, by name."""
+        """Return the samples that count, by name of the candidate."""
         return self._others if self._are_enough else {name: samples for name, samples in self._samples.items() if samples}
 
     @property
@@ -305,19 +306,19 @@ class Race:
         for name in [self._running[number] for number in self._random.permutation(len(self._running))]:
             self._tried(name, self._run_block)
         self._watched.append(self._round)
-        if self._round == 0:  # in which candidates that are warm have had their trials
+        if self._round == 0:  # candidates that were warm before the race have had their trials in this round
             self._blocks = alike(self._blocks)
         self._round += 1
 
     def _judge(self, again: float, *, last: bool) -> int:
-        """Ask whether the rounds since this was last asked were disturbed, unless they were short and are not the ``last``.
+        """Ask whether the rounds that were not judged yet were disturbed; short ones wait, unless a round is the ``last``.
 
         Args:
-            again: how many of them may be repeated.
+            again: number of them that may be repeated.
             last: whether no round follows.
 
         Returns:
-            How many are to be repeated.
+            Number of rounds to repeat.
         """
         if self._watch is None or not self._watched or not (last or clock.now() - self._watched_since >= BLOCK_S):
             return 0
@@ -330,7 +331,7 @@ class Race:
         return len(repeated)
 
     def _tried(self, name: str, what: Callable[[str], object]) -> None:
-        """Do something with a candidate, which leaves if it fails."""
+        """Call a function with the name of a candidate, which leaves the race if the call fails."""
         try:
             if self._pace is not None and len(self._candidates) > 1:
                 self._pace.begin()
@@ -344,7 +345,7 @@ class Race:
             self._leave(name, error)
 
     def _try(self, name: str, *taken: float) -> None:
-        """Find the length of a candidate's blocks, by runs that do not count; ``taken`` has the seconds of those so far."""
+        """Find the length of a candidate's blocks by runs that do not count; ``taken`` has the seconds of earlier ones."""
         if self._single:
             for _ in range(self._warmup):
                 self._once(name)
@@ -356,12 +357,12 @@ class Race:
         self._blocks[name] = block_of(seconds, period=0.0 if self._pace is None else self._pace.period)
 
     def _run_block(self, name: str) -> None:
-        """Take a sample of a candidate."""
+        """Run a block of a candidate, and keep its sample."""
         seconds = self._seconds[name]
         if name in self._blocks:
             block = self._blocks[name]
             block.steady(lambda: self._once(name))
-        else:  # it is warm, so that a first run that is slow counts
+        else:  # the candidate is warm, so that a slow first run counts
             first = self._once(name)
             if self._single or first >= SLOW_S:
                 block = self._blocks[name] = Block(0, 1, first)
@@ -373,7 +374,7 @@ class Race:
         self._samples[name].append(_Sample(self._round, float(np.median(seconds[runs.start :])), runs))
 
     def _once(self, name: str) -> float:
-        """Run a candidate once and keep its time; return the seconds that went by, which are more if it ran many requests."""
+        """Run a candidate once, keep its time, and return the seconds that passed: more, if it ran several requests."""
         if self._pace is not None:
             self._pace.wait()
         begin = clock.now()
@@ -413,12 +414,12 @@ def timed(run: Callable[[], object]) -> TimedRun:
 def faster(a: Measurement, b: Measurement) -> Ratio:
     """Compare two candidates of one race: time of ``a`` / time of ``b`` in the same round, with its interval.
 
-    Pairing by round cancels what both suffered in it: a busy neighbour, a clock that was lowered. The middle is the
-    Hodges-Lehmann estimate of the logarithms, the median of the means of all pairs of them, and the interval is that of
-    Wilcoxon's signed-rank test. It supposes only that a round favours either candidate equally often and equally strongly
-    beside their true ratio, which the random order of a race sees to, however the noise of the machine is distributed and
-    correlated. ``a`` is faster beyond the interval if the whole interval is below 1. From fewer than :data:`FEWEST` common
-    rounds nothing follows, and the interval is (0, inf).
+    Pairing by round cancels disturbances that hit both candidates: a busy neighbour, a clock that was lowered. The ratio is the
+    Hodges-Lehmann estimate of the logarithms, the median of the means of all pairs of them. The interval comes from Wilcoxon's
+    signed-rank test. It assumes only that a round favours either candidate equally often and equally strongly beside their true
+    ratio. The random order of a race ensures that, however the noise of the machine is distributed and correlated. ``a`` is
+    faster beyond the interval if the whole interval is below 1. From fewer than :data:`FEWEST` common rounds nothing follows,
+    and the interval is (0, inf).
 
     Source: M. Hollander, D. A. Wolfe, E. Chicken, "Nonparametric Statistical Methods", 3rd edition, 2014, sections 3.1 to 3.3.
 
@@ -445,8 +446,8 @@ def faster(a: Measurement, b: Measurement) -> Ratio:
 def faster_in_any_opening(a: Measurement, b: Measurement) -> Ratio:
     """Compare two candidates as :func:`faster` does, with an interval that also holds for openings other than those raced.
 
-    Where buffers and weights come to lie is the same in all rounds of a race, and changes the time of the same plan by half a
-    percent or so. No round shows that, so it is added to the interval, in quadrature.
+    The addresses of buffers and weights are the same in all rounds of a race, and change the time of a plan by about half a
+    percent. The rounds do not show this effect, so it is added to the interval, in quadrature.
 
     Raises:
         ExecutionError: they have no round in common.
@@ -459,13 +460,13 @@ def faster_in_any_opening(a: Measurement, b: Measurement) -> Ratio:
 
 
 def median_interval(samples: ArrayLike) -> tuple[float, float]:
-    """95 % confidence interval of the median of positive samples of any distribution, by the sign test.
+    """Return the 95 % confidence interval of the median of positive samples of any distribution, by the sign test.
 
     Args:
         samples: ``float[N]``, N >= 1.
 
     Returns:
-        Low and high end; (0, inf) for fewer than :data:`FEWEST` samples, of which nothing follows.
+        Low and high end; (0, inf) for fewer than :data:`FEWEST` samples, from which nothing follows.
     """
     values = np.sort(np.asarray(samples, np.float64))
     n = len(values)
@@ -473,10 +474,10 @@ def median_interval(samples: ArrayLike) -> tuple[float, float]:
 
 
 def _ends(values: NDArray[np.float64], weights: Sequence[int], tail: float) -> tuple[float, float]:
-    """Ends of the interval of a test by signs (all weights 1) or signed ranks (the ranks), of ascending values.
+    """Return the ends of the interval of a sign test (all weights are 1) or a signed-rank test (the weights are the ranks).
 
-    There are as many values as all weights together, and each end is passed by the truth with a probability of ``tail``
-    at most.
+    The values are ascending, and as many as the sum of the weights. The true value lies beyond a given end with a probability
+    of ``tail`` at most.
     """
     k = _position(weights, tail)
     return float(values[k - 1]), float(values[-k])
@@ -484,10 +485,10 @@ def _ends(values: NDArray[np.float64], weights: Sequence[int], tail: float) -> t
 
 @functools.cache
 def _position(weights: Sequence[int], tail: float) -> int:
-    """Position of the ends among the values, from below and from above: 1 is the outermost.
+    """Return the position of the ends among the values, counted from below and from above; 1 is the outermost.
 
-    It is the number of sums that are reached, by the weights on which a coin falls heads, with a probability of ``tail`` at
-    most: the sum itself or a lower one.
+    Toss a fair coin for each weight, and add the weights with heads. The position is the number of sums s = 0, 1, ... for which
+    a sum of at most s has a probability of ``tail`` at most.
     """
     n, total = len(weights), sum(weights)
     if n > _EXACT:
@@ -504,7 +505,7 @@ def check_length(runs: int, duration: float | None, warmup: int) -> None:
     """Check the length of a measurement: a number of runs, or seconds instead, after uncounted warm-up runs.
 
     Raises:
-        UsageError: no runs, no seconds, or fewer than no runs for warming up.
+        UsageError: there are no runs, the duration is not positive and finite, or the number of warm-up runs is negative.
     """
     if runs < 1:
         raise UsageError(f"{runs} runs measure nothing; there must be at least one.")
@@ -532,7 +533,7 @@ def summed_up(name: str, samples: ArrayLike, rounds: ArrayLike, runs: ArrayLike 
 
 
 def _quantile(ascending: NDArray[np.float64], share: float) -> float:
-    """Interpolate as NumPy does, which takes ten times as long for as few values as these."""
+    """Return a quantile of ascending values, as NumPy interpolates it; NumPy takes ten times as long for few values."""
     whole, part = divmod(share * (len(ascending) - 1), 1)
     below = float(ascending[int(whole)])
     return below if part == 0 else below + part * (float(ascending[int(whole) + 1]) - below)

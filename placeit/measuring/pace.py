@@ -1,4 +1,4 @@
-"""A pace at which runs start, as requests that arrive at a rate."""
+"""A pace at which runs start, like requests that arrive at a rate."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pace:
         self._due: float | None = None
 
     def begin(self) -> None:
-        """Begin anew, after something else has run: the first run starts a period from now."""
+        """Restart the pace, after something else has run: the first run starts a period from now."""
         self._due = self._now() + self.period
 
     def wait(self) -> None:

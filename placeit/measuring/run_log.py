@@ -1,4 +1,4 @@
-"""Single requests of an executor, timed, with what each of them ran and moved."""
+"""A log of single requests of an executor: their times, segments and transfers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["RunLog"]
 
 
 class RunLog:
-    """Times single requests, and keeps what the last of them ran and moved.
+    """Times single requests, and keeps the segments and transfers of the last ones.
 
     Args:
-        executor: at rest.
-        most: segments and transfers that are kept; one request is in any case.
+        executor: runs the requests; it must be idle.
+        most: most segments and transfers to keep; one request is kept in any case.
 
     Attributes:
-        done: the requests.
+        done: the last requests.
         inner: seconds of each request from when its lanes began to the end of its last segment.
     """
 

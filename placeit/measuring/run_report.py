@@ -25,13 +25,13 @@ __all__ = ["AtSize", "RunReport"]
 
 @dataclass(frozen=True)
 class AtSize:
-    """What requests of one size take.
+    """Measured and simulated times of requests of one size.
 
     Attributes:
         shapes: of the inputs with open sizes, by name.
         measured_s: median seconds of some requests.
-        simulated_s: what the simulator says, by the times of segments at the next smaller and the next larger size; None where
-            these are measured themselves.
+        simulated_s: simulated seconds, from the times of segments at the next smaller and the next larger size; None for a size
+            at which the times of segments are known.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -45,32 +45,32 @@ class RunReport(Shown):
 
     Attributes:
         model: path of the model.
-        placement: what ran.
+        placement: the placement that ran.
         cluster: the devices.
         warmup: runs before the timed ones.
         duration_s: seconds that the timed runs were to take; None if their number was given.
         latency: seconds of single requests, from the call to the answer.
-        inner_s: median of the same requests from when lanes began to the end of the last segment.
-        disturbed: how many of these requests ran while something else disturbed the machine.
-        left_out: how many others did, and do not count.
+        inner_s: median seconds of these requests from when their lanes began to the end of the last segment.
+        disturbed: number of these requests that ran while something else disturbed the machine.
+        left_out: number of further requests that were disturbed, and do not count.
         utilization: share of the time that each device computed, during the traced run.
-        output_error: against the whole model on one device.
+        output_error: difference of the outputs from the outputs of the whole model on one device.
         precision: of the devices.
         failed: why the outputs are wrong, by the session's tolerance; None if they are right.
-        spans: what ran when, in the traced run.
+        spans: segments and transfers of the traced run, with their times.
         done: the timed runs, the last ones if there were many.
-        traced: the run of ``spans``; None if there was none.
-        readings: what meters showed during the timed runs.
+        traced: the run of ``spans``; None if there was no traced run.
+        readings: readings of meters during the timed runs.
         outputs: by name.
-        plan: the segments that ran.
-        simulated_s: what the simulator says that a request takes; None if nobody has profiled the model.
-        segment_s: median seconds of each segment of the plan in the timed runs, ``float64[S]``; 0 of one that runs nothing.
+        plan: the plan that ran.
+        simulated_s: simulated seconds of a request; None if the model has not been profiled.
+        segment_s: median seconds of each segment of the plan in the timed runs, ``float64[S]``; 0 for one that runs nothing.
         native: whether the plan's lanes needed no Python from the start of a request to its end.
-        host_paced: devices with streams on which nothing was launched ahead, as others beside them have none, or something was
-            slowed down on purpose: the host waited for the end of each of their segments.
-        gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; none without NVML.
-        sizes: what it takes at other sizes, ascending, where sizes are open.
-        spinning: share of a core that threads of devices took to wait awake.
+        host_paced: devices with streams on which no segment was launched ahead, as another device has no streams or was slowed
+            down on purpose: the host waited for the end of each of their segments.
+        gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; empty without NVML.
+        sizes: times at several sizes, ascending, if sizes are open.
+        spinning: share of one core that threads of devices spent spinning.
         interrupted: whether Ctrl-C ended the timed runs early. There is no traced run then, and no outputs, and
             ``output_error`` is of the check before the timed runs.
     """
@@ -104,7 +104,7 @@ class RunReport(Shown):
     spinning: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON has it, which is what ``placeit run --json`` prints beside the names of files."""
+        """Return the report for JSON, as ``placeit run --json`` prints it beside the names of files."""
         latency = self.latency
         return jsonable_dict(
             {

@@ -1,4 +1,4 @@
-"""Candidates: what is proposed, and what is known of it so far."""
+"""Candidates of a search: proposed placements, and everything that is known about them so far."""
 
 from __future__ import annotations
 
@@ -43,51 +43,52 @@ __all__ = [
 
 NOT_RUN = OutputDifference(math.nan, math.nan, not_checked="it was not run", not_finite=math.nan)
 """Output error of a candidate that was not run."""
-_COPIES = 2  # of the weights that there has to be room for before plain ONNX Runtime is opened
+_COPIES = 2  # copies of the weights that free memory must hold before plain ONNX Runtime is opened
 _log = logging.getLogger("placeit")
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One placement, and what is known of it. When more is known, another one takes its place (``dataclasses.replace``).
+    """A placement and the facts known about it. A new fact makes a new instance (``dataclasses.replace``).
 
     Attributes:
         name: unique among the candidates.
-        placer: who proposed it; ``single`` for a whole model on one device.
+        placer: name of the placer that proposed it; ``single`` for a whole model on one device.
         plan: its segments, as they were simulated and measured; a session of the same model on the same devices can run them.
-        placing: the model's groups on the devices that it is on.
-        simulated_s: seconds that the simulator said before this candidate was measured, to compare with ``measured``; None for
-            a plain device, for which nothing was profiled.
-        simulated_value: the objective, in its unit, of the same simulation.
-        plain: whether it is the whole model on a device that the cluster does not have, but all whose core sets it has: what
-            one would do without placeit (:func:`placeit.devices.plain.plain_devices`).
-        of: for a single device in another precision, which cannot be chosen: name of the candidate that it is; else None.
-        reference: for what OpenVINO does by itself, which cannot be chosen: how it does that; else None.
-        used: of a reference, the devices that OpenVINO said it had used; empty if it did not run or OpenVINO does not say.
-        given: whether the search was told to begin with it.
+        placing: the model's groups, and the devices that this candidate can use.
+        simulated_s: seconds that the simulator predicted before this candidate was measured, to compare with ``measured``; None
+            for a plain device, for which nothing was profiled.
+        simulated_value: the objective in the same simulation, in the objective's unit.
+        plain: whether it is the whole model on a plain device: not a device of the cluster, but all of the cluster's core sets
+            as one, as one would use them without placeit (:func:`placeit.devices.plain.plain_devices`).
+        of: for a single device in another precision, which cannot be chosen: name of the same candidate in the requested
+            precision; else None.
+        reference: for a reference, which cannot be chosen: how OpenVINO runs the model by itself; else None.
+        used: for a reference, the devices that OpenVINO reported as used; empty if it did not run or OpenVINO reports none.
+        given: whether the caller gave it to the search as a starting placement.
         start: name of the candidate that its search started from; None if its placer was given no start.
         replicas: plans on other devices, which serve whole requests as ``plan`` does; for throughput only.
         measured: latency, or for throughput seconds per request with many in flight, in the last race that it took part in;
             None if it was not measured.
-        inner_s: median seconds of single requests in the same runs, from when their lanes began to the end of the last segment;
-            None where that is not known.
-        value: the objective by the times of the runs that ``measured`` is of; for these two the same. Joules are those of
-            meters if all devices have one (``joules``), and else of a power model and measured busy times (``modelled``). None
-            if the candidate was not measured.
-        joules: what meters showed in the same runs, per request; None for other objectives, and where a device has no meter.
-        modelled: joules of the same runs by the power model; None for other objectives, and of what an earlier search metered.
-        cost: the objective, so that those of different races compare: by the ratio to what ran beside it in the same rounds,
-            times the cost of that. None if it was raced beside nothing of known cost.
-        steady: whether that ratio did not change for good while they ran.
-        segment_s: median seconds of each segment of ``plan`` in these runs, ``float64[S]``; None if they are not known.
-        race: number of that race in ``Optimized.races``; times of different races do not compare. None if it took part in none.
-        final: whether that race was the one that decided.
+        inner_s: median seconds of single requests in the same runs, from the start of their lanes to the end of the last
+            segment; None if unknown.
+        value: the objective in the same runs as ``measured``, and equal to it for latency and throughput. Joules come from
+            meters if all devices have one (``joules``), and else from a power model and measured busy times (``modelled``).
+            None if the candidate was not measured.
+        joules: joules per request that meters showed in the same runs; None for other objectives, and if a device has no meter.
+        modelled: joules of the same runs by the power model; None for other objectives, and if an earlier search metered them.
+        cost: the objective in a form that compares across races: the ratio to a candidate of known cost that ran in the same
+            rounds, times that cost. None if no candidate of known cost ran in these rounds.
+        steady: whether that ratio showed no permanent change during the race.
+        segment_s: median seconds of each segment of ``plan`` in these runs, ``float64[S]``; None if unknown.
+        race: index of that race in ``Optimized.races``; times of different races do not compare. None if it took part in none.
+        final: whether that race was the deciding one.
         earlier: whether ``measured`` is from an earlier search (``resume``).
-        output_error: against the whole model on one device; None if it was not run.
-        failed: why it is out, whatever it was that failed; None if nothing did. What was measured of it before counts no more.
-        no_room: whether it failed because its devices have no memory for it.
-        not_run: why it was not worth a run, or could not be compiled in time, if that was so.
-        late: whether it was the latter.
+        output_error: difference between its outputs and the outputs of the whole model on one device; None if it was not run.
+        failed: why it failed, and so is out of the search; None if it did not. Its earlier measurements no longer count.
+        no_room: whether it failed because its devices do not have enough memory for it.
+        not_run: why it was not run: it was not worth a run, or could not be compiled in time; None if neither holds.
+        late: whether it could not be compiled in time.
     """
 
     name: str
@@ -132,32 +133,32 @@ class Candidate:
 
     @cached_property
     def groups(self) -> NDArray[np.int32]:
-        """``int32[G]``, the device of each group; of replicas, in the first."""
+        """Device of each group, ``int32[G]``; for replicas, in the first of them."""
         return self.plan.group_devices
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """All that serve whole requests."""
+        """All plans that serve whole requests: ``plan`` and the replicas."""
         return (self.plan, *self.replicas)
 
     @cached_property
     def placement(self) -> Placement:
-        """Device of every op, and its segment."""
+        """Device and segment of every op."""
         first, *others = (self.placing.placement(plan.group_devices, plan) for plan in self.plans)
         return replace(first, replicas=tuple(others))
 
     @property
     def may_be_chosen(self) -> bool:
-        """True if it is a placement in the precision that was asked for, and not only something to compare with."""
+        """True if it can be the answer: a placement in the requested precision, not a row for comparison only."""
         return self.of is None and self.reference is None
 
     @property
     def segments(self) -> int:
-        """Number of programs that run."""
+        """Number of segments that run a program, over all plans."""
         return sum(len(plan.programs) for plan in self.plans)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the candidate as a dict for JSON output."""
         return {
             "name": self.name,
             "placer": self.placer,
@@ -183,7 +184,7 @@ class Candidate:
 
 
 class Facts(TypedDict, total=False):
-    """Facts that a search learns of a candidate, by the attribute of :class:`Candidate`."""
+    """Facts that a search learns about a candidate, by attribute name of :class:`Candidate`."""
 
     plan: Plan
     replicas: tuple[Plan, ...]
@@ -209,11 +210,11 @@ class Facts(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Alone:
-    """One device by itself that the cluster does not have, or not in the precision that was asked for.
+    """A single device that the cluster does not have, or does not have in the requested precision.
 
     Attributes:
-        session: of the same model there.
-        busy: ``float64[D]``, 1 for the devices of the cluster that have nothing else to run on meanwhile, 0 for the others.
+        session: the same model on that device.
+        busy: ``float64[D]``, 1 for each device of the cluster that is busy while this one runs, 0 for the others.
     """
 
     session: Workbench
@@ -230,11 +231,11 @@ class Raced:
     """A race that was run.
 
     Attributes:
-        what: what it was for, as it was said while it ran.
-        rounds: how many there were, of those that count.
-        measured: latency in it, by name, of all that took part and did not fail.
-        disturbed: in how many of these something else disturbed the machine.
-        left_out: how many other rounds were disturbed, and do not count.
+        what: purpose of the race, as the progress display showed it.
+        rounds: number of rounds that count.
+        measured: latency in it, by name, of all candidates that took part and did not fail.
+        disturbed: number of these rounds in which other work disturbed the machine.
+        left_out: number of further rounds, which were disturbed and do not count.
     """
 
     what: str
@@ -246,24 +247,24 @@ class Raced:
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """What cannot be chosen, and was measured beside a candidate to compare the two.
+    """A row that cannot be chosen, measured beside a candidate for comparison.
 
     Attributes:
-        row: what is known of it, like of a candidate.
-        ratio: its time over that of the candidate in the same rounds, with its interval; None if the two did not meet.
+        row: facts about it, in the form of a candidate.
+        ratio: its time over the candidate's time in the same rounds, with its interval; None if they had no round in common.
     """
 
     row: Candidate
     ratio: Ratio | None
 
     def to_dict(self, **facts: object) -> dict[str, Any]:
-        """Return it as JSON has it, with some facts more."""
+        """Return it as a dict for JSON output, with additional ``facts``."""
         ratio = None if self.ratio is None else self.ratio.ratio
         return self.row.to_dict() | facts | {"ratio": ratio, "ratio_ci": interval(self.ratio)}
 
 
 def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, Alone]]:
-    """Plain devices of a session's cluster that can run the model whole; none if an op is pinned to another one."""
+    """Return the plain devices of a cluster that can run the model whole, as candidates; empty if the session has pins."""
     devices = session.cluster.devices
     apart = session.cluster.apart()  # no core counts twice
     busy = np.array([float(device.core_set and d in apart) for d, device in enumerate(devices)])
@@ -275,17 +276,17 @@ def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candida
             name = f"plain {plain.name}" if plain.name in session.cluster.names else plain.name
             home = session.alone(plain)
             if plain.plain and free_bytes() < _COPIES * float(problem.param_bytes.sum()):
-                _log.info("ONNX Runtime as it is, is no candidate: there is no memory for another copy of the weights.")
+                _log.info("Plain ONNX Runtime is not a candidate: there is no memory for another copy of the weights.")
                 continue
             if plain.plain and (why := _refusal(home)) is not None:
-                _log.info("ONNX Runtime as it is, is no candidate: %s", why)
+                _log.info("Plain ONNX Runtime is not a candidate: %s", why)
                 continue
             found.append((alone_on(home, name, plain=True), Alone(home, busy)))
     return found
 
 
 def _refusal(home: Workbench) -> str | None:
-    """Why the runtime of a plain device cannot open a model; None if it can. What it opens stays open for the races."""
+    """Return why a plain device's runtime cannot open the model; None if it can. The compiled program is kept for the races."""
     try:
         home.executor(alone_on(home, "").plan).close()
     except (DeviceError, ExecutionError) as error:
@@ -296,15 +297,15 @@ def _refusal(home: Workbench) -> str | None:
 def in_other_precision(
     session: Workbench, singles: Sequence[Candidate], homes: Mapping[str, Alone]
 ) -> tuple[list[tuple[Candidate, Alone]], list[str]]:
-    """The plain devices, or without any every single device, once more in another precision.
+    """Return candidates in another precision: the plain devices, or every single device if there are no plain ones.
 
     Args:
-        session: whose precision is the one that was asked for.
+        session: a session in the requested precision.
         singles: whole models on single devices.
-        homes: what runs those of them that are none of the cluster's devices, by name.
+        homes: for each of them that is on no device of the cluster, by name: the session that runs it.
 
     Returns:
-        What is to be measured beside them, and a sentence for each device that has no other precision.
+        The candidates to measure in addition, and a sentence for each device that has no other precision.
     """
     others: list[tuple[Candidate, Alone]] = []
     missing: list[str] = []
@@ -325,30 +326,30 @@ def in_other_precision(
 
 
 def alone_on(session: Workbench, name: str, *, placer: str = "single", plain: bool = False, of: str | None = None) -> Candidate:
-    """The whole model on the only device of a session, where nothing was profiled."""
+    """Return a candidate that is the whole model on the only device of a session, where nothing was profiled."""
     groups = np.zeros(len(session.grouping.groups), np.int32)
     plan = Segmenter(session.grouping, Costs.zero(len(groups), session.cluster)).plan(groups)
     return Candidate(name, placer, plan, session.placing, None, None, plain=plain, of=of)
 
 
 def measured_median(candidate: Candidate) -> float:
-    """Median seconds of a candidate; ``inf`` if it was not measured."""
+    """Return the median seconds of a candidate; ``inf`` if it was not measured."""
     return math.inf if candidate.measured is None else candidate.measured.median
 
 
 def value_of(candidate: Candidate) -> float:
-    """Objective of a candidate, comparable over races where that can be; ``inf`` if it was not measured."""
+    """Return the objective of a candidate, comparable across races where possible; ``inf`` if it was not measured."""
     if candidate.value is None:
         return math.inf
     return candidate.value.median if candidate.cost is None else candidate.cost
 
 
 def known_value(candidate: Candidate, scale: float = 1.0) -> float:
-    """The objective of a candidate, as it was measured, or else simulated, times a scale; ``inf`` if it was neither."""
+    """Return a candidate's measured objective, or else the simulated one times ``scale``; ``inf`` if it has neither."""
     simulated = math.inf if candidate.simulated_value is None else candidate.simulated_value * scale
     return simulated if candidate.value is None else candidate.value.median
 
 
 def interval(of: Measurement | Ratio | None) -> tuple[float | None, float | None]:
-    """Ends of a confidence interval; None where nothing was measured."""
+    """Return the ends of a confidence interval; (None, None) if nothing was measured."""
     return (None, None) if of is None else (of.ci_low, of.ci_high)

@@ -1,4 +1,4 @@
-"""Decide whether no split can be faster than the whole CPU, which is known before splits are profiled or compiled."""
+"""Decide, before any split is profiled or compiled, whether no split can be faster than the whole CPU."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from placeit.workbench import Workbench
 
 __all__ = ["MARGIN", "Excluded", "excluded"]
 
-MARGIN = 0.1  # share of the bound, for what is not in it: the parts of a model may gain from caches of their own
-_RUNS = 7  # of a plain device, after two for warming up
-_BLOCKS = 3  # of runs on each device, which tell by how much its costs are too high
+MARGIN = 0.1  # share of the bound, for a gain that it ignores: a part of the model may fit caches that the whole does not
+_RUNS = 7  # runs of a plain device, after two warm-up runs
+_BLOCKS = 3  # blocks of runs on each device, which tell by how much its costs are too high
 
 
 @dataclass(frozen=True)
 class Excluded:
-    """Why no split can be the answer.
+    """Proof that no split can be the answer.
 
     Attributes:
-        name: of the plain device that is faster than all of them.
-        bound_s: what every split takes at least, by the least times of the whole model on the devices, less the margin.
+        name: the plain device that is faster than every split.
+        bound_s: least seconds of any split, by the least times of the whole model on the devices, less the margin.
     """
 
     name: str
     bound_s: float
 
     def why(self, seconds: float) -> str:
-        """Say it, given the seconds that the answer takes."""
+        """Return the reason as a sentence, given the seconds that the answer takes."""
         margin = f"{MARGIN:.0%}".replace("%", " %")
         return (
             f"no split placement can be faster: each takes at least {self.bound_s * 1e3:.3g} ms, by a lower bound less "
@@ -44,15 +44,15 @@ class Excluded:
 
 
 def excluded(session: Workbench, core: NDArray[np.float64]) -> Excluded | None:
-    """Say why no split can be faster than a plain device; None if some split may be, or if that is not known.
+    """Return why no split can be faster than a plain device; None if some split may be, or if that is unknown.
 
-    The bound's own error is measured on each device: what the groups take in sum, over what the whole model takes there when it
-    runs by itself. Where the bound is too high by more than its margin on some device, nothing follows from it; what it is too
-    high by is taken off.
+    The bound's own error is measured on each device: the sum of the groups' times, over the time that the whole model takes
+    when it runs there alone. If the bound is too high by more than its margin on some device, it proves nothing; otherwise the
+    excess is subtracted.
 
     Args:
-        session: of which nothing else runs meanwhile.
-        core: ``float64[G, D]``, the least seconds of groups inside the whole model on each device.
+        session: its devices must be idle during the call.
+        core: ``float64[G, D]``, least seconds of each group inside the whole model on each device.
     """
     segmenter = Segmenter(session.grouping, replace(Costs.zero(len(core), session.cluster), core=core))
     problem = segmenter.problem()
@@ -61,7 +61,7 @@ def excluded(session: Workbench, core: NDArray[np.float64]) -> Excluded | None:
         try:
             with alone.session.executor(candidate.plan) as executor:
                 seconds = [executor.time() for _ in range(2 + _RUNS)][2:]
-        except FAILURES:  # the search says so when it measures it
+        except FAILURES:  # the search reports it when it measures this candidate
             continue
         _, high = median_interval(seconds)
         if high < bound and not checked:
@@ -75,7 +75,7 @@ def excluded(session: Workbench, core: NDArray[np.float64]) -> Excluded | None:
 
 
 def _factors(session: Workbench, segmenter: Segmenter) -> NDArray[np.float64] | None:
-    """Return what the whole model takes on each device by itself, over the sum of its groups, at most 1: ``float64[D]``.
+    """Return the time of the whole model alone on each device over the sum of its groups' times, at most 1: ``float64[D]``.
 
     None if some device cannot run the whole model.
     """

@@ -1,4 +1,4 @@
-"""Placements against each other and against every single device, in one race."""
+"""Compare placements with each other and with every single device, in one race."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ class Comparison(Shown):
 
     Attributes:
         model: path of the model.
-        objective: what was measured: latency, or throughput as seconds per request.
-        candidates: the fastest first; then those that failed.
-        singles: names of those of them that are whole models on one device, and were not given.
-        references: what OpenVINO does by itself on these devices (:mod:`placeit.optimizer.references`), the fastest first.
-        warmup: least runs of each before the rounds.
-        disturbed: in how many of the rounds something else disturbed the machine.
-        left_out: how many other rounds were disturbed, and do not count.
-        duration_s: seconds that the rounds were to take; None if their number was given.
-        interrupted: whether Ctrl-C ended it early.
+        objective: the measured quantity: latency, or throughput as seconds per request.
+        candidates: the fastest first; then the ones that failed.
+        singles: names of the candidates that are whole models on one device and that the caller did not give.
+        references: OpenVINO's own ways to run the model on these devices (:mod:`placeit.optimizer.references`), the fastest
+            first.
+        warmup: least number of runs of each candidate before the rounds.
+        disturbed: number of rounds in which other work disturbed the machine.
+        left_out: number of further rounds, which were disturbed and do not count.
+        duration_s: seconds that the rounds were given; None if their number was given.
+        interrupted: whether Ctrl-C ended the race early.
         cluster: the devices.
         compiling: programs that were compiled, by kind of device.
     """
@@ -73,16 +74,16 @@ class Comparison(Shown):
 
     @property
     def rate(self) -> float | None:
-        """Requests per second at which runs were started; None if each was started when the one before had ended."""
+        """Requests per second at which runs were started; None if each run started when the previous one had ended."""
         return self.objective.rate if isinstance(self.objective, Latency) else None
 
     def speedups(self, candidate: Candidate) -> dict[str, Ratio | None]:
-        """Time of each single device over that of a candidate, by name; None where one of the two was not measured."""
+        """Return each single device's time over the candidate's time, by name; None where one of the two was not measured."""
         mine, single = candidate.measured, {one.name: one.measured for one in self.candidates}
         return {name: compared(single[name], mine) for name in self.singles}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON has it, which is what ``placeit compare --json`` prints; names are files there."""
+        """Return the result as a dict, as ``placeit compare --json`` prints it; names are files there."""
 
         def row(candidate: Candidate) -> dict[str, Any]:
             measured, error = candidate.measured, candidate.output_error
@@ -141,22 +142,22 @@ def compare(
 
     Args:
         session: the model on the devices, profiled (:meth:`placeit.Session.profile`).
-        placements: by name. Groups that they divide have to be split (:meth:`placeit.Session.divide`).
-        objective: what is compared: ``latency``, or ``throughput``, for which a run has many requests in flight. For latency,
-            of a placement with replicas only the first runs.
-        runs: rounds; in each, each of them runs once, or for a while if a run takes less than 50 ms.
-        duration: seconds, in place of their number: as many rounds as fit, and one in any case.
-        warmup: least runs of each before the rounds, which do not count.
-        rate: requests per second at which runs are started, for latency; None to start each when the one before has ended.
-        seed: decides the order within each round.
-        progress: told what is being done.
+        placements: by name. The groups that they divide must have been split (:meth:`placeit.Session.divide`).
+        objective: ``latency``, or ``throughput``, for which a run has many requests in flight. For latency, only the first
+            replica of a placement runs.
+        runs: number of rounds. In each round every candidate runs once, or for a while if a run takes less than 50 ms.
+        duration: seconds for the rounds, instead of their number: as many rounds as fit, at least one.
+        warmup: least number of runs of each candidate before the rounds; they do not count.
+        rate: requests per second at which runs are started, for latency; None to start each when the previous one has ended.
+        seed: seed of the order within each round.
+        progress: called with the current step and the share of it that is done.
 
     Raises:
-        UsageError: no runs, no time for them, or nothing to compare; another objective; a rate that is not positive, or for
+        UsageError: no runs, no time for them, or nothing to compare; another objective; a rate that is not positive, or one for
             throughput; or the session was not profiled.
-        PlacementError: a placement does not fit the model, the devices or their memory; names it.
-        KeyboardInterrupt: Ctrl-C before anything was measured; afterwards it ends the race.
-        ExecutionError: all of them failed; says why each did.
+        PlacementError: a placement does not fit the model, the devices or their memory; names the placement.
+        KeyboardInterrupt: Ctrl-C before anything was measured; a later Ctrl-C only ends the race.
+        ExecutionError: all candidates failed; gives the reason of each.
     """
     check_length(runs, duration, warmup)
     check_compared(objective, rate)
@@ -205,7 +206,7 @@ def compare(
 
 
 def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
-    """Enter every single device that can hold the model, and each placement; return the problem that they solve."""
+    """Enter each placement and every single device that can hold the model; return the problem that they solve."""
     session = races.session
     segmenter, steady = races.segmenter_of(session.costs), races.objective.steady
     problem = segmenter.problem()
@@ -229,7 +230,7 @@ def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
         simulated = races.simulated_of(plan)
         if replicas:
             each = [races.objective.of_plan(one) for one in served]
-            value = 1 / sum(1 / seconds for seconds in each) if min(each) > 0 else 0.0  # 0: by disturbed measurements
+            value = 1 / sum(1 / seconds for seconds in each) if min(each) > 0 else 0.0  # 0 if measurements were disturbed
             simulated = value, value
         placer = "given" if name in placements else "single"
         races.enter(Candidate(name, placer, served[0], session.placing, *simulated, replicas=tuple(served[1:])))
@@ -237,7 +238,7 @@ def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
 
 
 def check_compared(objective: str, rate: float | None = None) -> None:
-    """Raise UsageError unless placements can be compared by an objective, which is measured itself, at a rate."""
+    """Raise UsageError unless the objective is one that is measured directly, and the rate (if given) is valid for it."""
     check_objective(objective)
     if objective not in (Latency.name, Throughput.name):
         raise UsageError(
@@ -250,7 +251,7 @@ def check_compared(objective: str, rate: float | None = None) -> None:
 
 
 def _planned(session: Workbench, segmenter: Segmenter, name: str, placement: Placement) -> list[Plan]:
-    """Plan a placement, and its replicas."""
+    """Return the plans of a placement and its replicas; errors name the placement."""
     try:
         return [session.plan_of(one, segmenter) for one in placement.every]
     except PlacementError as error:

@@ -11,8 +11,8 @@ from placeit.optimizer.candidates import Candidate
 
 __all__ = ["DECISION_ROUNDS", "Decision", "decision_rounds"]
 
-DECISION_ROUNDS, _MOST_DECISION_ROUNDS = 26, 75  # of the race that decides, where runs vary little, and at most
-_STEADY = 0.12  # how much a ratio of two runs may vary, as a share of it, for so few rounds to be enough
+DECISION_ROUNDS, _MOST_DECISION_ROUNDS = 26, 75  # rounds of the deciding race: where runs vary little, and at most
+_STEADY = 0.12  # variation of the ratio of two runs, as a share of it, up to which the fewest rounds are enough
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +21,8 @@ class Decision:
 
     Attributes:
         winner: the best placement; None if nothing was measured.
-        single: the single device that it was compared with, or that it is; None if there is none.
-        ratio: objective of the best placement over several devices over that of the single one; None if they were not compared.
+        single: the single device that the winner was compared with, or the winner itself; None if no single device runs.
+        ratio: objective of the best placement over several devices, over the single device's; None if they were not compared.
         hurried: whether there was no time for a decision.
     """
 
@@ -33,7 +33,7 @@ class Decision:
 
 
 def decision_rounds(single: Candidate, split: Candidate) -> int:
-    """Rounds of the race that decides: more where a gain is likely and runs vary much, by earlier races of the two."""
+    """Return the number of rounds of the deciding race: more if a gain is likely and earlier races of the two vary much."""
     assert single.value is not None  # noqa: S101
     assert split.value is not None  # noqa: S101
     if split.value.median >= single.value.median:

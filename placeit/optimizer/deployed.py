@@ -1,4 +1,4 @@
-"""Serve the requests of a candidate in a race, by executors of its plan or of each of its replicas."""
+"""Serve a candidate's requests in a race, through executors of its plan or of each of its replicas."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ __all__ = ["Deployed", "ReferenceRun", "fewest_requests", "is_pipeline", "run_le
 
 _T = TypeVar("_T")
 
-_FEWEST, _MOST = 4, 10_000  # requests of a run with several in flight
-_FULL, _FEWEST_FULL, _MOST_FULL = 5, 8, 24  # of a pipeline: for each request that it holds when it is full; and in all
-_TURNS = 2  # requests of a run for each that is in flight, where they are no pipeline
-_ONE = 1.01  # requests that a plan holds at most that is no pipeline
-_LEAST_S = 0.02  # of such a run
-_HURRY_S = 0.3  # for replicas to end after an interrupt
-_LOOK_S, _QUIET, _MOST_REST_S = 0.004, 0.25, 2.0  # seconds between looks; share of a core that counts as rest; seconds at most
+_FEWEST, _MOST = 4, 10_000  # least and most requests of a run with several in flight
+_FULL, _FEWEST_FULL, _MOST_FULL = 5, 8, 24  # requests of a pipeline's run: per request in a full pipeline; least and most
+_TURNS = 2  # requests of a run per request in flight, for plans that are not pipelines
+_ONE = 1.01  # a plan that holds more requests than this is a pipeline
+_LEAST_S = 0.02  # least seconds of a run with several requests in flight
+_HURRY_S = 0.3  # seconds that replicas have to end after an interrupt
+_LOOK_S, _QUIET, _MOST_REST_S = 0.004, 0.25, 2.0  # seconds between looks; share of a core that counts as rest; most seconds
 
 
 def run_lengths(plans: Sequence[Plan]) -> list[int]:
-    """Return how many requests each replica serves in a measured run, so that all of them are busy for about as long."""
+    """Return how many requests each replica serves in a measured run, so that all are busy for about the same time."""
     fewest, seconds = [fewest_requests(plan) for plan in plans], [Throughput().of_plan(plan) for plan in plans]
     return _as_long(fewest, seconds, [_MOST] * len(plans))
 
 
 def fewest_requests(plan: Plan) -> int:
-    """Return how many requests show what a plan serves; this grows with the number that it holds."""
+    """Return the least number of requests that shows a plan's throughput; it grows with the requests that the plan holds."""
     return int(np.clip(math.ceil(_FULL * held(plan) - 1e-9), _FEWEST_FULL, _MOST_FULL)) if is_pipeline(plan) else _FEWEST
 
 
@@ -57,7 +57,7 @@ def is_pipeline(plan: Plan) -> bool:
 
 
 def _as_long(fewest: Sequence[int], seconds: Sequence[float], most: Sequence[float]) -> list[int]:
-    """Numbers of requests, in given bounds, that take equally long, by the seconds per request of each replica."""
+    """Return numbers of requests, within bounds, that take equally long, by each replica's seconds per request."""
     length = max(_LEAST_S, *(n * each for n, each in zip(fewest, seconds, strict=True)))
     return [
         int(min(top, max(n, round(length / each)))) if each > 0 else n
@@ -66,7 +66,7 @@ def _as_long(fewest: Sequence[int], seconds: Sequence[float], most: Sequence[flo
 
 
 def _rest() -> None:
-    """Wait until the process needs hardly any processor time, but no longer than a second or two."""
+    """Wait until the process needs hardly any processor time, for about 2 s at most."""
     for _ in range(math.ceil(_MOST_REST_S / _LOOK_S)):
         before = time.process_time()
         time.sleep(_LOOK_S)
@@ -78,10 +78,10 @@ class Deployed:
     """Executors that serve whole requests, all at the same time.
 
     Args:
-        open_each: opens the executor of each replica; closed with this.
-        plans: of the replicas, for runs with many requests in flight; None for one request in all, by the only executor.
-        spins: whether threads of the runtime keep cores busy for a while after a run, in wait for the next one. It is then
-            timed as in a program that runs the model again and again, with threads that are awake: a first run after
+        open_each: functions that open the executor of each replica. The executors are closed with this object.
+        plans: the replicas' plans, for runs with many requests in flight; None for one request per run, by the only executor.
+        spins: whether threads of the runtime keep cores busy for a while after a run, waiting for the next one. Runs are then
+            timed as in a program that runs the model repeatedly, while these threads are awake: the first run after
             :meth:`rest` does not count.
     """
 
@@ -92,7 +92,7 @@ class Deployed:
         self._fewest = [] if plans is None else [fewest_requests(plan) for plan in plans]
         self._lengths = [] if plans is None else run_lengths(plans)
         self._pipelines = [] if plans is None else [i for i, plan in enumerate(plans) if is_pipeline(plan)]
-        self._alone: list[list[float]] = [[] for _ in self._lengths]  # seconds of one request that is alone in a pipeline
+        self._alone: list[list[float]] = [[] for _ in self._lengths]  # per replica: seconds of one request alone in a pipeline
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self.executors = [stack.enter_context(contextlib.closing(each())) for each in open_each]
@@ -118,19 +118,22 @@ class Deployed:
         self._stack.close()
 
     def time(self) -> float:
-        """Run once and return seconds: of the one request, or if there are many in flight per request.
+        """Run once and return the seconds of the request, or with many requests in flight the seconds per request.
 
-        A pipeline has to be filled, which is no part of what it serves for ever: of a plan that holds several requests it is
-        the time by which each one more prolongs the run, beyond that of one alone (the median over all runs so far).
+        Filling a pipeline is not part of its steady state. For a plan that holds several requests, the result is the time that
+        each further request adds to the run of one request alone (the median over all such runs so far).
 
-        Of replicas it is one over the sum of what each serves per second while it is busy. How many requests each of them
-        serves follows what they took before, so that none is busy for much longer than the others. Raises ExecutionError.
+        For replicas, it is one over the sum of the requests per second that each serves while it is busy. The number of
+        requests of each replica follows its earlier times, so that none is busy for much longer than the others.
+
+        Raises:
+            ExecutionError: a run failed.
         """
         self._wake()
         return self._time()
 
     def rest(self) -> None:
-        """Wait until threads that spin are at rest, before something else runs."""
+        """Wait until spinning threads are at rest, so that something else can run undisturbed."""
         if self._spins and not self._rested:
             _rest()
             self._rested = True
@@ -141,10 +144,10 @@ class Deployed:
             self._rested = False
 
     def metered(self, meters: EnergyMeters) -> tuple[list[float], float | None]:
-        """Run as often as it takes to read meters, one request after the other.
+        """Run one request after the other until all meters can be read.
 
         Returns:
-            The seconds of each request, and the mean joules of a request; None if a meter was given up.
+            The seconds of each request, and the mean joules of a request (None if a meter was given up).
         """
         self._wake()
         return meters.over(self._time)
@@ -164,12 +167,12 @@ class Deployed:
 
     @property
     def uncounted(self) -> float:
-        """What a run takes over what it counts for, where it is of requests of several sizes."""
+        """Seconds of the last run over the seconds that it counted for; 1 unless requests have several sizes."""
         return max((executor.uncounted for executor in self.executors), default=1.0)
 
     @property
     def inner(self) -> float | None:
-        """Seconds of the last request from when its lanes began to the end of its last segment; None of many in flight."""
+        """Seconds of the last request from the start of its lanes to the end of its last segment; None with many in flight."""
         return None if self._lengths or not self.executors else self.executors[0].inner
 
     @property
@@ -178,11 +181,11 @@ class Deployed:
         return self.executors
 
     def segment_seconds(self) -> NDArray[np.float64]:
-        """``float64[S]``, median seconds of each segment; of replicas, those of the first."""
+        """Return the median seconds of each segment, ``float64[S]``; for replicas, of the segments of the first."""
         return self.executors[0].segment_seconds()
 
     def _times(self, which: Sequence[int], counts: Sequence[int]) -> list[float]:
-        """Seconds in which each of some executors serves so many requests, at the same time as the others."""
+        """Return the seconds in which each executor of ``which`` serves its number of requests, all at the same time."""
         if not which:
             return []
         (first, count), *others = ((self.executors[i], count) for i, count in zip(which, counts, strict=True))
@@ -195,7 +198,7 @@ class Deployed:
                 job.ended.wait()
         except BaseException:
             for executor, _ in others:
-                executor.give_up("The run was given up, because another replica failed or nobody waits any more.")
+                executor.give_up("The run was given up: another replica failed, or the caller no longer waits for it.")
             for job in jobs:
                 job.ended.wait(_HURRY_S)
             raise
@@ -203,19 +206,21 @@ class Deployed:
 
 
 class ReferenceRun(Deployed):
-    """A run of the model without placeit, to compare with. It is opened, run and closed on a thread of its own.
+    """A run of the model without placeit, for comparison, on a separate thread.
 
-    So Ctrl-C comes through meanwhile, and what never ends is left behind with its thread.
+    The model is opened, run and closed on that thread. Ctrl-C therefore takes effect at any time, and a call that never returns
+    is abandoned together with its thread.
 
     Args:
         open_it: compiles the model.
-        patience: most seconds that a run may take. Compiling takes as long as it does: it would disturb what is measured next.
+        patience: returns the most seconds that a run may take. Compiling has no limit: if it went on in the background, it
+            would disturb the next measurement.
     """
 
     def __init__(self, open_it: Callable[[], OwnModeRunner], patience: Callable[[], float] = lambda: math.inf) -> None:
         super().__init__([])
         self._patience = patience
-        self.blanked: int | None = None  # with what outputs are filled, if nothing has run since
+        self.blanked: int | None = None  # sentinel that the outputs were filled with; None once something has run
         with contextlib.ExitStack() as stack:
             self._worker, self._stuck = Worker("placeit reference"), False
             stack.callback(self._leave)
@@ -231,7 +236,7 @@ class ReferenceRun(Deployed):
             self._worker.close()
 
     def on_thread(self, what: Callable[[], _T], patience: float | None = None) -> _T:
-        """Do something on the thread; return its result or raise its exception, or ExecutionError if it does not end."""
+        """Call ``what`` on the thread; return its result or raise its exception. Raises ExecutionError if it ends too late."""
         job = Job(what)
         patience = self._patience() if patience is None else patience
         self._stuck = True
@@ -239,49 +244,49 @@ class ReferenceRun(Deployed):
         ended = job.ended.wait(patience if patience < math.inf else -1)
         self._stuck = not ended
         if not ended:
-            raise ExecutionError(f"OpenVINO has not ended after {patience:.0f} s, and nobody waits for it any longer.")
+            raise ExecutionError(f"OpenVINO did not finish within {patience:.0f} s, so the run was abandoned.")
         return job.result()
 
     @property
     def used(self) -> tuple[str, ...]:
-        """The devices that it says it has used."""
+        """Devices that OpenVINO reports as used."""
         return self.serves.used
 
     @property
     def checkable(self) -> Sequence[Checkable]:
-        """The largest of each element of the outputs of all requests, and the smallest: if both are right, all are."""
+        """Element-wise maximum and minimum of the outputs of all requests: if both are right, all outputs are."""
         return self._answers
 
     def time(self) -> float:
-        """Run once, or many requests, and return the seconds per request."""
+        """Run one request, or many at once, and return the seconds per request."""
         self.blanked = None
         return self.on_thread(self.serves.time)
 
     def segment_seconds(self) -> NDArray[np.float64]:
-        """Nothing is known of segments."""
+        """Return an empty array: nothing is known about segments."""
         return np.zeros(0)
 
 
 class _Answers:
-    """Outputs of all requests as one, to be checked like those of an executor.
+    """Outputs of all requests combined into one set, which can be checked like the outputs of an executor.
 
     Args:
-        of: has the requests.
-        pick: which element of two requests counts.
+        of: the run with the requests.
+        pick: combines the outputs of two requests element by element: maximum or minimum.
     """
 
     def __init__(self, of: ReferenceRun, pick: Callable[..., Any]) -> None:
         self._of, self._serves, self._pick = of, of.serves, pick
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[np.generic]]:
-        """Run every request on the same inputs, all at the same time, and return outputs by name."""
+        """Run every request on the same inputs, all at the same time, and return the combined outputs by name."""
         self._of.blanked = None
         self._serves.set_inputs(inputs)
         self._of.on_thread(self._serves.run_all)
         return self.outputs()
 
     def outputs(self) -> dict[str, NDArray[np.generic]]:
-        """Outputs of the last run, by name."""
+        """Return the combined outputs of the last run, by name."""
         first, *others = self._serves.written()
         return {
             name: functools.reduce(self._pick, (other[name] for other in others), np.array(value))
@@ -289,7 +294,7 @@ class _Answers:
         }
 
     def blank(self, sentinel: int) -> str | None:
-        """Fill the outputs with NaN, or a sentinel for other types; return what has been written since they were filled."""
+        """Fill outputs with NaN, or ``sentinel`` in other types; return an error if one was written since they were filled."""
         arrays = [(name, value) for one in self._serves.written() for name, value in one.items()]
         before = self._of.blanked
         late = next((name for name, value in arrays if before is not None and not is_blank(value, before)), None)

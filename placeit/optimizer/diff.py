@@ -24,15 +24,16 @@ __all__ = ["Difference", "Moved", "check_differing", "diff"]
 
 @dataclass(frozen=True)
 class Moved:
-    """A group that two placements have on different devices.
+    """A group that is on different devices in two placements.
 
     Attributes:
         ops: names of its ops.
         src: its device in the first placement.
-        dst: that in the second.
-        simulated_s: of a request if nothing else of the first were changed; None if it cannot be moved alone.
-        change_s: that less the simulated time of the first, both planned anew.
-        refused: why it cannot be moved alone; None if it can.
+        dst: its device in the second placement.
+        simulated_s: simulated seconds of a request if only this group of the first placement moves; None if it cannot move
+            alone.
+        change_s: ``simulated_s`` less the simulated time of the first placement, both planned anew.
+        refused: why it cannot move alone; None if it can.
     """
 
     ops: tuple[str, ...]
@@ -49,12 +50,12 @@ class Difference:
 
     Attributes:
         model: path of the model.
-        names: of the two placements.
-        simulated_s: of a request, of both.
-        replanned_s: the same with the segments planned anew.
-        same_segments: whether they run as the same segments.
-        moved: groups that are on different devices, those that alone would save most first.
-        measured: both raced; None if they were not.
+        names: names of the two placements.
+        simulated_s: simulated seconds of a request, for each placement.
+        replanned_s: simulated seconds of a request with the segments planned anew, for each placement.
+        same_segments: whether both run as the same segments.
+        moved: groups that are on different devices, the one whose move alone would save most first.
+        measured: a race of both placements; None if they were not raced.
         profiled: when costs were measured; None if they are estimates.
     """
 
@@ -74,24 +75,24 @@ class Difference:
 
     @property
     def failed(self) -> dict[str, str | None]:
-        """Why a placement is out of the race, by name; None where it is not."""
+        """Why each placement failed in the race, by name; None if it did not fail."""
         rows = () if self.measured is None else self.measured.candidates
         return {one.name: one.failed for one in rows if one.name in self.names}
 
     @property
     def speedup(self) -> Ratio | None:
-        """Measured time of the first over that of the second; None if not both were measured."""
+        """Measured time of the first placement over the second's; None unless both were measured."""
         if self.measured is None:
             return None
         first, second = (next(one.measured for one in self.measured.candidates if one.name == name) for name in self.names)
         return compared(first, second)
 
     def raced(self, measured: Comparison) -> Difference:
-        """Return it with what a race of both showed."""
+        """Return a copy that has the result of a race of both placements."""
         return replace(self, measured=measured)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it, which is what ``placeit diff --json`` prints; names are files there."""
+        """Return the result as a dict, as ``placeit diff --json`` prints it; names are files there."""
         measured, ratio = None, self.speedup
         if self.measured is not None:
             rows = {one.name: one for one in self.measured.candidates}
@@ -126,17 +127,17 @@ class Difference:
 
 
 def diff(session: Workbench, first: Placement, second: Placement, *, names: tuple[str, str]) -> Difference:
-    """Say how two placements differ, and what each move from the first to the second would change.
+    """Return how two placements differ, and what each move from the first to the second would change.
 
     Args:
         session: the model on the devices, profiled (:meth:`placeit.Session.profile`).
-        first: of its ops; groups that the placements divide have to be split (:meth:`placeit.Session.divide`).
-        second: the other one.
-        names: of both.
+        first: a placement of the model's ops. Groups that a placement divides must be split (:meth:`placeit.Session.divide`).
+        second: the other placement.
+        names: names of the two placements.
 
     Raises:
-        UsageError: one has replicas or runs on a device beside those of the session, or the session was not profiled.
-        PlacementError: one does not fit the model, the devices or their memory; names it.
+        UsageError: a placement has replicas or uses a device that the session does not have, or the session was not profiled.
+        PlacementError: a placement does not fit the model, the devices or their memory; names the placement.
     """
     check_differing(session, dict(zip(names, (first, second), strict=True)))
     before, after = (_named(session, *one) for one in zip(names, (first, second), strict=True))
@@ -162,7 +163,7 @@ def diff(session: Workbench, first: Placement, second: Placement, *, names: tupl
 
 
 def check_differing(session: Workbench, placements: Mapping[str, Placement]) -> None:
-    """Raise UsageError unless placements, by name, can be told apart group by group."""
+    """Raise UsageError unless all placements (by name) can be compared group by group."""
     for name, placement in placements.items():
         if placement.replicas:
             raise UsageError(f"{name} has replicas, which are not told apart here: race it with `placeit compare`.")
@@ -172,7 +173,7 @@ def check_differing(session: Workbench, placements: Mapping[str, Placement]) -> 
 
 
 def _named(session: Workbench, name: str, placement: Placement) -> Trials:
-    """Return a placement's trials; errors name it."""
+    """Return the trials of a placement; errors name the placement."""
     try:
         return Trials(session, placement)
     except PlacementError as error:

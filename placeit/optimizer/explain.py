@@ -1,4 +1,4 @@
-"""Why ops are where a placement has them, by the costs that a session knows."""
+"""Explain why a placement has ops where they are, by the costs that a session knows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PROPOSED = {
     "search": "the search among plans found it",
     "replicas": "the search for replicas found it",
 }
-"""Sources of placements that are no placers, by what a result names in place of one."""
+"""Reasons for placements that no placer proposed, by the word that a result has in place of a placer's name."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Crossing:
     """A tensor that crosses the border of a group.
 
     Attributes:
-        tensor: the op that makes it.
+        tensor: name of the op that makes it.
         way: ``in`` if the group reads it, ``out`` if it makes it.
         bytes: its size.
-        seconds: what that takes: of a transfer on the link, of a cut on the group's device.
-        src: of a transfer, the device that sends it; None of a cut.
-        dst: of a transfer, the device that gets it; None of a cut.
-        readers: of a transfer, the groups that read it there; moving one of several saves no transfer.
+        seconds: for a transfer, seconds on the link; for a cut, seconds on the group's device.
+        src: for a transfer, the device that sends it; None for a cut.
+        dst: for a transfer, the device that receives it; None for a cut.
+        readers: for a transfer, the groups that read it at ``dst``; moving one of several saves no transfer.
     """
 
     tensor: str
@@ -58,7 +58,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Decision:
-    """The reason for a group's device, as far as the placement says.
+    """The reason for a group's device, as far as the placement tells it.
 
     Attributes:
         by: ``pin``, ``group`` (another of its ops is pinned), ``device`` (no other can run it), ``memory`` (no other has room),
@@ -72,13 +72,13 @@ class Decision:
 
 @dataclass(frozen=True)
 class Reading:
-    """What groups move between a device and its memory, and whether that is what their time goes to.
+    """Memory traffic of groups on a device, and whether it takes most of their time.
 
     Attributes:
-        device: where they are.
-        bytes: weights and state that they read, and tensors that they read from other groups and write for them.
-        seconds: that they take inside an uncut model.
-        bytes_per_s: at which the device reads memory; None if that is not known.
+        device: the groups' device.
+        bytes: weights and state that they read, and tensors that they read from other groups or write for them.
+        seconds: time of the groups inside an uncut model.
+        bytes_per_s: rate at which the device reads memory; None if unknown.
     """
 
     device: str
@@ -88,36 +88,36 @@ class Reading:
 
     @property
     def bound(self) -> bool:
-        """True if to move the bytes at the rate of the memory takes most of the time."""
+        """True if moving the bytes at the memory's rate takes more than half of the time."""
         return self.bytes_per_s is not None and self.bytes / self.bytes_per_s > self.seconds / 2
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as a dict for JSON output."""
         return asdict(self) | {"bound": self.bound}
 
 
 @dataclass(frozen=True)
 class Explained:
-    """Why an op is where it is.
+    """An op, its device, and the reasons for that device.
 
     Attributes:
         op: its name.
-        kind: such as ``Convolution``.
-        device: where it is.
+        kind: its kind, such as ``Convolution``.
+        device: the device that it is on.
         group: names of the ops of its group, itself among them.
         segment: number of its segment in the plan, from 0.
         segment_ops: names of the ops of its segment.
         start_s: when its segment starts in the simulated request.
-        finish_s: when that ends.
-        slack_s: by how much its segment could start later with the request ending no later.
-        core_s: by device, seconds of its group inside an uncut model; infinite where it cannot run.
-        cut_s: the same, what cutting it off from all neighbours adds.
-        load_s: the same, what it takes more while all other devices work.
-        memory: what its group moves where it is.
-        transfers: tensors of its group that go between devices.
+        finish_s: when its segment ends in the simulated request.
+        slack_s: by how much its segment could start later without delaying the end of the request.
+        core_s: by device, seconds of its group inside an uncut model; ``inf`` where the group cannot run.
+        cut_s: by device, seconds that cutting the group off from all neighbours adds.
+        load_s: by device, seconds that the group takes more while all other devices work.
+        memory: memory traffic of its group on its device.
+        transfers: tensors of its group that move between devices.
         cuts: tensors of its group that cross the border of its segment.
-        moves: of its group and of its segment to each other device.
-        decided: what put it there.
+        moves: simulated moves of its group and of its segment to each other device.
+        decided: the reasons for its device.
     """
 
     op: str
@@ -139,7 +139,7 @@ class Explained:
     decided: tuple[Decision, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as a dict for JSON output."""
         return jsonable_dict(
             {
                 name: value
@@ -159,14 +159,14 @@ class Explanation:
 
     Attributes:
         model: path of the model.
-        devices: that the ops could be on.
-        replicas: that serve whole requests; the first is explained.
-        segments: of the plan that compute something.
-        simulated_s: of a request by the plan.
-        host_s: of these, beside the work of devices and links.
-        replanned_s: the same with the segments planned anew, which moves are compared with.
-        memory: what the groups on each device move there, of devices that have some.
-        ops: those that were asked for.
+        devices: devices that the ops could be on.
+        replicas: number of replicas that serve whole requests; the first one is explained.
+        segments: number of the plan's segments that compute something.
+        simulated_s: simulated seconds of a request by the plan.
+        host_s: part of ``simulated_s`` in which neither devices nor links work.
+        replanned_s: simulated seconds with the segments planned anew; moves are compared with this.
+        memory: memory traffic of the groups on each device that has groups.
+        ops: the explained ops.
         profiled: when costs were measured; None if they are estimates.
     """
 
@@ -182,7 +182,7 @@ class Explanation:
     profiled: Profiled | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it, which is what ``placeit explain --json`` prints."""
+        """Return the result as a dict, as ``placeit explain --json`` prints it."""
         return jsonable_dict(
             vars(self)
             | {
@@ -194,18 +194,18 @@ class Explanation:
 
 
 def explain(session: Workbench, placement: Placement, ops: Sequence[str] = (), *, worst: int = 10) -> Explanation:
-    """Say why ops are where they are, and what moving them would change.
+    """Explain why ops are where they are, and what moving them would change.
 
     Args:
         session: the model on the devices, profiled (:meth:`placeit.Session.profile`).
-        placement: of its ops; groups that it divides have to be split (:meth:`placeit.Session.divide`). Of replicas the first
-            is explained.
-        ops: by name; none for one op of each of the worst groups.
-        worst: how many groups then, of those that compute something: first that of which the best move would save most, or cost
-            least.
+        placement: a placement of the model's ops. Groups that it divides must be split (:meth:`placeit.Session.divide`). Of
+            several replicas, the first is explained.
+        ops: names of the ops to explain; empty for one op of each of the worst groups.
+        worst: number of groups in that case, among the groups that compute something. The group whose best move would save
+            most, or cost least, comes first.
 
     Raises:
-        UsageError: an op is not there, or the session was not profiled.
+        UsageError: an op does not exist, or the session was not profiled.
         PlacementError: the placement does not fit the model, the devices or their memory.
     """
     home = session.home_of(placement)
@@ -230,7 +230,7 @@ def explain(session: Workbench, placement: Placement, ops: Sequence[str] = (), *
 
 
 def check_ops(graph: OpGraph, ops: Sequence[str]) -> None:
-    """Raise UsageError unless all of some ops are in a model's graph."""
+    """Raise UsageError unless all ``ops`` are in the model's graph."""
     unknown = [name for name in ops if name not in graph.index]
     if unknown:
         raise UsageError(
@@ -239,10 +239,10 @@ def check_ops(graph: OpGraph, ops: Sequence[str]) -> None:
 
 
 class _Memory:
-    """What groups move between devices and their memory.
+    """Memory traffic of the groups of a placement.
 
     Args:
-        trials: the placement, and the session that it is in.
+        trials: the placement, and its session.
     """
 
     def __init__(self, trials: Trials) -> None:
@@ -287,7 +287,7 @@ def _explained(trials: Trials, placement: Placement, op: int, late: NDArray[np.f
 
 
 def _transfers(trials: Trials, group: int) -> tuple[Crossing, ...]:
-    """Return transfers of tensors that a group makes, or reads where it is."""
+    """Return the transfers of tensors that a group makes, or that it reads on its device."""
     grouping, names, plan = trials.session.grouping, trials.session.cluster.names, trials.plan
     graph, moves, here = grouping.groups, plan.schedule.transfers, int(trials.groups[group])
     found = []
@@ -303,7 +303,7 @@ def _transfers(trials: Trials, group: int) -> tuple[Crossing, ...]:
 
 
 def _cuts(segmenter: Segmenter, plan: Plan, group: int) -> tuple[Crossing, ...]:
-    """Return what of a group crosses the border of its segment, also to another segment on the same device."""
+    """Return the tensors of a group that cross the border of its segment, also to a segment on the same device."""
     graph, of = segmenter.graph, plan.segment_of
     per_byte = float(segmenter.cut_per_byte[group, plan.placement[of[group]]])
     crossing = of[graph.edges[:, 0]] != of[graph.edges[:, 1]]
@@ -318,7 +318,7 @@ def _cuts(segmenter: Segmenter, plan: Plan, group: int) -> tuple[Crossing, ...]:
 
 
 def _decided(trials: Trials, placement: Placement, op: int, moves: Sequence[Move]) -> tuple[Decision, ...]:
-    """Say what put a group where it is: what forced it there, or else who chose."""
+    """Return the reasons for a group's device: a constraint that leaves no other, or else the placer that chose it."""
     names, group = trials.session.cluster.names, int(trials.session.grouping.group_of[op])
     result = placement.result or {}
     if pinned := _pinned(trials, result, op):
@@ -343,7 +343,7 @@ def _decided(trials: Trials, placement: Placement, op: int, moves: Sequence[Move
 
 
 def _pinned(trials: Trials, result: Mapping[str, Any], op: int) -> tuple[Decision, ...]:
-    """Return pins of the search, or of the session, that an op or another one of its group obeys."""
+    """Return the pins, of the search or of the session, that put an op or another op of its group on its device."""
     session, grouping = trials.session, trials.session.grouping
     group, name = int(grouping.group_of[op]), grouping.graph.names[op]
     pins, found = result.get("pins"), []
@@ -359,7 +359,7 @@ def _pinned(trials: Trials, result: Mapping[str, Any], op: int) -> tuple[Decisio
 
 
 def _full(trials: Trials, result: Mapping[str, Any], group: int) -> set[str]:
-    """Return devices that have no room for a group by the memory limits of the search."""
+    """Return the devices that have no room for a group under the memory limits of the search."""
     limits, weights = result.get("memory_limits"), trials.problem.param_bytes
     full = set()
     for d, name in enumerate(trials.session.cluster.names):

@@ -1,4 +1,4 @@
-"""Search for placements that no other one dominates, by two values: Pareto local search after searches by weighted sums."""
+"""Search for placements that no other dominates in two values: Pareto local search after searches by weighted sums."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from placeit.placers.local_search import LocalSearch, neighbours
 __all__ = ["TwoValues", "explore", "non_dominated", "spread"]
 
 TwoValues: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float64]]
-"""Values placements, ``int32[B, V] -> float64[B, 2]``; less is better in both."""
+"""Function that values placements, ``int32[B, V] -> float64[B, 2]``; less is better in both values."""
 
-_WEIGHTS = (0.0, 1.0, 0.5, 0.25, 0.75)  # of the first value, in the searches for weighted sums
-_SUMS_SHARE = 0.5  # of the evaluations, for these searches
-_BATCH = 64
+_WEIGHTS = (0.0, 1.0, 0.5, 0.25, 0.75)  # weights of the first value, one for each search by a weighted sum
+_SUMS_SHARE = 0.5  # share of the evaluations that these searches may use
+_BATCH = 64  # placements that are valued at once
 
 
 def non_dominated(values: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return which of some points, ``float64[N, 2]``, no other one dominates, by their first value; of equal ones, the first.
+    """Return indices of the points, ``float64[N, 2]``, that no other dominates, by first value; of equal points, the first.
 
     A point dominates another if it is no worse in both values and better in one.
     """
@@ -38,7 +38,10 @@ def non_dominated(values: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def spread(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
-    """Choose so many points of a front, ``float64[N, 2]``: its ends, and then each time the one farthest from the others."""
+    """Choose up to ``most`` points of a front, ``float64[N, 2]``, that are far apart: return their indices.
+
+    The ends of the front come first, then repeatedly the point farthest from the chosen ones.
+    """
     size = np.ptp(values, axis=0) if len(values) else np.ones(2)
     scaled = values / np.where(size > 0, size, 1.0)
     chosen = list(dict.fromkeys([0, len(values) - 1]))[: len(values)]
@@ -49,7 +52,7 @@ def spread(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
 
 
 class _Archive:
-    """Placements that none of those that were valued dominates, and how many were."""
+    """The valued placements that no other valued placement dominates, and the evaluations that are left."""
 
     def __init__(self, values_of: TwoValues, evaluations: int, deadline: float | None) -> None:
         self._values_of, self.left, self._deadline = values_of, evaluations, deadline
@@ -59,7 +62,7 @@ class _Archive:
         return self.left <= 0 or is_over(self._deadline)
 
     def offer(self, rows: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Value placements and keep what is not dominated; return the values."""
+        """Value placements, keep those that no other dominates, and return the values."""
         found = self._values_of(rows)
         self.left -= len(rows)
         rows = np.concatenate([self.rows.reshape(-1, rows.shape[1]), rows])
@@ -70,27 +73,28 @@ class _Archive:
         return found
 
     def weighted(self, weights: NDArray[np.float64]) -> CostFunction:
-        """Return a cost function that offers what it is asked about, and returns weighted sums of the values."""
+        """Return a cost function that offers its placements to the archive and returns weighted sums of their values."""
         return lambda rows: self.offer(rows) @ weights
 
 
 def explore(
     problem: Problem, values_of: TwoValues, starts: NDArray[np.int32], *, seed: int, evaluations: int, deadline: float | None
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Find placements that no other one dominates, by their first value.
+    """Find placements that no other dominates, sorted by their first value.
 
     If there are no more placements than evaluations, all are valued. Otherwise, local searches minimise weighted sums of the
-    two values, and then all moves of one op are tried from each placement of the front, until none is left that was not tried
+    two values. Then all moves of one op are tried from each placement of the front, until the front has no untried placement
     (two-phase Pareto local search: J. Dubois-Lacoste, M. Lopez-Ibanez, T. Stuetzle, "Improving the anytime behavior of
-    two-phase local search", Annals of Mathematics and Artificial Intelligence 61, 2011). Whatever is valued counts.
+    two-phase local search", Annals of Mathematics and Artificial Intelligence 61, 2011). Any valued placement can enter the
+    front.
 
     Args:
-        problem: says what is feasible, and what fits.
+        problem: decides what is feasible, and what fits.
         values_of: values placements.
-        starts: feasible ones to begin with, ``int32[B, V]``, at least one.
-        seed: of the order of moves.
-        evaluations: most placements that are valued, by and large.
-        deadline: when to end, by :func:`placeit.core.clock.now`; the starts are valued in any case.
+        starts: feasible placements to start from, ``int32[B, V]``, at least one.
+        seed: seed of the order of moves.
+        evaluations: most placements to value, approximately.
+        deadline: when to stop, by :func:`placeit.core.clock.now`; the starts are valued in any case.
 
     Returns:
         The placements, ``int32[K, V]``, and their values, ``float64[K, 2]``.

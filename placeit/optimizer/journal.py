@@ -1,4 +1,4 @@
-"""Keep what a search has measured in a file, so that another search can go on from there."""
+"""Keep the measurements of a search in a file, so that a later search can resume from them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = ["Journal", "Known", "kept_journal", "open_journal"]
 
 _LOG = logging.getLogger("placeit")
 _FORMAT, _VERSION = "placeit-search", 2
-_MOST_BYTES = 1 << 23  # of runs that were kept without being asked for; beyond it they are begun anew
+_MOST_BYTES = 1 << 23  # bytes of an automatically kept journal, beyond which it is started anew
 _BEGINNING = f'{{"format": "{_FORMAT}"'.encode()
 
 
 class Placed(NamedTuple):
-    """The groups of a replica: ``int32[G]``, the device of each, and its segment, in topological order."""
+    """Placement of the groups in one replica: the device and the segment (in topological order) of each, ``int32[G]``."""
 
     devices: NDArray[np.int32]
     segment_of: NDArray[np.int32]
@@ -45,16 +45,16 @@ class Known:
     """Measurements of a placement.
 
     Attributes:
-        name: of the candidate.
-        placer: who proposed it.
+        name: name of the candidate.
+        placer: name of the placer that proposed it.
         devices: ``int32[G]``, the device of each group.
         segment_of: ``int32[G]``, the segment of each group, in topological order.
         samples: seconds of each run.
         values: the objective of each run.
-        cost: the objective, so that it compares with that of others (``Candidate.cost``); None if it does not.
-        segment_s: seconds of each segment, ``float64[S]``; None if not known.
-        output_error: against the whole model.
-        replicas: what served whole requests beside it, on devices of their own.
+        cost: the objective in a form that compares across races (``Candidate.cost``); None if there is no such value.
+        segment_s: seconds of each segment, ``float64[S]``; None if unknown.
+        output_error: difference between its outputs and the outputs of the whole model.
+        replicas: further replicas, which served whole requests at the same time on other devices.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Known:
     def of_candidate(
         cls, candidate: Candidate, measured: Measurement, value: Measurement, output_error: OutputDifference
     ) -> Known:
-        """Take what was measured of a candidate."""
+        """Return the measurements of a candidate."""
         samples, values = measured.samples.tolist(), value.samples.tolist()
         who, plan = (candidate.name, candidate.placer), candidate.plan
         segment_s, cost = candidate.segment_s, candidate.cost if candidate.steady else None
@@ -86,20 +86,20 @@ class Known:
 
 
 class Journal:
-    """A file with a line of JSON for each placement that was measured; the first line says what all of it holds for.
+    """A file with a line of JSON for each measured placement, after a first line with the conditions that all of them hold for.
 
-    Lines are written as things are measured, and reach the disk before the search goes on, so that a search can be ended in any
-    way at any moment. A last line that was not completed is dropped.
+    Each line reaches the disk before the search goes on, so a search can be ended in any way at any moment. An incomplete last
+    line is dropped.
 
     Args:
-        path: the file; it is made if it is not there.
-        key: what the measurements hold for, as JSON can hold it.
-        edges: ``int32[E, 2]`` of the graph of groups.
-        shape: number of groups and of devices.
+        path: the file; it is created if it does not exist.
+        key: the conditions that the measurements hold for, JSON-compatible.
+        edges: ``int32[E, 2]``, edges of the graph of groups.
+        shape: number of groups, and of devices.
 
     Raises:
-        FileError: the file cannot be read or written, or holds something else.
-        UsageError: its measurements are of something else.
+        FileError: the file cannot be read or written, or is not a journal.
+        UsageError: its measurements hold for other conditions.
     """
 
     def __init__(self, path: Path, key: Mapping[str, Any], edges: NDArray[np.int32], shape: tuple[int, int]) -> None:
@@ -118,7 +118,7 @@ class Journal:
             self._append(head, "wb")
 
     def add(self, known: Known) -> None:
-        """Write what was measured. Raises FileError."""
+        """Append the measurements of a placement. Raises FileError if the file cannot be written."""
         record = {
             "name": known.name,
             "placer": known.placer,
@@ -134,7 +134,7 @@ class Journal:
         self._append(record, "ab")
 
     def _lines(self) -> list[bytes]:
-        """Read what is there; drop a last line that was not completed, in the file as well."""
+        """Return the complete lines of the file; cut an incomplete last line off the file."""
         try:
             if not self.path.exists():
                 return []
@@ -174,7 +174,7 @@ class Journal:
 
 
 def _headed(key: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is short of a key as it is, and all of it as a digest."""
+    """Return the text values of a key, and a digest of the whole key."""
     short = {name: value for name, value in key.items() if isinstance(value, str)}
     return {**short, "digest": hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}
 
@@ -199,7 +199,7 @@ def _damaged(path: Path, number: int) -> FileError:
 
 
 def _known(found: dict[str, Any], path: Path, number: int, edges: NDArray[np.int32], shape: tuple[int, int]) -> Known:
-    """Check a record, every part of it."""
+    """Return a record as measurements. Raises FileError if any part of it is not valid."""
     name, placer, samples, values = (found.get(key) for key in ("name", "placer", "samples", "values"))
     spent, cost, error = (found.get(key) for key in ("segment_s", "cost", "output_error"))
     others = found.get("replicas", [])
@@ -242,7 +242,7 @@ def _known(found: dict[str, Any], path: Path, number: int, edges: NDArray[np.int
 
 
 def _placed(found: Any, edges: NDArray[np.int32], shape: tuple[int, int]) -> Placed | None:
-    """The placement of groups in a record; None if it cannot be one."""
+    """Return the placement of groups in a record; None if it is not a valid one."""
     groups, devices = shape
     places, segments = (found.get(key) for key in ("devices", "segments")) if isinstance(found, dict) else (None, None)
     if not (_are_numbers_below(places, groups, devices) and _are_numbers_below(segments, groups, groups)):
@@ -261,11 +261,11 @@ def _are_numbers_below(value: Any, count: int, limit: int) -> bool:
 
 
 def open_journal(path: Path, session: Workbench, objective: Objective) -> Journal:
-    """Open the file of a search for the best placement by an objective.
+    """Open the journal of a search by an objective; create it if it does not exist.
 
     Raises:
-        UsageError: nothing is measured, since a device exists in simulation only, or the file is of another search.
-        FileError: it cannot be read or written, or is no such file.
+        UsageError: a device exists in simulation only, so that nothing is measured; or the file belongs to another search.
+        FileError: the file cannot be read or written, or is not a journal.
     """
     if not session.executable:
         raise UsageError("A search on devices that are only described measures nothing, so there is nothing to resume.")
@@ -273,14 +273,14 @@ def open_journal(path: Path, session: Workbench, objective: Objective) -> Journa
 
 
 def kept_journal(session: Workbench, objective: Objective) -> Journal | None:
-    """Open what earlier searches by the same costs have measured, in the folder of the cost cache.
+    """Open the journal of earlier searches with the same costs, in the folder of the cost cache.
 
-    Costs that were profiled anew begin another file: the machine was not the same before. A file that is damaged, or is of
-    something else, is set aside with a warning, and another one begun. One that cannot be written is kept no longer, with a
-    warning.
+    Newly profiled costs start another file, since the machine has changed. A file that is damaged or belongs to another search
+    is set aside with a warning, and a new one is started. If the file cannot be written, a warning is logged, and measurements
+    are no longer kept.
 
     Returns:
-        The file; None where nothing is measured or kept.
+        The journal; None if nothing is measured or kept.
     """
     profiled = session.costs.profiled
     if not session.executable or session.cache is None or profiled is None:
@@ -305,12 +305,12 @@ def kept_journal(session: Workbench, objective: Objective) -> Journal | None:
 
 
 class _Kept(Journal):
-    """A journal that nobody asked for, so that a search goes on if it cannot be written."""
+    """A journal that is kept without a request by the user: if it cannot be written, the search goes on."""
 
     _works = True
 
     def add(self, known: Known) -> None:
-        """Write what was measured, as long as that works."""
+        """Append the measurements of a placement, unless writing has failed before."""
         if self._works:
             try:
                 super().add(known)
@@ -328,7 +328,7 @@ def _opened(kind: type[_J], path: Path, session: Workbench, key: Mapping[str, An
 
 
 def _key(session: Workbench, objective: Objective) -> dict[str, Any]:
-    """Return what measurements hold for."""
+    """Return the conditions that measurements hold for."""
     grouping, cluster = session.grouping, session.cluster
     return {
         "placeit": __version__,

@@ -1,4 +1,4 @@
-"""Book the time of a search on what it went into."""
+"""Book the time of a search on its steps and placers."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ MEASURING, DECIDING, FRONT, REST = Item("measuring"), Item("deciding"), Item("Pa
 
 
 class Ledger:
-    """Books every second on one item: the innermost of those that are under way, or :data:`REST`.
+    """Accounts that book every second on one item: the innermost open one, or :data:`REST`.
 
     Attributes:
-        seconds: of each item, in the order in which they were begun.
+        seconds: seconds of each item, in the order in which the items were first opened.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def on(self, item: Item) -> Iterator[None]:
-        """Book what is done inside on an item."""
+        """Book the time inside the context on an item."""
         self.book()
         self.seconds.setdefault(item, 0.0)
         self._open.append(item)
@@ -62,6 +62,6 @@ class Ledger:
 
 
 def compiled_since(before: Mapping[str, Compiled], now: Mapping[str, Compiled]) -> dict[str, Compiled]:
-    """Return what was compiled meanwhile, by kind of device."""
+    """Return the programs that were compiled between two counts, by kind of device."""
     pairs = {kind: zip(astuple(one), astuple(before.get(kind, Compiled())), strict=True) for kind, one in now.items()}
     return {kind: Compiled(*(late - early for late, early in counts)) for kind, counts in pairs.items()}

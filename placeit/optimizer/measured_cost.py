@@ -1,4 +1,4 @@
-"""A cost function whose values are measured: the same call as a simulated one, for any placer and any training."""
+"""A cost function that measures its values: called like a simulated one, for any placer and any training."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ __all__ = ["MeasuredCost", "MeasuredOutcome", "Winner"]
 _LOG = logging.getLogger(__name__)
 
 _AT_ONCE = 8  # plans that are open at the same time, the anchor included
-_RIVALS = 3  # most plans that are raced once more at a time, since they look better than the incumbent
-_MORE = 2  # times as many rounds for those
-_GROWN = 1.1  # times as many races as before, from which on costs are calibrated once more
+_RIVALS = 3  # most plans in one of the further races for plans that look better than the incumbent
+_MORE = 2  # factor by which such a race has more rounds than a first one
+_GROWN = 1.1  # growth of the number of races after which costs are calibrated again
 
 Source: TypeAlias = Literal["measured", "estimated", "failed", "dropped", "infeasible"]
 
@@ -48,12 +48,12 @@ class MeasuredOutcome:
         devices: ``int32[G]``, the device of each group.
         value: the objective: seconds, or joules. NaN if the placement failed or its measurement was dropped, ``inf`` if it does
             not fit.
-        source: where the value is from: ``measured``; ``estimated``, by the calibrated simulator, and never run; ``failed``, at
-            any point, or with wrong outputs; ``dropped``, as something other than the placement was at fault or there was no
-            time: it is measured when it is asked about again; ``infeasible``: it breaks a limit of the devices.
-        reason: why it is not measured; of what is measured, why its value is its plain median. None where there is nothing to
-            say.
-        measured: seconds of the runs as they were, with what the machine did meanwhile; None if there are none.
+        source: where the value is from. ``measured``. ``estimated``: by the calibrated simulator, never run. ``failed``: at any
+            point, or with wrong outputs. ``dropped``: something other than the placement was at fault, or there was no time; it
+            is measured when its value is requested again. ``infeasible``: it breaks a limit of the devices.
+        reason: why it was not measured; for a measured placement, why its value is the plain median of its runs. None if
+            neither applies.
+        measured: seconds of the runs, not corrected for the machine's speed at that time; None unless it was measured.
     """
 
     devices: NDArray[np.int32]
@@ -68,11 +68,11 @@ class Winner:
     """The best placement of a last race.
 
     Attributes:
-        outcome: what was known of it before.
-        placement: of the model's ops, with its segments.
+        outcome: its outcome before that race.
+        placement: placement of the model's ops, with its segments.
         measured: seconds in the last race, with their interval.
         value: the objective in the same runs.
-        ratio: its objective over that of the second best in the same rounds, with its interval; None if there was no other.
+        ratio: its objective over the second best's in the same rounds, with its interval; None if no other placement ran.
     """
 
     outcome: MeasuredOutcome
@@ -83,32 +83,32 @@ class Winner:
 
 
 class MeasuredCost:
-    """Values placements of a session's groups by running them: ``cost(int32[B, G]) -> float64[B]``, seconds.
+    """A cost function that runs placements of a session's groups: ``cost(int32[B, G]) -> float64[B]``, seconds or joules.
 
     A value is NaN if the placement failed and ``inf`` if it does not fit; :meth:`outcomes` has the reason. Each plan is
-    measured once, in a race with others and with the single device of least simulated time: its value is its time over that of
-    the single device in the same rounds, times what that took in its first race. So values compare however fast the machine was
-    meanwhile. What looks better than the incumbent, the best so far, is raced once more, together with it, before it takes its
-    place.
+    measured once, in a race with other plans and with an anchor: the single device of least simulated time. Its value is its
+    time over the anchor's in the same rounds, times the anchor's time in its first race. Values therefore compare even if the
+    speed of the machine changes between races. A plan that looks better than the incumbent, the best one so far, is raced again
+    together with the incumbent before it takes its place.
 
     Segments are compiled before the clock starts, with nothing else running; a few plans are open at a time. Outputs are
-    checked before the runs, and after them as well where a plan is raced once more.
+    checked before the runs, and also after them if a plan is raced again.
 
     Args:
-        session: a model on real devices, profiled (:meth:`placeit.Session.profile`). It stays open while this is used.
-        objective: what is measured: ``latency``, ``throughput``, as seconds per request, ``total-cost`` or ``energy``.
-        journal: a file with what has been measured, if it is there: it is taken over, and all that is measured is added before
-            anything else is done, so that a process that is killed loses one batch at most. ``optimize`` can resume from it.
-        rounds: runs of each plan, after the two by which its outputs are checked.
-        hopeless: what the calibrated simulator expects to be more than so many times as bad as the incumbent is not run; its
-            value is the expected one, and its ``source`` says so. None to run everything.
-        deadline: from when on nothing is measured any more, by :func:`placeit.core.clock.now`. One plan at most exceeds it.
-        seed: decides the order within rounds.
-        progress: told what is being done.
+        session: a model on real devices, profiled (:meth:`placeit.Session.profile`). It must stay open while this is in use.
+        objective: ``latency``, ``throughput`` (as seconds per request), ``total-cost`` or ``energy``.
+        journal: a file of measurements. If it exists, its measurements are taken over. New ones are added to it before anything
+            else is done, so that a killed process loses one batch at most. ``optimize`` can resume from the file.
+        rounds: runs of each plan, after the two runs that check its outputs.
+        hopeless: a plan is not run if the calibrated simulator expects its value to be more than this many times the
+            incumbent's. Its value is then the expected one, and its ``source`` says so. None to run everything.
+        deadline: when to stop measuring, by :func:`placeit.core.clock.now`. At most one plan exceeds it.
+        seed: seed of the order within rounds.
+        progress: called with the current step and the share of it that is done.
 
     Raises:
-        UsageError: a device exists in simulation only, nothing is profiled, the objective is not known, or the journal is of
-            something else.
+        UsageError: a device exists in simulation only, nothing is profiled, the objective does not exist, or the journal
+            belongs to another search.
         FileError: the journal cannot be read or written.
     """
 
@@ -129,23 +129,23 @@ class MeasuredCost:
             raise UsageError("Devices that are only described run nothing, so there is nothing to measure.")
         if rounds < 1 or (hopeless is not None and not hopeless > 1):
             raise UsageError(f"'rounds' is at least 1 and 'hopeless' more than 1; got {rounds} and {hopeless}.")
-        with contextlib.ExitStack() as stack:  # programs are kept for as long as this is
+        with contextlib.ExitStack() as stack:  # compiled programs are kept as long as this object
             stack.enter_context(searching())
             self._races = Races(session, wanted, deadline, seed, progress)
             weakref.finalize(self, stack.pop_all().close).atexit = False
         self._races.watch_machine()
         self._segmenter = self._races.segmenter_of(session.costs)
         self._problem = self._segmenter.problem()
-        self._races.warmup = 0  # the runs that check outputs are enough
+        self._races.warmup = 0  # the runs that check outputs are enough to warm up
         self._rounds, self._hopeless = rounds, hopeless
-        self._measured = 0  # plans, by this process
+        self._measured = 0  # plans that this process has measured
         runtime = session.runtime
         self._shared = not runtime.transports and len({device.space for device in runtime.devices}) == 1
-        self._names: dict[bytes | frozenset[tuple[int, tuple[int, ...]]], str] = {}  # of candidates, by placement and by plan
+        self._names: dict[bytes | frozenset[tuple[int, tuple[int, ...]]], str] = {}  # candidates' names, by placement and plan
         self._outcomes: dict[str, MeasuredOutcome] = {}
-        self._said: set[str] = set()  # reasons that were warned of
-        self._sound: set[str] = set()  # candidates that may be the incumbent: they were raced twice, or were the first
-        self._estimator = 0, self._segmenter  # with calibrated costs, and of how many races they know
+        self._said: set[str] = set()  # reasons that were logged as warnings
+        self._sound: set[str] = set()  # candidates that may be the incumbent: raced twice, or the first ones
+        self._estimator = 0, self._segmenter  # number of races that costs are calibrated by, and a segmenter with these costs
         if journal is not None:
             self._resume(Path(journal))
 
@@ -154,11 +154,11 @@ class MeasuredCost:
         return np.array([outcome.value for outcome in self.outcomes(placements)])
 
     def outcomes(self, placements: ArrayLike) -> list[MeasuredOutcome]:
-        """Measure what has not been measured, and return what each placement, a row of ``int32[B, G]``, came to.
+        """Measure placements that are not measured yet, and return the outcome of each row of ``int32[B, G]``.
 
         Raises:
             PlacementError: a placement has the wrong length, or an unknown device.
-            KeyboardInterrupt: Ctrl-C; what was measured in earlier batches is kept.
+            KeyboardInterrupt: Ctrl-C; measurements of earlier batches are kept.
         """
         rows = self._in_range(placements)
         names = [self._name_of(row, planned=self._races.left() > 0) for row in rows]
@@ -184,28 +184,28 @@ class MeasuredCost:
 
     @property
     def tried(self) -> list[MeasuredOutcome]:
-        """Outcomes of all plans so far, in the order in which they were first asked about; those that do not fit left out."""
+        """Outcomes of all plans so far, in the order of their first request; placements that do not fit are left out."""
         return [self._outcomes[name] for name in self._races.known if name in self._outcomes]
 
     @property
     def failures(self) -> list[MeasuredOutcome]:
-        """Those that failed or found no room, with their reasons."""
+        """Outcomes of the plans that failed or found no room, with their reasons."""
         return [outcome for outcome in self.tried if outcome.source in ("failed", "infeasible")]
 
     @property
     def incumbent(self) -> MeasuredOutcome | None:
-        """The best that has been measured; None before anything was."""
+        """Outcome of the best measured plan so far; None if nothing was measured."""
         best = self._best()
         return None if best is None else self._outcomes[best.name]
 
     @property
     def known(self) -> list[Known]:
-        """All that has been measured, as a journal keeps it."""
+        """All measurements so far, as a journal keeps them."""
         return [known for name in self._races.known if (known := self._races.recorded(name)) is not None]
 
     @property
     def samples(self) -> int:
-        """Timed runs of this process, those of the anchor included."""
+        """Number of timed runs in this process, runs of the anchor included."""
         return sum(len(measured.samples) for race in self._races.races for measured in race.measured.values())
 
     @property
@@ -215,12 +215,12 @@ class MeasuredCost:
 
     @property
     def run_s(self) -> float:
-        """Seconds that were spent running them: checks, warm-up, rounds."""
+        """Seconds that were spent running plans: checks, warm-up, rounds."""
         return self._races.running_s
 
     @property
     def deadline(self) -> float:
-        """From when on nothing is measured any more, by :func:`placeit.core.clock.now`."""
+        """When to stop measuring, by :func:`placeit.core.clock.now`."""
         return self._races.deadline
 
     @deadline.setter
@@ -228,21 +228,21 @@ class MeasuredCost:
         self._races.deadline = deadline
 
     def calibrated(self) -> Costs:
-        """The session's costs, corrected by all that has been measured; :class:`Segmenter` makes a problem of them."""
+        """Return the session's costs, corrected by all measurements; :class:`Segmenter` makes a problem of them."""
         return self._races.calibrated()
 
     def winner(self, few: int = 3, rounds: int = 25) -> Winner:
-        """Race the best few against each other once more, whatever the deadline, and return the best of that race.
+        """Race the best few placements against each other again, regardless of the deadline, and return the winner.
 
-        What made them look good does not count: the answer's interval is that of new runs.
+        Only the new runs count: the earlier ones selected these placements, so they are biased.
 
         Args:
-            few: how many take part.
+            few: number of placements that take part.
             rounds: runs of each.
 
         Raises:
-            UsageError: nobody is to take part, or no rounds.
-            ExecutionError: nothing was measured, or all of them failed.
+            UsageError: ``few`` or ``rounds`` is less than 1.
+            ExecutionError: nothing was measured, or all of these placements failed.
         """
         if few < 1 or rounds < 1:
             raise UsageError(f"A last race takes at least one placement and one round; got {few} and {rounds}.")
@@ -256,7 +256,7 @@ class MeasuredCost:
         names = sorted((name for name in found if self._outcomes[name].source == "measured"), key=self._value)
         if not names:
             reasons = dict.fromkeys(str(self._outcomes[name].reason) for name in asked)
-            raise ExecutionError(" ".join(["Nothing of what was measured could be run once more.", *reasons]))
+            raise ExecutionError(" ".join(["None of the best placements could be run once more.", *reasons]))
         first, won = names[0], races.known[names[0]]
         rivals = [name for name in names[1:] if len(np.intersect1d(found[name].rounds, found[first].rounds))]
         ratio = faster(found[first], found[rivals[0]]) if rivals else None
@@ -275,9 +275,9 @@ class MeasuredCost:
         return [np.array(row, np.int32) for row in rows]
 
     def _resume(self, path: Path) -> None:
-        """Take over what a journal knows."""
+        """Take over the measurements of a journal."""
         journal = open_journal(path, self._races.session, self._races.objective)
-        for known in journal.known:  # the last that is known of a plan counts
+        for known in journal.known:  # the last record of a plan counts
             if known.cost is not None and not known.replicas and self._refused(known.devices) is None:
                 plan = self._segmenter.merged(known.segment_of, known.devices)
                 name = self._enter(plan, known.placer)
@@ -287,7 +287,7 @@ class MeasuredCost:
         self._races.journal = journal
 
     def _refused(self, row: NDArray[np.int32]) -> str | None:
-        """Why a placement does not fit; None if it does."""
+        """Return why a placement does not fit; None if it does."""
         try:
             self._problem.check(row)
         except PlacementError as error:
@@ -295,13 +295,13 @@ class MeasuredCost:
         return None
 
     def _left_out(self, row: NDArray[np.int32]) -> MeasuredOutcome:
-        """Return the outcome of a placement that does not fit, or for which there is no time; None for others."""
+        """Return the outcome of a placement that was not measured, since it does not fit or there was no time."""
         if (why := self._refused(row)) is not None:
             return MeasuredOutcome(row, math.inf, "infeasible", why)
         return MeasuredOutcome(row, math.nan, "dropped", "There was no time left.")
 
     def _name_of(self, row: NDArray[np.int32], *, planned: bool = True) -> str | None:
-        """The candidate of a placement; None if the placement does not fit, or has no plan yet and is to get none."""
+        """Return the name of a placement's candidate; None if it does not fit, or has no plan and ``planned`` is False."""
         key = row.tobytes()
         if key not in self._names:
             if not planned or self._refused(row) is not None:
@@ -310,7 +310,7 @@ class MeasuredCost:
         return self._names[key]
 
     def _enter(self, plan: Plan, placer: str) -> str:
-        # what computes nothing hands its tensor on: in memory that all devices share it does not matter where
+        # a segment that computes nothing passes a tensor on; if all devices share memory, its device makes no difference
         of = plan.programs if self._shared else plan.segments
         key = frozenset((segment.device, segment.groups) for segment in of)
         if key not in self._names:
@@ -323,7 +323,7 @@ class MeasuredCost:
         return name in self._outcomes and self._outcomes[name].source in ("measured", "failed", "infeasible")
 
     def _expected(self, name: str) -> float:
-        """The objective of a candidate by calibrated costs: by those of the last time that much more had become known."""
+        """Return the objective of a candidate by calibrated costs; calibrate again if there were 10 % more races since."""
         known, segmenter = self._estimator
         if (races := len(self._races.races)) > known * _GROWN:
             segmenter = self._races.segmenter_of(self.calibrated())
@@ -331,26 +331,26 @@ class MeasuredCost:
         return self._races.objective.of_plan(segmenter.priced(self._races.known[name].plan)) * self._races.scale
 
     def _is_hopeless(self, name: str) -> bool:
-        """Return whether a candidate is not worth a run; if so, remember what is expected of it."""
+        """Return whether a candidate is not worth a run; if so, record its expected value as its outcome."""
         best = self._best()
         if self._hopeless is None or best is None or best.cost is None:
             return False
         expected = self._expected(name)
         if hopeless := is_hopeless(expected, best.cost, self._hopeless):
-            why = f"It was not run: {expected / best.cost:.1f} times the incumbent's is expected."
+            why = f"It was not run: its expected value is {expected / best.cost:.1f} times the incumbent's."
             self._outcomes[name] = MeasuredOutcome(self._races.known[name].groups, expected, "estimated", why)
         return hopeless
 
     def _affordable(self, names: Sequence[str]) -> int:
-        """Return how many plans of one batch there is time for: one, if there is half of what it takes.
+        """Return how many of the plans there is time for in one batch; one if there is time for at least half of it.
 
-        Each is supposed to take what others took on average, or its simulated runs, if that is more.
+        Each is assumed to take the mean time of earlier plans, or the time of its simulated runs if that is longer.
         """
         left, average = self._races.left(), (self.compile_s + self.run_s) / max(1, self._measured)
         if left <= average / 2:
             return 0
         seconds = [self._races.simulated_run_s(self._races.known[name]) for name in names]
-        # a first race checks outputs before its runs only
+        # a first race checks outputs only before its runs
         taken = [needed([one], self._rounds, period=self._races.period, checks=CHECKS // 2) for one in seconds]
         total = np.cumsum(np.maximum(taken, average))
         return min(_AT_ONCE - 1, max(1, int(np.searchsorted(total, left, side="right"))))
@@ -359,12 +359,12 @@ class MeasuredCost:
         return self._outcomes[name].value
 
     def _best(self) -> Candidate | None:
-        """The incumbent: among those that were raced twice, if one of them still runs."""
+        """Return the incumbent: the best candidate in ``_sound`` if one of them still runs, else the best of all."""
         able = self._valued()
         return next((one for one in able if one.name in self._sound), able[0] if able else None)
 
     def _valued(self) -> list[Candidate]:
-        """What was measured beside the anchor and compares with what was in other races, best first."""
+        """Return the candidates whose values compare across races, best first."""
         return [one for one in self._races.ranked if one.cost is not None and one.steady]
 
     def _anchor(self, otherwise: Candidate) -> Candidate:
@@ -378,7 +378,7 @@ class MeasuredCost:
         return self._races.anchor_of(able, self._best(), otherwise)
 
     def _measure(self, names: Sequence[str]) -> None:
-        """Race candidates beside the anchor, and conclude what they came to."""
+        """Race candidates beside the anchor, and record their outcomes."""
         races, fresh = self._races, [self._races.known[name] for name in names]
         anchor = self._anchor(fresh[0])
         self._race(fresh, anchor, self._rounds, f"measuring {len(names)} placement{'s' * (len(names) > 1)}", again=False)
@@ -388,7 +388,7 @@ class MeasuredCost:
             self._sound.add(first.name)
 
     def _challenge(self) -> None:
-        """Race what looks better than the incumbent once more: looking good among many is a matter of luck as well."""
+        """Race the candidates that look better than the incumbent again: the best of many is partly lucky."""
         while (best := self._best()) is not None and best.cost is not None and self._races.left() > 0:
             fresh = self._outcomes.keys() - self._sound
             rivals = [one for one in self._valued() if one.name in fresh and is_worth_trying(value_of(one), best.cost)]
@@ -408,7 +408,7 @@ class MeasuredCost:
         again: bool = True,
         min_rounds: int = 1,
     ) -> dict[str, Measurement]:
-        """Race candidates beside an anchor, and remember what they came to; what happened to the anchor is not their fault."""
+        """Race candidates beside an anchor, and record their outcomes; if the anchor fails, their measurements are dropped."""
         races = self._races
         races.twice = again
         found = races.race(
@@ -416,10 +416,10 @@ class MeasuredCost:
         )
         failed = races.known[anchor.name].failed
         if failed is not None:
-            why = f"What it was compared with failed in the same race: {failed}"
+            why = f"The placement that it was compared with failed in the same race: {failed}"
             for one in candidates:
                 if one.name != anchor.name and races.known[one.name].cost is None:
-                    races.enter(one)  # as it was before
+                    races.enter(one)  # its state before the race
                     self._drop(one.name, why)
             if not found and anchor.cost is not None:  # nothing runs any more
                 races.enter(anchor)
@@ -433,12 +433,12 @@ class MeasuredCost:
         self._outcomes[name] = MeasuredOutcome(self._races.known[name].groups, math.nan, "dropped", why)
 
     def _say(self, what: str, why: str) -> None:
-        """Warn of each reason once: of what becomes of a device, it is the same for many placements."""
+        """Log a message as a warning, or as info if its reason was given before: many placements can share one."""
         _LOG.log(logging.INFO if why in self._said else logging.WARNING, "%s. %s", what, why)
         self._said.add(why)
 
     def _conclude(self, name: str) -> None:
-        """Remember what a candidate came to, as far as it is known now."""
+        """Record the outcome of a candidate, as far as it is known now."""
         one = self._races.known[name]
         if one.failed is not None:
             self._say("A placement cannot be measured", one.failed)
@@ -450,9 +450,9 @@ class MeasuredCost:
         elif one.cost is not None and one.steady:
             self._outcomes[name] = MeasuredOutcome(one.groups, one.cost, "measured", None, one.measured)
         elif one.cost is None and one.value is not None:
-            why = "It finds no room beside the anchor, so its value is that of its own runs."
+            why = "It finds no room beside the anchor, so its value is the plain median of its runs."
             self._outcomes[name] = MeasuredOutcome(one.groups, one.value.median, "measured", why, one.measured)
         else:
             self._drop(
-                name, "Its time over that of the anchor changed for good while it ran: a device became slower or faster."
+                name, "The ratio of its time to the anchor's changed for good while it ran: a device became slower or faster."
             )

@@ -46,10 +46,10 @@ from placeit.workbench import Workbench
 
 __all__ = ["decide", "find"]
 
-_PROFILE_SHARE = 0.4  # of the budget
-_KNOWING_SHARE, _KNOWN = 0.5, 3  # of it, for what is not known of given placements; and of those that are, so many take part
-_FRONT_SHARE = 0.3  # of the budget, for the front of latency and energy
-_MEMORY_S = 3.0  # that must be left to measure how fast all devices together read memory, which takes a sixth of that
+_PROFILE_SHARE = 0.4  # share of the budget that profiling may take
+_KNOWING_SHARE, _KNOWN = 0.5, 3  # share of the budget for placements that `cost` does not know; known ones that take part
+_FRONT_SHARE = 0.3  # share of the budget for the front of latency and energy
+_MEMORY_S = 3.0  # seconds that must be left to measure how fast all devices read memory together; that takes a sixth of them
 _LOG = logging.getLogger(__name__)
 
 
@@ -61,7 +61,7 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
     others = [name for name in goal.names if name not in later]
     before, ledger, deadline = deepcopy(session.compiling.kinds), Ledger(), goal.begin + budget
     ledger.seconds[LOADING] = clock.now() - goal.begin
-    asked: list[bool] = []  # whether it is worth it, once that is known
+    asked: list[bool] = []  # whether comparing placements is worth it, once that is known
 
     def worth(seconds: NDArray[np.float64]) -> bool:
         finite = seconds[np.isfinite(seconds)]
@@ -99,7 +99,7 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
             certain=certain if may_stop else None,
             progress=progress,
         )
-        if may_stop and (profiled := session.costs.profiled) is not None and profiled.cached:  # and so nobody was asked
+        if may_stop and (profiled := session.costs.profiled) is not None and profiled.cached:  # `certain` was not called
             certain(session.costs.core)
         memory = None
         if not wanted.steady and deadline - clock.now() > _MEMORY_S:
@@ -118,7 +118,7 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
         search.enter(*mode)
     begin_with(search, given, on_cores)
     without = search.compare_precisions() if goal.candidates.compare_precisions else []
-    if session.executable and not asked:  # the costs were kept
+    if session.executable and not asked:  # the costs were cached, so `worth` was not called
         worth(np.array(_single_seconds(search)))
     decision, interrupted = Decision(), False
     try:
@@ -174,25 +174,25 @@ def decide(
     """Race given placements against each other and against single devices, and decide as :func:`placeit.optimize` does.
 
     Args:
-        session: profiled.
-        placements: ``int32[G]``, the device of each group, by name; at most five of them are measured. Feasible.
-        cost: what placements were measured by, for the same objective. The best three that it knows take part as well, and what
-            it knows is not measured again before the race that decides.
-        objective: what to minimise.
-        budget: seconds, half of them at most for what is not known yet. If there is no time left to decide between a single
+        session: the model on the devices, profiled.
+        placements: ``int32[G]``, the device of each group, by name. They must be feasible; at most five are measured.
+        cost: a measured cost of the same objective. The best three placements that it knows take part as well, and its
+            measurements are not repeated before the deciding race.
+        objective: the objective to minimise.
+        budget: seconds; at most half of them are for placements not known yet. If no time is left to decide between a single
             device and a placement, the single device is the answer.
-        seed: of the order of runs.
-        journal: a file, as of ``Budget(resume=)``, that what is measured is added to.
-        progress: told what is being done.
+        seed: seed of the order of runs.
+        journal: a file that measurements are added to, as for ``Budget(resume=)``.
+        progress: called with the current step and the share of it that is done.
 
     Returns:
-        What was found. With a described device in the cluster nothing is measured, and the simulator decides.
+        The result. With a described device in the cluster nothing is measured, and the simulator decides.
 
     Raises:
-        UsageError: the journal is of something else.
+        UsageError: the journal belongs to another search.
         FileError: the journal cannot be read or written.
-        InfeasibleError: nothing was given, and no single device can run the model.
-        ExecutionError: every placement failed; says why each did.
+        InfeasibleError: no placement was given, and no single device can run the model.
+        ExecutionError: every placement failed; gives the reason of each.
     """
     begin, before = clock.now(), deepcopy(session.compiling.kinds)
     search = Search(session, get_objective(objective, session.cluster), begin + budget, seed, progress)
@@ -241,7 +241,7 @@ def _optimized(
     before: Mapping[str, Compiled],
     rate: float | None = None,
 ) -> Optimized:
-    """Sum up; ``before`` is what the session had compiled before the search."""
+    """Return the result of a search; ``before`` counts the programs that the session compiled before the search."""
     session, candidates = search.session, search.candidates
     order = sorted(
         candidates,

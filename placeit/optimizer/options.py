@@ -1,4 +1,4 @@
-"""Options of searches, in groups, and what a search is asked for by them."""
+"""Options of a search, in groups, and the goal that they define."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["Budget", "Candidates", "Goal"]
 
 @dataclass(frozen=True)
 class Budget:
-    """Time that a search may take, and earlier searches that it goes on from.
+    """Time limit of a search, and the file of measurements that it resumes from.
 
     Attributes:
-        seconds: profiling and compiling count. All of it takes at most 1.2 times that, beside half a second, loading, and, for
-            each device, compiling the whole model and one run of it. Where that is too short to compare placements over several
-            devices, a warning says how long it takes about, and the single devices are timed as well as there is time for. If
-            no time is left in the end to decide between a single device and a placement, the single device is the answer. The
+        seconds: time limit, profiling and compiling included. A search takes at most 1.2 times that, plus half a second, plus
+            loading, and for each device compiling the whole model and one run of it. If that is too short to compare placements
+            over several devices, a warning says how long it takes about, and the single devices are timed as well as the time
+            allows. If no time is left to decide between a single device and a placement, the single device is the answer. The
             search ends earlier when it finds nothing new.
-        resume: a file with what an earlier search has measured, if it is there; what this one measures is added to it as it
-            goes. What is known is not measured again before the races that decide, which are always run. None for a file in the
+        resume: a file of measurements. If it exists, its measurements are taken over; new ones are added to it as they are
+            made. A known placement is not measured again before the deciding races, which always run. None for a file in the
             folder of the cost cache, if there is one.
 
     Raises:
@@ -51,15 +51,16 @@ class Candidates:
     """Candidates that a search compares.
 
     Attributes:
-        placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``), or ``surrogate`` to
-            learn from runs what to measure next; None for :data:`placeit.optimizer.portfolio.DEFAULT_PLACERS`.
-        start: placements of the model on the devices, or files of them, that are candidates and that the search begins with.
-        plain: whether what one would do without placeit, the whole CPU where devices are parts of it, is a candidate
-            (:func:`placeit.devices.plain.plain_devices`). False where core sets stand for devices that share nothing.
+        placers: placers that propose placements, by name, with options if needed (``annealing:evaluations=100000``), or
+            ``surrogate`` to learn from runs what to measure next; None for
+            :data:`placeit.optimizer.portfolio.DEFAULT_PLACERS`.
+        start: placements of the model on the devices, or files of them; they are candidates, and the search starts from them.
+        plain: whether plain devices are candidates: the whole CPU where devices are parts of it, as one would use it without
+            placeit (:func:`placeit.devices.plain.plain_devices`). False where core sets stand for devices that share nothing.
         compare_precisions: whether to measure single devices in another precision as well: bfloat16 or float16 where the device
-            has it, float32 if that is not the one asked for. They cannot be chosen.
-        pareto: whether to look for the front of latency and energy as well, in 0.3 of the budget (``Optimized.pareto``). The
-            answer is the best by the objective nevertheless.
+            has it, float32 if another precision was requested. They cannot be chosen.
+        pareto: whether to search for the front of latency and energy as well, in 0.3 of the budget (``Optimized.pareto``). The
+            answer is the best placement by the objective nevertheless.
     """
 
     placers: Sequence[str] | str | None = None
@@ -74,15 +75,15 @@ class Goal:
 
     Args:
         cluster: the devices.
-        objective, budget, candidates, seed, rate: as of :func:`placeit.optimize`.
+        objective, budget, candidates, seed, rate: as for :func:`placeit.optimize`.
 
     Attributes:
-        begin: when it was asked for, by :func:`placeit.core.clock.now`; the budget counts from then on.
-        names: of the placers, as they were given.
-        placers: by these names.
-        named: whether they were named, and are not the default ones.
-        starts: placements to begin with, by their names as candidates.
-        energy: power model for the front of latency and energy; None if none is wanted.
+        begin: when the search was requested, by :func:`placeit.core.clock.now`; the budget counts from then.
+        names: names of the placers, as they were given.
+        placers: the placers, by these names.
+        named: whether the caller named the placers; False for the default ones.
+        starts: starting placements, by their names as candidates.
+        energy: power model for the front of latency and energy; None if no front was requested.
 
     Raises:
         As :func:`placeit.optimize` does.

@@ -1,4 +1,4 @@
-"""The Pareto front of latency and energy: placements that no other one that is known dominates."""
+"""The Pareto front of latency and energy: the known placements that no other known placement dominates."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from placeit.simulator.objectives import Energy, MeteredEnergy
 __all__ = ["FRONT", "Pareto", "Point", "find_front"]
 
 FRONT = "front"
-"""Name of the placer of placements that only the search for the front has found."""
+"""Name of the placer of placements that only the search for the front found."""
 _EVALUATIONS = 10_000  # placements that are simulated
-_EXPLORING_SHARE = 0.4  # of the time left, for simulation; the rest is for a race
-_ROUNDS = 12  # of that race
+_EXPLORING_SHARE = 0.4  # share of the time left for simulation; the rest is for a race
+_ROUNDS = 12  # rounds of that race
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +36,12 @@ class Point:
     """A point of the front.
 
     Attributes:
-        candidate: the placement, as the race of the front has measured it.
+        candidate: the placement, with its measurements in the race of the front.
         latency_s: seconds of a request: the median of measured runs, or else simulated.
         energy_j: joules of the same runs, or simulated.
-        latency_from: where the latency is from.
-        energy_from: where the energy is from: of ``measured`` joules meters, of ``modelled`` ones measured times.
-        conditions: precision, and what else the placement was found for.
+        latency_from: source of the latency.
+        energy_from: source of the energy: ``measured`` by meters, ``modelled`` from measured times, or ``simulated``.
+        conditions: precision and other conditions that the placement was found for.
     """
 
     candidate: Candidate
@@ -53,15 +53,15 @@ class Point:
 
     @property
     def placement(self) -> Placement:
-        """Device of every op, and its segment."""
+        """Device and segment of every op, with the conditions."""
         return replace(self.candidate.placement, conditions=self.conditions)
 
     def save(self, path: str | Path) -> None:
-        """Write the placement, which ``placeit run`` and :meth:`placeit.Placement.load` read. Raises FileError."""
+        """Write the placement as a file for ``placeit run`` and :meth:`placeit.Placement.load`. Raises FileError."""
         replace(self.placement, result=self.to_dict()).save(path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as a dict for JSON output."""
         return {
             "name": self.candidate.name,
             "latency_s": self.latency_s,
@@ -75,12 +75,12 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Pareto:
-    """What the search for a front has found.
+    """Result of the search for a front.
 
     Attributes:
-        points: by latency, ascending; so energy descends.
-        meters: of the devices; joules were measured by them if they are complete.
-        interrupted: whether Ctrl-C ended it early.
+        points: by ascending latency, and so by descending energy.
+        meters: energy meters of the devices; if they are complete, joules were measured by them.
+        interrupted: whether Ctrl-C ended the search early.
     """
 
     points: tuple[Point, ...]
@@ -89,14 +89,14 @@ class Pareto:
 
 
 def find_front(search: Search, energy: Energy, chosen: Candidate, deadline: float, *, interrupted: bool = False) -> Pareto:
-    """Find the front of latency and energy among placements of a search and others, by simulation and then by a race.
+    """Find the front of latency and energy, among the placements of a search and new ones: by simulation, then by a race.
 
     Args:
-        search: has decided.
+        search: a search that has decided.
         energy: the power model.
         chosen: the answer, which takes part.
-        deadline: when to end, by :func:`placeit.core.clock.now`.
-        interrupted: whether the search was; then only what it knows takes part, and nothing runs.
+        deadline: when to stop, by :func:`placeit.core.clock.now`.
+        interrupted: whether the search was interrupted; then only placements that it knows take part, and nothing runs.
     """
     races = Races(search.session, energy, deadline, search.seed, search.progress, search.ledger)
     races.say("exploring latency and energy", 0.0)
@@ -123,7 +123,7 @@ def find_front(search: Search, energy: Energy, chosen: Candidate, deadline: floa
 
 
 def _explored(search: Search, energy: Energy, starts: NDArray[np.int32], deadline: float) -> list[NDArray[np.int32]]:
-    """Placements of the simulated front, by costs that know what was measured: as many as may be shown, its ends first."""
+    """Return placements of the front that is simulated by calibrated costs: at most ``MOST_POINTS``, its ends first."""
     if search.session.executable:
         search.learn()
     segmenter, now = search.segmenter, clock.now()
@@ -138,7 +138,7 @@ def _explored(search: Search, energy: Energy, starts: NDArray[np.int32], deadlin
 
 
 def _enter(search: Search, races: Races, rows: Sequence[NDArray[np.int32]], chosen: Candidate) -> None:
-    """Enter placements in the race of the front, and before them the answer and single devices, however they are modelled."""
+    """Enter the answer and the single devices in the race of the front, whatever their simulated values; then placements."""
     known = {one.groups.tobytes(): one for one in search.standing if search.is_placed(one)}
     beside = [chosen, *(one for one in search.standing if one.placer == "single")]
     entered: dict[str, Candidate] = {}
@@ -158,7 +158,7 @@ def _enter(search: Search, races: Races, rows: Sequence[NDArray[np.int32]], chos
 
 
 def _race(search: Search, races: Races) -> None:
-    """Race as many of what is entered as there is time for, the first ones before the others."""
+    """Race as many of the entered candidates as there is time for, in the order of their entry."""
 
     def takes(some: Sequence[Candidate]) -> float:
         runs = (races.lasting(one.simulated_s or _run_s(search, one)) for one in some)
@@ -176,7 +176,7 @@ def _run_s(search: Search, one: Candidate) -> float:
 
 
 def _point(search: Search, races: Races, one: Candidate) -> Point | None:
-    """The latency and the energy of a placement, both of the same runs or both simulated; None if neither is known."""
+    """Return a candidate's point: latency and energy of the same runs, or both simulated; None if neither is known."""
     conditions = search.session.conditions
     if one.failed is not None:
         return None

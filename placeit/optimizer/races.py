@@ -1,4 +1,4 @@
-"""Races between placements, with their outputs checked, and what is measured in them."""
+"""Races between placements, with their outputs checked, and the measurements that they give."""
 
 from __future__ import annotations
 
@@ -42,35 +42,35 @@ from placeit.workbench import Workbench
 __all__ = ["Races", "reason_of", "too_late"]
 
 _LOG = logging.getLogger(__name__)
-_LASTING, _LASTING_SHARE, _SHIFT = 2, 4, 1.5  # a ratio is not steady if it changes so much for 2 rounds and a 4th of them
-_PATIENCE_S = 30.0  # for a reference, where no more time is left
-_COPIES = 2  # of the weights that there has to be room for before another placement is opened
+_LASTING, _LASTING_SHARE, _SHIFT = 2, 4, 1.5  # unsteady: a ratio that changes by this factor for 2 rounds and a 4th of all
+_PATIENCE_S = 30.0  # seconds that a run of a reference may take, even if less time is left
+_COPIES = 2  # copies of the weights that free memory must hold before another placement is opened
 
 
 class Races:
-    """Races on a session's devices, and what is known of the candidates by them.
+    """Races on a session's devices, and the facts about candidates that they give.
 
     Args:
         session: a model on its devices.
-        objective: what runs are valued by.
-        deadline: when the last of them should be over, by :func:`placeit.core.clock.now`.
-        seed: decides the order within each round.
-        progress: told what is being done.
-        ledger: what time is booked on; None for one of its own.
+        objective: objective that runs are valued by.
+        deadline: when the last race should be over, by :func:`placeit.core.clock.now`.
+        seed: seed of the order within each round.
+        progress: called with the current step and the share of it that is done.
+        ledger: ledger that time is booked in; None for a new one.
 
     Attributes:
-        known: candidates by name, as far as they are known now; among them single devices in another precision, which race
-            whenever theirs does, and references.
-        homes: what runs those of them that are none of the cluster's devices, by name.
-        races: those that have been run.
-        meters: of the devices' energy, if that is what counts; they are read in races if all devices have one.
-        journal: where what is measured is kept; None for nowhere.
+        known: candidates by name, with the facts known so far. Among them are references, and single devices in another
+            precision, which race whenever the same device in the requested precision does.
+        homes: for each candidate that is on no device of the cluster, by name: the session that runs it.
+        races: the races that have been run.
+        meters: energy meters of the devices, if energy is the objective; they are read in races if all devices have one.
+        journal: the file that measurements are kept in; None to keep none.
         warmup: runs of each candidate before a race that do not count.
-        duration: seconds of a race, at most.
+        duration: most seconds of a race.
         twice: whether outputs are checked after a race as well as before it.
-        pace: at which runs start; None to start each when the one before has ended.
-        watch: says of rounds whether something else disturbed the machine; None if nothing does.
-        running_s: seconds of the rest of all races: runs, and what is done between them.
+        pace: pace at which runs start; None to start each when the previous one has ended.
+        watch: tells whether other work disturbed the machine in a round; None to assume that it never does.
+        running_s: seconds of all races without the opening of executors: runs, and the work between them.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Races:
         self.session, self.objective, self.deadline = session, objective, deadline
         self.seed, self.progress = seed, progress
         self.meters = energy_meters(session.cluster) if isinstance(objective, Energy) else None
-        self._uncounted = 1.0  # what runs take over what is counted of them, where the requests of several sizes have shares
+        self._uncounted = 1.0  # seconds of a run over its counted seconds; not 1 if requests of several sizes have shares
         if self.meters is not None and self.meters.complete and isinstance(objective, Energy):
             self.objective = MeteredEnergy(objective.busy_w, objective.idle_w)
         rate = objective.rate if isinstance(objective, Latency) else None
@@ -98,12 +98,12 @@ class Races:
         self.warmup, self.duration, self.twice = WARMUP, math.inf, True
         self.ledger, self.running_s = Ledger() if ledger is None else ledger, 0.0
         session.compiling.progress = progress
-        self._compared = False  # the references of two runtimes
-        self._priced: dict[str, tuple[Plan, Plan]] = {}  # plans of candidates, and the same by the session's costs
+        self._compared = False  # whether the reference outputs of two runtimes were compared
+        self._priced: dict[str, tuple[Plan, Plan]] = {}  # plan of each candidate, and this plan by the session's costs
 
     @property
     def candidates(self) -> list[Candidate]:
-        """All that may be chosen, as far as they are known now."""
+        """All candidates that may be chosen, with the facts known so far."""
         return [candidate for candidate in self.known.values() if candidate.may_be_chosen]
 
     @property
@@ -113,22 +113,22 @@ class Races:
 
     @property
     def ranked(self) -> list[Candidate]:
-        """Those of them that were measured, best first."""
+        """Candidates that were measured and have not failed, best first."""
         return sorted((candidate for candidate in self.standing if candidate.measured is not None), key=value_of)
 
     @staticmethod
     def anchor_of(singles: Sequence[Candidate], incumbent: Candidate | None, otherwise: Candidate) -> Candidate:
-        """Choose what takes part in a race so that its times compare with those of other races: a single device.
+        """Choose the anchor of a race, beside which its times compare with those in other races: a single device if possible.
 
-        An incumbent was lucky in the race that made it one. By that, the next one would be valued too low, and so on. Only
-        where no single device has a cost it is the incumbent, and where there is none, the first single device, or what is
-        given.
+        The incumbent is a biased anchor. It was lucky in the race that made it the incumbent, so the next one would be valued
+        too low, and so on. It is the anchor only if no single device has a cost. If there is no incumbent, the anchor is the
+        first single device, or else ``otherwise``.
         """
         known = [one for one in singles if one.cost is not None]
         return next(one for one in (*known, incumbent, *singles, otherwise) if one is not None)
 
     def watch_machine(self) -> None:
-        """Have rounds be repeated that other work on the machine disturbs."""
+        """Repeat rounds, from now on, that other work on the machine disturbs."""
         self.watch = Watch()
 
     @property
@@ -138,32 +138,32 @@ class Races:
 
     @property
     def opening_s(self) -> float:
-        """Seconds in which executors were opened, which is mostly compiling."""
+        """Seconds spent on opening executors, which is mostly compiling."""
         return self.ledger.seconds.get(COMPILING, 0.0)
 
     def enter(self, candidate: Candidate, alone: Alone | None = None) -> Candidate:
-        """Let a candidate take part; ``alone`` runs it if it is on none of the cluster's devices."""
+        """Add or replace a candidate; ``alone`` runs it if it is on no device of the cluster."""
         self.known[candidate.name] = candidate
         if alone is not None:
             self.homes[candidate.name] = alone
         return candidate
 
     def learn_of(self, name: str, **facts: Unpack[Facts]) -> Candidate:
-        """Replace a candidate by one of which more is known, and return that."""
+        """Add facts to a candidate, and return the new candidate."""
         self.known[name] = replace(self.known[name], **facts)
         return self.known[name]
 
     def home(self, name: str) -> Workbench:
-        """The session that runs a candidate."""
+        """Return the session that runs a candidate."""
         alone = self.homes.get(name)
         return self.session if alone is None else alone.session
 
     def segmenter_of(self, costs: Costs) -> Segmenter:
-        """Return a segmenter that makes plans for the objective, by given costs."""
+        """Return a segmenter that makes plans for the objective, with the given costs."""
         return Segmenter(self.session.grouping, costs, steady=self.objective.steady)
 
     def simulated_of(self, plan: Plan) -> tuple[float, float]:
-        """Seconds that a run of a plan takes in simulation, per request if many are in flight, and the objective of that."""
+        """Return a plan's simulated seconds (per request if many are in flight), and the objective of that simulation."""
         value = self.objective.of_plan(plan)
         return (value if self.objective.steady else plan.schedule.makespan), value
 
@@ -172,7 +172,7 @@ class Races:
         return candidate.name not in self.homes and not candidate.replicas
 
     def deploy(self, candidate: Candidate) -> Deployed:
-        """Open what serves a candidate's requests, of which many are in flight if the objective says so."""
+        """Open the executors of a candidate, with many requests in flight if the objective is ``steady``."""
         home, steady = self.home(candidate.name), self.objective.steady
         if (mode := candidate.reference or self._by_itself(candidate)) is not None:
             from placeit.backends.openvino.model import OpenVinoModel
@@ -190,7 +190,7 @@ class Races:
     def _by_itself(self, candidate: Candidate) -> OwnMode | None:
         """Return how OpenVINO runs a plain device, or one in another precision, when a program calls it without placeit.
 
-        None for other candidates, and where more counts than the time of single requests.
+        None for other candidates, and for any objective but latency.
         """
         like = candidate if candidate.of is None else self.known[candidate.of]
         if not like.plain or type(self.objective) is not Latency or self.is_onnxruntime(candidate.name):
@@ -204,7 +204,7 @@ class Races:
         return OwnMode(candidate.name, target_name(device), (device,), steady=False)
 
     def _in_flight(self, home: Workbench, plan: Plan) -> int:
-        """Return how many requests are in flight: those that serve most; of sequences, as many as run at once."""
+        """Return how many requests in flight serve most; for a pipeline of a model with state, at least enough to time it."""
         best = home.best_in_flight(plan, in_flight(plan))
         return max(best, fewest_requests(plan)) if home.model.states and is_pipeline(plan) else best
 
@@ -213,28 +213,28 @@ class Races:
         return sum(run_lengths(candidate.plans)) if self.objective.steady else 1
 
     def simulated_run_s(self, candidate: Candidate) -> float:
-        """Seconds that all requests of a run of a candidate take in simulation."""
+        """Return the simulated seconds of a run of a candidate, with all its requests."""
         return self.lasting((candidate.simulated_s or 0.0) * self.requests_of(candidate))
 
     def lasting(self, seconds: float) -> float:
-        """Return for how long something is run in a round that takes some seconds: with meters it is repeated."""
+        """Return the seconds in a round of a run that takes ``seconds``: with meters, it is repeated until they can be read."""
         seconds *= self._uncounted
         return seconds if self.meters is None or not self.meters.complete else max(seconds, self.meters.window_s)
 
     @property
     def scale(self) -> float:
-        """What meters show over what the power model says of the same runs, by which simulated values compare; 1 without."""
+        """Metered over modelled joules of the same runs, a factor for simulated values; 1 without meters."""
         pairs = ((one.joules, one.modelled) for one in self.known.values())
         ratios = [a.median / b.median for a, b in pairs if a is not None and b is not None and b.median > 0]
         return float(np.median(ratios)) if ratios else 1.0
 
     def compiling_s(self, candidates: Iterable[Candidate]) -> float:
-        """Seconds that compiling what is missing of candidates may take, as far as they are on the session's own devices."""
+        """Return the seconds to compile the missing programs of the candidates that are on the session's own devices."""
         here = (one for one in candidates if one.name not in self.homes)
         return self.session.runtime.compiler.takes(plan for one in here for plan in one.plans)
 
     def say(self, what: str, share: float) -> None:
-        """Tell what is being done, and which share of it is done."""
+        """Report the current step, and the share of it that is done."""
         if self.progress is not None:
             self.progress(what, share)
 
@@ -247,7 +247,7 @@ class Races:
         return free_bytes() > _COPIES * float(self.session.grouping.groups.param_bytes.sum())
 
     def keep(self, names: Sequence[str]) -> None:
-        """Write what has been measured of candidates on the session's own devices to the journal, if there is one."""
+        """Write the measurements of candidates on the session's own devices to the journal, if there is one."""
         if self.journal is None:
             return
         for known in (self.recorded(name) for name in names if name not in self.homes):
@@ -255,16 +255,16 @@ class Races:
                 self.journal.add(known)
 
     def recorded(self, name: str) -> Known | None:
-        """Return the measurements of a candidate as a journal keeps them; None if none of them counts."""
+        """Return the measurements of a candidate as a journal keeps them; None if it has no valid ones."""
         one = self.known[name]
         if one.failed is not None or one.measured is None or one.value is None or one.output_error is None:
             return None
         return Known.of_candidate(one, one.measured, one.value, one.output_error)
 
     def recall(self, name: str, known: Known, plan: Plan, *replicas: Plan) -> None:
-        """Learn of a candidate what an earlier search has measured of the same placement, in segments of its own.
+        """Give a candidate the measurements, and the segments, that an earlier search has for the same placement.
 
-        One whose outputs are wrong by the tolerance of this search has failed.
+        If its outputs were wrong by the tolerance of this search, it has failed.
         """
         rounds = range(len(known.samples))
         self.learn_of(
@@ -284,10 +284,10 @@ class Races:
             self.fail(name, f"Measured by an earlier search: {why}")
 
     def calibrated(self) -> Costs:
-        """The session's costs, corrected by what segments really took beside each other."""
+        """Return the session's costs, corrected by the measured times of segments that ran beside each other."""
         segmenter = self.segmenter_of(
             self.session.costs
-        )  # a candidate's plan may say what corrected costs have already put right
+        )  # a candidate's own plan may have been priced with costs that are corrected already
         runs = []
         for name, one in self.known.items():
             if one.segment_s is None or one.value is None or len(one.plan.segments) < 2 or not self.is_placed(one):
@@ -300,7 +300,7 @@ class Races:
         return calibrated(self.session.costs, runs)
 
     def with_others(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Candidates, and those that race whenever they do."""
+        """Return the candidates, and the ones in another precision that race whenever these do."""
         names = {candidate.name for candidate in candidates}
         return [*candidates, *(other for other in self.known.values() if other.failed is None and other.of in names)]
 
@@ -320,20 +320,21 @@ class Races:
     ) -> dict[str, Measurement]:
         """Race candidates against each other in fresh instances, with their outputs checked.
 
-        What is found is in :attr:`known`. A candidate that fails, wherever it does, is out, and the others go on. Only what
-        races is held open. What finds no room beside the others races afterwards, unless all have to race together: then it is
-        out. Beside an anchor that takes part in each of these races, the times of all of them compare (``Candidate.cost``).
+        Results are in :attr:`known`. A candidate that fails, at any point, is out, and the others go on. Only candidates that
+        race are held open. A candidate that finds no room beside the others races after them, or is out if all must race
+        together. If an anchor takes part in each of these races, all their times compare (``Candidate.cost``).
 
         Args:
-            candidates: who takes part.
-            what: what is said to be done.
+            candidates: the candidates that take part.
+            what: text for the progress display.
             rounds: most rounds.
-            share: of the time left that they may take.
+            share: share of the time left that the rounds may take.
             min_rounds: rounds that are run whatever time they take.
-            together: whether they are to be compared with each other, by round.
-            drop_losers: whether those that are far behind leave early.
-            anchor: who else takes part, or is one of them; left out where nothing finds room beside it.
-            most: how many are open at the same time, the anchor included.
+            together: whether all must run in the same rounds, to be compared by round.
+            drop_losers: whether candidates that are far behind leave early.
+            anchor: a candidate, one of these or another, that takes part in every race; left out if nothing finds room beside
+                it.
+            most: most candidates that are open at the same time, the anchor included.
             guests: references that run in the same rounds, as far as there is memory and time for all rounds with them.
 
         Returns:
@@ -341,7 +342,7 @@ class Races:
         """
         found: dict[str, Measurement] = {}
         waiting = [*self.with_others(candidates), *guests]
-        drop_losers = drop_losers and len(waiting) == len(candidates)  # nobody loses to what is no candidate
+        drop_losers = drop_losers and len(waiting) == len(candidates)  # no candidate may lose to one that cannot be chosen
         first = [] if anchor is None else [anchor]
         waiting = [candidate for candidate in waiting if anchor is None or candidate.name != anchor.name]
         while waiting or first:
@@ -398,7 +399,7 @@ class Races:
         drop_losers: bool,
         anchor: Candidate | None = None,
     ) -> dict[str, Measurement]:
-        """Race what is open, by the candidates' names; close who leaves."""
+        """Race opened candidates, by name; close each that leaves."""
 
         def leave(name: str, error: ExecutionError | None) -> None:
             deployed = runners[name].deployed
@@ -468,11 +469,11 @@ class Races:
         return found
 
     def go_by_model(self) -> None:
-        """Value runs by the power model from now on, as a meter was given up, and what was raced before as well."""
+        """Value all runs, earlier ones included, by the power model from now on, since a meter was given up."""
         if not isinstance(self.objective, MeteredEnergy):
             return
         self.objective, self.journal = Energy(self.objective.busy_w, self.objective.idle_w), None
-        _LOG.warning("Energy is %s. What is measured from now on is not kept for other searches.", self.meters)
+        _LOG.warning("Energy is %s. Measurements from now on are not kept for other searches.", self.meters)
         for name, one in list(self.known.items()):
             if one.value is not None:
                 self.learn_of(name, value=one.modelled, measured=None if one.modelled is None else one.measured, cost=None)
@@ -492,7 +493,7 @@ class Races:
             )
 
     def pair(self, found: Mapping[str, Measurement], learned: Sequence[str], anchor: str) -> None:
-        """Value what was raced by its ratio to the anchor in the same rounds, so that no drift of the machine enters it."""
+        """Value candidates by their ratio to the anchor in the same rounds, so that no drift of the machine enters it."""
         if anchor not in found and not any(one.cost is not None for one in self.known.values()):
             anchor = min(found, key=lambda name: found[name].median, default=anchor)
         beside = found.get(anchor)
@@ -503,7 +504,7 @@ class Races:
             self.learn_of(anchor, cost=base)
         for name in (name for name in learned if name in found and name != anchor):
             value = found[name]
-            if beside is None:  # nothing says how fast the machine was meanwhile
+            if beside is None:  # nothing tells how fast the machine was during the race
                 self.learn_of(name, cost=None, steady=True)
                 continue
             cost = faster(value, beside).ratio * base
@@ -511,7 +512,7 @@ class Races:
             self.learn_of(name, cost=cost if math.isfinite(cost) else value.median, steady=steady(value, beside))
 
     def checked(self, name: str, deployed: Deployed, *, after: bool = False) -> bool:
-        """Return whether a candidate runs and its outputs are right; the worst of all checks of its outputs counts."""
+        """Return whether a candidate runs and its outputs are right; the worst of all checks is recorded."""
         for executor in deployed.checkable:
             try:
                 found = self.checking(name).check_outputs(executor, after=after)
@@ -528,7 +529,7 @@ class Races:
         return self.known[name].failed is None
 
     def _compare_references(self, other: Workbench) -> None:
-        """Say, once, if two runtimes do not agree on what the whole model computes."""
+        """Warn, once, if two runtimes disagree on the outputs of the whole model."""
         if self._compared:
             return
         self._compared = True
@@ -543,7 +544,7 @@ class Races:
             )
 
     def checking(self, name: str) -> Workbench:
-        """The session whose reference a candidate's outputs are compared with: its own where another runtime runs it whole."""
+        """Return the session whose reference outputs a candidate is checked against: for plain ONNX Runtime, its own one."""
         return self.home(name) if self.is_onnxruntime(name) else self.session
 
     def is_onnxruntime(self, name: str) -> bool:
@@ -551,7 +552,7 @@ class Races:
         return name in self.homes and self.homes[name].is_onnxruntime
 
     def fail(self, name: str, why: BaseException | str) -> None:
-        """Put a candidate out: what was measured of it counts no more."""
+        """Mark a candidate as failed, and discard its measurements."""
         failed, no_room = why if isinstance(why, str) else reason_of(why), isinstance(why, NoRoomError | MemoryError)
         self.learn_of(name, measured=None, inner_s=None, value=None, cost=None, segment_s=None, race=None, final=False)
         self.learn_of(name, joules=None, modelled=None)
@@ -559,10 +560,10 @@ class Races:
 
 
 def steady(value: Measurement, beside: Measurement) -> bool:
-    """Return whether the ratio of two candidates of one race did not change for good from some round on.
+    """Return whether the ratio of two candidates of a race had no permanent change from some round on.
 
-    It does if a device that only one of them needs becomes slower or recovers. A single run that is disturbed changes nothing
-    for good.
+    It changes if a device that only one of them needs becomes slower or recovers. A single disturbed run is no permanent
+    change.
     """
     _, of_value, of_beside = np.intersect1d(value.rounds, beside.rounds, return_indices=True)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -575,12 +576,12 @@ def steady(value: Measurement, beside: Measurement) -> bool:
 
 
 def too_late(takes: float, left: float) -> Facts:
-    """Return what to note about a candidate that takes longer to compile than there is time left."""
+    """Return the facts about a candidate that takes longer to compile than there is time left."""
     return {"not_run": f"compiling it takes about {takes:.3g} s, and {max(0.0, left):.3g} s are left for it", "late": True}
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what went wrong, in one paragraph that ends with a full stop."""
+    """Return the message of an error, as one paragraph that ends with a full stop."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = text if isinstance(error, PlaceitError) else f"{type(error).__name__}: {text}"
     return text if text.endswith(".") else f"{text}."

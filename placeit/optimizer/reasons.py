@@ -1,4 +1,4 @@
-"""Say which candidate is the answer of a search, and why, in a sentence."""
+"""Choose the answer of a search, and give the reason in a sentence."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from placeit.simulator.objectives import Objective
 
 __all__ = ["better_references", "chosen_of"]
 
-_AS_IT_IS = "ONNX Runtime as it is, without placeit, is the best that was measured"
-_EQUAL = 1.1  # devices are equal if none takes so many times as long as another
+_AS_IT_IS = "plain ONNX Runtime, without placeit, is the best that was measured"
+_EQUAL = 1.1  # devices are equal if none takes more than this many times as long as another
 
 
 def chosen_of(
     search: Search, decision: Decision, order: Sequence[Candidate], single: Candidate | None
 ) -> tuple[Candidate, str]:
-    """Choose a candidate, and say why in a sentence.
+    """Choose the answer of a search, and give the reason in a sentence.
 
     Args:
-        search: what is known.
-        decision: what it came to.
-        order: the candidates, as far as they are known now, best first and those that failed last.
-        single: the best of those on one device; None if there is none.
+        search: the search.
+        decision: its decision.
+        order: the candidates with the facts known so far, best first and failed ones last.
+        single: the best candidate on one device; None if no single device can run the model.
 
     Raises:
-        InfeasibleError: there are none.
-        ExecutionError: all of them failed; says why each did.
+        InfeasibleError: there are no candidates.
+        ExecutionError: all of them failed; gives the reason of each.
     """
     objective = search.objective
     where = f"{search.session.model.path} on {', '.join(search.problem.device_names)}"
@@ -48,7 +48,7 @@ def chosen_of(
     if not search.session.executable:
         least = known_value(order[0])
         most = least / WORTH if single is None else min(least / WORTH, known_value(single))
-        # a trifle less of something else is not worth being slow
+        # up to 1 % less of an objective that is not a time is not worth being slower
         by = known_value if objective.is_measured else _makespan
         best = min((one for one in order if known_value(one) <= most), key=by)
         if best is single:
@@ -92,7 +92,7 @@ def chosen_of(
             return decision.winner, _AS_IT_IS
         rivals = [one.name for one in order if one.name != decision.winner.name]
         if all(map(search.is_onnxruntime, rivals)):
-            beside = ", and ONNX Runtime as it is was not measured to be better" if rivals else ""
+            beside = ", and plain ONNX Runtime was not measured to be better" if rivals else ""
             return decision.winner, f"it is the only device{beside}"
     takes = measured_median(decision.winner)
     if search.excluded is not None and decision.ratio is None and takes < search.excluded.bound_s:
@@ -111,7 +111,7 @@ def chosen_of(
         )
     else:
         why = f"no {several} was measured to be {objective.better}"
-    if share <= 1:  # not of another runtime, which is faster than all devices of the search
+    if share <= 1:  # the bound does not hold for another runtime that is faster than all devices of the search
         why += f"; the lower bound, ignoring cut costs, is {share:.3f} of its time"
     if search.is_onnxruntime(single.name):
         why += f"; {_AS_IT_IS}"
@@ -119,7 +119,7 @@ def chosen_of(
 
 
 def better_references(references: Sequence[Beside], objective: Objective) -> str:
-    """Say which references are better than the answer beyond the interval; empty if none is."""
+    """Return clauses on the references that are better than the answer beyond the interval; empty if there are none."""
     better = ((one.row.name, one.ratio) for one in references if one.ratio is not None and one.ratio.faster)
     return "".join(
         f"; {name}, which OpenVINO does by itself and which is no placement, takes {ratio.ratio:.3f} of its "
@@ -129,7 +129,7 @@ def better_references(references: Sequence[Beside], objective: Objective) -> str
 
 
 def _of_replicas(chosen: Candidate) -> str:
-    """Return a sentence about replicas if they are the answer; empty if they are not."""
+    """Return a clause on replicas if they are the answer; else an empty text."""
     if not chosen.replicas:
         return ""
     why = "; each of its groups of devices serves whole requests, which hand nothing over and wait for no other group"
@@ -144,7 +144,7 @@ def _makespan(candidate: Candidate) -> float:
 
 
 def _by_reason(unplanned: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:
-    """Return names of candidates by why they are missing."""
+    """Return the names of missing candidates, by the reason why they are missing."""
     found: dict[str, list[str]] = {}
     for candidate, (_, why) in unplanned.items():
         found.setdefault(why, []).append(candidate)

@@ -1,4 +1,4 @@
-"""References: what OpenVINO does by itself on a session's devices, to race beside what is chosen. They are no placements."""
+"""References: OpenVINO's own ways to run a model on a session's devices. They race beside the answer, but are no placements."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from placeit.optimizer.throughput_mode import MODE
 __all__ = ["REFERENCE", "enter_references", "references_beside"]
 
 REFERENCE = "reference"
-"""Name of the placer for what OpenVINO does by itself."""
+"""Name of the placer of references."""
 
 
 def enter_references(races: Races, problem: Problem) -> list[Candidate]:
-    """Enter what OpenVINO does by itself on the session's devices, unless that has been done, and return what is worth a run.
+    """Enter the references on the session's devices, unless they are entered already; return the ones that are worth a run.
 
-    There is nothing of it with pins, which OpenVINO does not know; where a device or a link is emulated, described or on
-    another node; for objectives that are not measured themselves; and for latency on one device. A device takes part if its
-    memory, as far as it may be used, holds all weights.
+    There are none with pins, which OpenVINO does not know; if a device or a link is emulated, described or on another node; for
+    objectives that are not measured directly; and for latency on one device. A device takes part if its memory, within the
+    limit that was set for it, holds all weights.
 
     Args:
-        races: where it takes part. Single devices are entered already: of the devices, the fastest is the first.
-        problem: of the session's groups.
+        races: the races to enter them in. Single devices must be entered already: they tell which device is the fastest.
+        problem: the problem of placing the session's groups.
     """
     if all(one.reference is None for one in races.known.values()):
         for candidate, alone in _references(races, problem):
@@ -43,7 +43,7 @@ def enter_references(races: Races, problem: Problem) -> list[Candidate]:
 
 
 def references_beside(races: Races, chosen: Candidate) -> list[Beside]:
-    """All references, with their times over that of the answer."""
+    """Return all references, with their times over the answer's."""
     beside = {} if chosen.race is None else races.races[chosen.race].measured
     found: list[Beside] = []
     for one in races.known.values():
@@ -63,7 +63,7 @@ def _references(races: Races, problem: Problem) -> list[tuple[Candidate, Alone]]
     proposed = {one.placer for one in races.candidates}
     found: list[tuple[Candidate, Alone]] = []
     for mode in own_modes(devices, whole, steady=steady):
-        if MODE in proposed and mode.target == "CPU":  # it is a candidate
+        if MODE in proposed and mode.target == "CPU":  # it is a candidate already
             continue
         home = session.alone(Device(mode.target))
         candidate = replace(alone_on(home, mode.name, placer=REFERENCE), reference=mode, not_run=mode.same)
@@ -72,14 +72,14 @@ def _references(races: Races, problem: Problem) -> list[tuple[Candidate, Alone]]
 
 
 def _worth_alone(races: Races, devices: Sequence[Device]) -> bool:
-    """Return whether one device has ways of its own to serve many requests that are not those of a single core set."""
+    """Return whether references are worth a run on a single device: it is no core set, or the cluster does not have it."""
     return any(not device.core_set or device.name not in races.session.cluster.names for device in devices)
 
 
 def _hardware(races: Races, problem: Problem) -> tuple[list[Device], list[Device]]:
-    """Devices of different hardware that OpenVINO drives and that hold the model, the fastest first; and which run all ops.
+    """Return OpenVINO's devices of different hardware that hold the model, the fastest first; and the ones that run all ops.
 
-    Core sets are the CPU together. A device that cannot run all ops comes first: others stand in for it.
+    All core sets together are the CPU. A device that cannot run all ops comes first: others run the remaining ops.
     """
     cluster, weights = races.session.cluster, float(problem.param_bytes.sum())
     own = [d for d, device in enumerate(cluster.devices) if device.kind == "openvino"]
@@ -102,7 +102,7 @@ def _hardware(races: Races, problem: Problem) -> tuple[list[Device], list[Device
 
 
 def _alone(races: Races, target: str) -> list[float]:
-    """Objective of single devices that are some hardware, or a part of it, as far as it is known."""
+    """Return the known objectives of the single devices that are a given hardware, or a part of it."""
     devices = [
         (one, races.home(one.name).cluster.devices[int(one.groups[0])])
         for one in races.candidates

@@ -25,16 +25,16 @@ from placeit.simulator.throughput import bottleneck
 __all__ = ["REPLICAS", "enter_given", "enter_replicas", "replicated"]
 
 REPLICAS = "replicas"
-_MOST_DEVICES, _MOST_ENTERED = 6, 3  # that are divided into groups (203 ways); divisions that become candidates
-_STEPS, _SHARE = 300, 0.1  # of a search for the split of a group, and of the time left for all of them
+_MOST_DEVICES, _MOST_ENTERED = 6, 3  # devices that are divided into groups (203 ways); divisions that become candidates
+_STEPS, _SHARE = 300, 0.1  # steps of a search for the split of a group; share of the time left for all these searches
 
 
 def enter_replicas(search: Search) -> None:
-    """Enter the ways to divide the devices into groups that each serve whole requests: the best of them in simulation.
+    """Enter replicas: divisions of the devices into groups that each serve whole requests, the best ones in simulation.
 
     A group of one device runs the model whole; a larger one splits it, by a search among plans. Of devices that share cores,
-    only some take part, which can all run at once. Devices that cannot serve whole requests alone or in any group are left out.
-    What an earlier search has measured takes part as well.
+    only a set that can run at the same time takes part. Devices that cannot serve whole requests alone or in any group are left
+    out. Replicas that an earlier search has measured are entered as well.
     """
     problem = search.problem
     devices = together(problem.conflicts)[:_MOST_DEVICES]
@@ -65,13 +65,13 @@ def enter_replicas(search: Search) -> None:
 
 
 def enter_given(search: Search, name: str, placements: Sequence[NDArray[np.int32]]) -> None:
-    """Enter replicas that a search was told to begin with: the device of each group, ``int32[G]``, in each of them."""
+    """Enter replicas as a starting placement of a search, by the device of each group in each replica, ``int32[G]``."""
     candidate = _candidate(search, [search.segmenter.plan(placement) for placement in placements])
     search.enter(replace(candidate, name=search.free_name(name), given=True))
 
 
 def _recall(search: Search) -> dict[frozenset[bytes], str]:
-    """Enter replicas that an earlier search has measured, as far as they are feasible now; return the names of all replicas."""
+    """Enter replicas that an earlier search measured and that are feasible now; return the names of all replicas by key."""
     names = {_key(one.plans): one.name for one in search.candidates if one.replicas}
     for known in () if search.journal is None else search.journal.known:
         if not known.replicas or not all(fits(search.problem, one.devices) for one in known.every):
@@ -91,11 +91,11 @@ def _key(plans: Sequence[Plan]) -> frozenset[bytes]:
 
 
 def replicated(segmenter: Segmenter, plans: Sequence[Plan]) -> list[Plan]:
-    """Price plans on disjoint groups of devices that all serve requests at once, and so slow each other down.
+    """Return plans on disjoint groups of devices, priced for all of them serving requests at once and slowing each other down.
 
     Args:
-        segmenter: ``steady``.
-        plans: of it, each for its own devices only.
+        segmenter: a ``steady`` segmenter.
+        plans: plans by this segmenter, each priced as if its own devices were alone.
     """
     shares = []
     for plan in plans:
@@ -110,7 +110,7 @@ def replicated(segmenter: Segmenter, plans: Sequence[Plan]) -> list[Plan]:
 
 
 def _divisions(devices: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:
-    """All ways to divide devices into groups, but for that of one group."""
+    """Yield all ways to divide devices into two or more groups."""
 
     def ways(rest: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:
         if not rest:
@@ -125,7 +125,7 @@ def _divisions(devices: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:
 
 
 def _split(search: Search, group: tuple[int, ...], deadline: float) -> NDArray[np.int32] | None:
-    """Place all groups of the model on some devices: whole on one, or by a search among plans; None if it does not fit."""
+    """Return a placement of the whole model on a group of devices, split by a search among plans; None if it does not fit."""
     problem = search.problem
     if len(group) == 1:
         return np.full(len(problem), group[0], np.int32) if group[0] in problem.single_devices else None
@@ -140,7 +140,7 @@ def _split(search: Search, group: tuple[int, ...], deadline: float) -> NDArray[n
 
 
 def _restricted(problem: Problem, group: tuple[int, ...]) -> Problem | None:
-    """The same problem on some of its devices; None if an op can run on none of them."""
+    """Return the problem restricted to a group of devices; None if an op can run on none of them."""
     able = np.isin(np.arange(problem.devices), group)
     compute = np.where(able, problem.compute, np.inf)
     return replace(problem, compute=compute) if np.isfinite(compute).any(axis=1).all() else None

@@ -34,16 +34,16 @@ from placeit.workbench.options import Traffic
 __all__ = ["Optimized", "Spent", "Unplanned"]
 
 _RUNS = 100  # requests of a recording with several in flight
-_SHOWN = 12  # candidates in a repr, which a terminal shows whole
+_SHOWN = 12  # candidates in a repr, so that it fits a terminal
 
 
 @dataclass(frozen=True, eq=False)
 class Unplanned:
-    """A candidate that came to nothing: its placer found no placement, or its placement could not be planned.
+    """A candidate without a plan: its placer found no placement, or its placement could not be planned.
 
     Attributes:
         name: unique among the candidates.
-        placer: who was to propose it.
+        placer: the placer that was to propose it.
         failed: why the placer gave no placement.
     """
 
@@ -54,19 +54,19 @@ class Unplanned:
 
 @dataclass(frozen=True, eq=False)
 class Spent:
-    """Time that a step of the search took, or a placer, with what it proposed.
+    """Time that a step of the search, or a placer, took, with the placer's proposals.
 
     Attributes:
         what: the step, or the placer's name.
         placer: whether it is a placer.
-        seconds: those that went into nothing else; what one part of a search did within another counts once.
-        proposed: how many placements were proposed; 0 of a step, as all that follows is nothing.
-        new: those of them that nobody had proposed before.
-        simulated_value: the lowest objective of them, as it was simulated when they were proposed; None if there is none.
-        measured_value: the lowest objective that was measured of them, comparable over races; None if there is none.
-        role: ``answer`` if the answer was among them; ``start`` if the search for the answer began with one of them; None also
-            where that is a single device, which needs no placer.
-        note: what else there is to say; None for nothing.
+        seconds: seconds of this item alone; time inside another item counts for the inner one only.
+        proposed: number of proposed placements; 0 for a step, which has none of the following.
+        new: number of them that were not candidates before.
+        simulated_value: their lowest objective as simulated when they were proposed; None if none was simulated.
+        measured_value: their lowest measured objective, comparable across races; None if none was measured.
+        role: ``answer`` if the answer is among them; ``start`` if the search for the answer started from one of them; else
+            None. A single device does not count, since it needs no placer.
+        note: further information; None for nothing.
     """
 
     what: str
@@ -82,48 +82,50 @@ class Spent:
 
 @dataclass(frozen=True, eq=False)
 class Optimized(Drawn):
-    """The answer of :func:`optimize`; a context manager that closes in the end what :meth:`run` has opened.
+    """Result of :func:`optimize`; a context manager that closes the executor that :meth:`run` has opened.
 
     Attributes:
         model: path of the model.
         ops: ops of the task graph.
         edges: its edges.
         groups: groups that were placed.
-        objective: what was minimised.
-        candidates: those of the race that decided first, then what was measured before, race by race, then the rest, best
-            first; then those that failed.
+        objective: the objective that was minimised.
+        candidates: candidates of the deciding race, then other measured ones by race, the latest first, then the rest; best
+            first in each part. The ones that failed come last.
         races: in the order in which they were run.
         unplanned: candidates for which no plan could be made.
-        precisions: single devices in another precision, beside the same in the one that was asked for; empty unless that was
-            to be compared.
-        without_precisions: which of them have no other, and why.
-        references: what OpenVINO does by itself on these devices (:mod:`placeit.optimizer.references`), beside the answer.
-        chosen: the answer. A placement over several devices only if a race of its own showed it to be better by the objective
-            than the best single device; if it is not, that happens in 2.5 % of all decisions at most.
+        precisions: single devices in another precision, each beside the same device in the requested one; empty unless this
+            comparison was requested.
+        without_precisions: single devices that have no other precision, and why, a sentence each.
+        references: OpenVINO's own ways to run the model on these devices (:mod:`placeit.optimizer.references`), beside the
+            answer.
+        chosen: the answer. A placement over several devices is chosen only if a separate race showed it to be better by the
+            objective than the best single device; if it is not better, that happens in 2.5 % of all decisions at most.
         best_single: the best whole model on one device, None if no device can run it whole.
-        speedup: time of the best single device over that of the chosen one, with its interval; None if not measured.
+        speedup: time of the best single device over the time of the chosen one, with its interval; None if not measured.
         reason: why the chosen one was chosen, in a sentence.
         bound_s: simulated lower bound of any placement: critical path and work over devices, without any cost of cutting;
-            NaN where the budget was too short to profile, and for throughput.
-        service: what the chosen one serves; for throughput only, None for other objectives.
+            NaN if the budget was too short to profile, and for throughput.
+        service: capacity and load of the chosen one, for throughput; None for other objectives.
         simulator_error: ``mape``, ``pearson`` and ``spearman`` of the simulator on the measured candidates, each None where
             it is not defined; None if nothing was measured.
-        asked_s: budget.
-        spent_s: seconds that all of it took.
-        spending: what they went into; the seconds of all of it are their sum.
+        asked_s: budget in seconds.
+        spent_s: seconds that the whole search took.
+        spending: steps and placers that ``spent_s`` went into; their seconds add up to it.
         compiling: programs that were compiled, by kind of device (:class:`placeit.runtime.compiling.Compiled`).
-        least_s: what comparing placements over several devices takes at least, about; None if nothing was to be run.
+        least_s: approximate seconds that comparing placements over several devices takes at least; None if nothing was to be
+            run.
         interrupted: whether Ctrl-C ended the search early.
         cluster: the devices.
         pins: device names by op names or globs of them that held for every candidate.
         memory: most bytes of weights by device, where a limit was given.
-        profiled: when the costs were measured, and how much else the machine did; None if they were not.
-        conditions: precision, and what else the placement was found for.
-        energy: meters of the devices, by which joules were measured if they are complete; None unless energy is the objective
-            or a front was asked for.
-        pareto: the front of latency and energy, the fastest first (:mod:`placeit.optimizer.pareto`); None if it was not asked
-            for.
-        curves: by placer that learned from runs, the objective of each placement that it measured, in that order.
+        profiled: when the costs were measured, and how busy the machine was; None if they were not measured.
+        conditions: precision and other conditions that the placement was found for.
+        energy: energy meters of the devices; if they are complete, joules were measured by them. None unless energy is the
+            objective or a front was requested.
+        pareto: the front of latency and energy, the fastest first (:mod:`placeit.optimizer.pareto`); None if it was not
+            requested.
+        curves: for each placer that learned from runs: the objective of each placement that it measured, in that order.
     """
 
     model: str
@@ -172,30 +174,31 @@ class Optimized(Drawn):
 
     @property
     def compiling_s(self) -> float:
-        """Those of :attr:`spent_s` in which programs were compiled, or loaded from disk."""
+        """Seconds of :attr:`spent_s` in which programs were compiled, or loaded from disk."""
         return sum(one.seconds for one in self.compiling.values())
 
     @property
     def rate(self) -> float | None:
-        """Requests per second at which latency was measured; None if each run was started when the one before had ended."""
+        """Requests per second at which latency was measured; None if each run started when the previous one had ended."""
         return self.objective.rate if isinstance(self.objective, Latency) else None
 
     @property
     def placement(self) -> Placement:
-        """Device of every op; for throughput there may be replicas."""
+        """Device and segment of every op, with the conditions; for throughput there may be replicas."""
         return replace(self.chosen.placement, conditions=self.conditions)
 
     def speedup_over(self, other: Candidate, candidate: Candidate) -> Ratio | None:
-        """Return the time of another candidate over that of a candidate, in the last race of the latter.
+        """Return the time of ``other`` over the time of ``candidate``, in the last race of ``candidate``.
 
-        Paired by round, with its interval; times of different races do not compare. None if the two did not meet there.
+        The ratio is paired by round and has an interval. None if ``other`` did not take part in that race: times of different
+        races do not compare.
         """
         if candidate.race is None:
             return None
         return compared(self.races[candidate.race].measured.get(other.name), candidate.measured)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON has it, which is what ``placeit optimize --json`` prints."""
+        """Return the result as a dict, as ``placeit optimize --json`` prints it."""
         return jsonable_dict(
             {
                 "model": self.model,
@@ -253,9 +256,9 @@ class Optimized(Drawn):
         replace(self.placement, result=self.to_dict()).save(path)
 
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-        """Run the model once as it was placed, and return its outputs by name.
+        """Run the model once with the chosen placement, and return its outputs by name.
 
-        The first call compiles; what it opens stays open until :meth:`close`, or as long as this object is there.
+        The first call compiles and opens an executor. It stays open until :meth:`close`, or as long as this object exists.
 
         Args:
             inputs: arrays by name.
@@ -269,7 +272,7 @@ class Optimized(Drawn):
 
     @functools.cached_property
     def recorded(self) -> Recording:
-        """A recording of the answer: of a few runs when this is asked for first, or, if its devices are described, of its plan.
+        """Recording of the answer: of a few runs, made on first access, or of its plan if its devices are only described.
 
         Raises:
             ExecutionError: a device failed.
@@ -287,7 +290,7 @@ class Optimized(Drawn):
 
     @functools.cached_property
     def described(self) -> Recording:
-        """A recording of the model and the devices alone, for which nothing runs."""
+        """Recording of the model and the devices alone, without a run."""
         with self._again() as session:
             return session.recording()
 
@@ -298,7 +301,7 @@ class Optimized(Drawn):
         return runtime.executor(self.chosen.plan), close
 
     def close(self) -> None:
-        """Close what :meth:`run` has opened, which a later run opens again."""
+        """Close the executor that :meth:`run` has opened; a later run opens it again."""
         if "_opened" in self.__dict__:
             _, close = self.__dict__.pop("_opened")
             close()

@@ -1,4 +1,4 @@
-"""Runs a plan in a race, and values each run by the objective."""
+"""Run a candidate in a race, and value each run by the objective."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ __all__ = ["Runner"]
 
 
 class Runner:
-    """Runs a plan, in a race, and values each run by the objective.
+    """A callable that runs a candidate in a race and values each run by the objective.
 
     Args:
-        deployed: what runs.
-        objective: what its runs are valued by.
-        alone: if it is on none of the cluster's devices.
-        meters: read while it runs, request after request for as long as that takes; None for one run at a time.
+        deployed: the candidate's executors.
+        objective: objective that runs are valued by.
+        alone: the candidate's device, if it is not a device of the cluster.
+        meters: energy meters that are read while requests run one after the other for as long as that takes; None for one run
+            at a time.
 
     Attributes:
-        values: the objective of each run by its times.
-        joules: those of each run by the meters; None where a meter was given up.
-        inner: seconds of each run from when its lanes began to the end of its last segment; None where many requests are in
-            flight, and where a runtime is called without lanes.
-        took: seconds of the last run, with all its requests, as a clock outside saw it.
+        values: the objective of each run, by its times.
+        joules: joules of each run, by the meters; None where a meter was given up.
+        inner: seconds of each run from the start of its lanes to the end of its last segment; None with many requests in
+            flight, and for a runtime that is called without lanes.
+        took: seconds of the last run, with all its requests, by the wall clock.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Runner:
         self.took = 0.0
 
     def __call__(self) -> float:
-        """Run once and return the seconds it took, or if many requests are in flight the seconds per request.
+        """Run once and return the seconds of the run, or with many requests in flight the seconds per request.
 
         With meters, it is the median of all requests.
         """
@@ -60,7 +61,7 @@ class Runner:
         return float(np.median(taken))
 
     def work(self) -> tuple[NDArray[np.float64], float]:
-        """Seconds that each device of the cluster was busy in the last run, and links in sum."""
+        """Return the seconds that each device of the cluster was busy in the last run, and the sum for all links."""
         executor = self.deployed.executors[0]
         busy = dict.fromkeys(executor.plan.problem.device_names, 0.0)
         moving = 0.0
@@ -73,16 +74,16 @@ class Runner:
         return seconds if self.alone is None else seconds.sum() * self.alone.busy, moving
 
     def valued(self, measured: Measurement, counted: Sequence[range]) -> Measurement:
-        """Return the objective of the runs that were measured, given those that each sample is of (:meth:`Race.counted`)."""
+        """Return the objective of the measured runs, given the runs that each sample is of (:meth:`Race.counted`)."""
         return self._summed_up(self.values, measured, counted)
 
     def metered(self, measured: Measurement, counted: Sequence[range]) -> Measurement | None:
-        """Return the joules of the runs that were measured; None if meters were not read in all of them."""
+        """Return the joules of the measured runs; None if meters were not read in all of them."""
         joules = [one for one in self.joules if one is not None]
         return self._summed_up(joules, measured, counted) if len(joules) == len(self.joules) else None
 
     def within(self, counted: Sequence[range]) -> float | None:
-        """Return the median of the seconds of lanes in the runs that were measured; None if they are not known."""
+        """Return the median seconds of lanes in the measured runs; None if they are unknown."""
         inner = [one for runs in counted for number in runs if (one := self.inner[number]) is not None]
         return float(np.median(inner)) if inner else None
 

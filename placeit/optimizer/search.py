@@ -1,4 +1,4 @@
-"""The search for a placement: proposals, plans, races, and what is learned from them."""
+"""The search for a placement: proposals, plans, races, and the corrections of costs that follow from them."""
 
 from __future__ import annotations
 
@@ -53,28 +53,28 @@ SEARCH = "search"
 
 _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again
-_ROUNDS, _SELECTION_ROUNDS = 6, 8  # of a race in a turn, and of the one that selects who is decided about
+_ROUNDS, _SELECTION_ROUNDS = 6, 8  # rounds of a race in a turn, and of the race that selects the last two
 _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
-_APART = 1.2  # times the best single device, from which on another one is not raced again where no split can be faster
-_FAR_BEHIND = 1.05  # of the best single device
-_FEWEST_BESIDE = 3  # runs beside something of known cost, from which on what an earlier search measured counts
-_TURN_SHARE, _SELECTION_SHARE, _FIRST_SHARE = 0.35, 0.5, 0.4  # of what is left of the budget
-_KEPT_ROUNDS = 12  # of the race that decides, for which time is kept back
-_MUCH_SHARE = 0.1  # of it, from which on compiling a candidate has to be worth it
-_ASKED_SHARE = 0.25  # of it, for what is left of the placers; and for a search among plans
-_AGAIN_SHARE = 0.1  # of it, for placers that are asked again
-_STARTS, _STEPS = 2, 600  # of a search among plans by what their runs take
-_PLANS = 200  # moves that are tried in a search among plans by another objective
+_APART = 1.2  # times the best single device, from which on another one is not raced again if no split can be faster
+_FAR_BEHIND = 1.05  # times the best single device, from which on a placement over several is far behind
+_FEWEST_BESIDE = 3  # runs beside a candidate of known cost, from which on measurements of an earlier search count
+_TURN_SHARE, _SELECTION_SHARE, _FIRST_SHARE = 0.35, 0.5, 0.4  # shares of the time left: a turn, the selection, whole requests
+_KEPT_ROUNDS = 12  # rounds of the deciding race that time is reserved for
+_MUCH_SHARE = 0.1  # share of the time left, from which on compiling a candidate has to be worth it
+_ASKED_SHARE = 0.25  # share of the spare time for the placers; and for a search among plans
+_AGAIN_SHARE = 0.1  # share of the spare time for placers that are asked again
+_STARTS, _STEPS = 2, 600  # starts and steps of a search among plans, for an objective that is a time
+_PLANS = 200  # moves that are tried in a search among plans, for other objectives
 
 
 class Proposal(NamedTuple):
     """An answer of a placer.
 
     Attributes:
-        placer: who proposed it.
-        candidate: its name.
-        fresh: whether nobody had proposed it before.
-        same: whether it is what the placer was told to go on from.
+        placer: the placer that proposed it.
+        candidate: name of the candidate.
+        fresh: whether it was not a candidate before.
+        same: whether it is the placement that the placer was told to start from.
         measured: the objective, as the placer itself has measured it; None if it has not.
     """
 
@@ -86,7 +86,7 @@ class Proposal(NamedTuple):
 
 
 class Search(Races):
-    """The steps of :func:`placeit.optimizer.optimize.optimize` and what they have found so far."""
+    """The steps of :func:`placeit.optimizer.optimize.find`, and their results so far."""
 
     def __init__(
         self,
@@ -100,25 +100,25 @@ class Search(Races):
         super().__init__(session, objective, deadline, seed, progress, ledger)
         self.segmenter = self.segmenter_of(session.costs) if objective.steady else session.segmenter
         self.problem = self.segmenter.problem()
-        self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> who was to propose it, and why it came to nothing
-        self.unable: set[str] = set()  # those of them whose placer cannot place this model as it was asked to
+        self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> its placer, and why there is no plan
+        self.unable: set[str] = set()  # unplanned candidates whose placer cannot place this model with its options
         self.excluded: Excluded | None = None  # why no split can be the answer, if that is known
-        self.memory: MemoryReads | None = None  # what groups read from a memory that devices share, if that is known
-        self.once: dict[str, float] = {}  # seconds of one run of single devices, as far as they are known
-        self.searches = 0  # among plans, so far
-        self.placers: list[str] = []  # those that gave a placement
+        self.memory: MemoryReads | None = None  # bytes that groups read from a memory that devices share, if known
+        self.once: dict[str, float] = {}  # seconds of one run of a single device, by name, where known
+        self.searches = 0  # number of searches among plans so far
+        self.placers: list[str] = []  # placers that gave a placement
         self.proposals: list[Proposal] = []
         self.notes: dict[str, str] = {}  # by placer
-        self.curves: dict[str, list[float]] = {}  # by placer that learned from runs: what it measured, in that order
-        self.with_references = False  # whether to compare the answer with what OpenVINO does by itself
+        self.curves: dict[str, list[float]] = {}  # by placer that learned from runs: the values that it measured, in that order
+        self.with_references = False  # whether to compare the answer with references
         self._named: dict[bytes, str] = {}  # names of the placements on the session's own devices
 
     @functools.cached_property
     def bound_s(self) -> float:
-        """Seconds that no placement can fall below; ``nan`` of the seconds per request, or if costs of groups are not known.
+        """Least seconds of any placement; NaN for throughput, or if the costs of groups are unknown.
 
-        Its error is taken off, as far as it is known: the costs of a device that ran the whole model in less time than
-        simulated are that much lower, and no placement that was measured is below the bound.
+        The known error of the bound is corrected. If a device ran the whole model in less time than simulated, its costs are
+        reduced by that factor, and the bound is at most the time of the fastest measured placement.
         """
         if self.objective.steady or self.session.costs.shared:
             return math.nan
@@ -131,14 +131,14 @@ class Search(Races):
         return min(lower_bound(replace(self.problem, compute=self.problem.compute * factor), self.memory), least)
 
     def find(self, groups: NDArray[np.int32]) -> Candidate | None:
-        """The candidate that is a placement of the groups on the session's own devices, ``int32[G]``; None if there is none."""
+        """Return the candidate with this placement on the session's own devices, ``int32[G]``; None if it does not exist."""
         name = self._named.get(_key(groups))
         return None if name is None else self.known[name]
 
     def add(self, name: str, placer: str, propose: Callable[[], NDArray[np.int32]], *, start: str | None = None) -> None:
-        """Enter a placement, unless it is there already; if it cannot be had or planned, remember why.
+        """Enter the placement that ``propose`` returns, unless it is a candidate already; if that fails, record why.
 
-        ``start`` names the candidate that it is searched for from.
+        ``start`` names the candidate that the placer starts from.
         """
         try:
             groups = propose()
@@ -151,30 +151,30 @@ class Search(Races):
                 self.unable.add(name)
 
     def enter_plan(self, name: str, placer: str, plan: Plan, start: str | None = None) -> Candidate:
-        """Enter a plan, under another name if there is one of that name: an earlier search may have used it."""
+        """Enter a plan as a candidate, under a numbered name if the name is taken, as by an earlier search."""
         free = self.free_name(name)
         candidate = self.enter(Candidate(free, placer, plan, self.session.placing, *self.simulated_of(plan), start=start))
         self._named[_key(candidate.groups)] = free
         return candidate
 
     def free_name(self, name: str) -> str:
-        """The name, or one like it if a candidate has that."""
+        """Return the name, or a numbered one if a candidate has it already."""
         numbered = (f"{name} ({i})" for i in itertools.count(2))
         return next(free for free in itertools.chain([name], numbered) if free not in self.known)
 
     def expected(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Objective of feasible placements' plans, ``int32[B, G] -> float64[B]``, by the costs as they are known now."""
+        """Return the objective of feasible placements' plans, ``int32[B, G] -> float64[B]``, by the current costs."""
         return self.objective.of_plans(self.segmenter, placements)
 
     def resume(self, journal: Journal) -> None:
-        """Enter what an earlier search has measured, as far as it is feasible now, and keep what this one measures."""
+        """Enter an earlier search's measurements that are feasible now, and keep new measurements in the journal."""
         self.journal = journal
         self.take_over(journal.known)
 
     def take_over(self, measured: Iterable[Known]) -> None:
-        """Enter what was measured, as far as it is feasible now; the last that is known of a placement counts.
+        """Enter measured placements that are feasible now; of several records of a placement, the last one counts.
 
-        Replicas are entered where others of their kind are (:func:`placeit.optimizer.replicas.enter_replicas`).
+        Replicas are entered with the other replicas (:func:`placeit.optimizer.replicas.enter_replicas`).
         """
         for known in measured:
             if known.replicas or not fits(self.problem, known.devices):
@@ -185,7 +185,7 @@ class Search(Races):
                 self.recall(name, known, plan)
 
     def singles(self, *, plain: bool = True) -> None:
-        """Enter each single-device placement, and what one would do without placeit."""
+        """Enter each single-device placement, and the plain devices."""
         for d in self.problem.single_devices:
             self.add(self.problem.device_names[d], "single", functools.partial(np.full, len(self.problem), d, np.int32))
         for candidate, alone in plain_candidates(self.session, self.problem) if plain else ():
@@ -193,7 +193,7 @@ class Search(Races):
         self.with_references = plain
 
     def compare_precisions(self) -> list[str]:
-        """Have single devices raced in another precision as well; return a sentence for each that has no other."""
+        """Enter single devices in another precision as well; return a sentence for each that has no other precision."""
         singles = [candidate for candidate in self.candidates if candidate.placer == "single"]
         others, missing = in_other_precision(self.session, singles, self.homes)
         for other, alone in others:
@@ -201,7 +201,7 @@ class Search(Races):
         return missing if singles else ["there is no single device for the whole model to compare"]
 
     def begin_with(self, placements: Mapping[str, NDArray[np.int32]]) -> None:
-        """Enter placements of groups that are measured whatever is simulated of them, and searched on from."""
+        """Enter starting placements: they are measured whatever their simulated values, and searches start from them."""
         for name, groups in placements.items():
             self.add(name, "start", groups.copy)
             if (candidate := self.find(groups)) is not None:
@@ -216,16 +216,16 @@ class Search(Races):
         self.refine()
 
     def check_asked(self, placers: Sequence[str]) -> None:
-        """Raise UsageError if placers were asked and none of them can place this model, so that no others answer for them."""
+        """Raise UsageError if no named placer gave a placement, and one of them cannot place this model with its options."""
         unable = [name for name in placers if name in self.unable]
         if unable and not self.placers:
             why = " ".join(f"{name}: {self.unplanned[name][1]}" for name in unable)
             raise UsageError(f"None of the placers that were asked for gave a placement. {why}")
 
     def ask_all(self, placers: Sequence[str], share: float = _ASKED_SHARE, *, turn: int = 1) -> None:
-        """Ask placers for a placement by the costs as they are known now, in a share of what is left of the budget.
+        """Ask placers for a placement by the current costs, in a share of the spare time.
 
-        After the first turn, they are asked to go on from what has been measured by then.
+        After the first turn, they are asked to start from the measured placements.
         """
         problem, measured = self.segmenter.problem(), None
         ranked = [one for one in self.ranked if self.is_placed(one)]
@@ -242,21 +242,21 @@ class Search(Races):
             asked = functools.partial(ask, who, problem, cost, seed=self.seed, deadline=deadline, measured=measured)
             with self.ledger.on(Item(kind, placer=True)):
                 self.add(name, kind, asked, start=start)
-            if name in self.unplanned and self.known:  # or an error will say it all
+            if name in self.unplanned and self.known:  # without any candidate, an error reports it
                 why = self.unplanned[name][1]
                 _LOG.warning("The placer '%s' gave no placement; the others continue: %s", placer, why)
 
     def simulated(self, problem: Problem) -> CostFunction:
-        """The objective of placements of a problem, by the rules by which the session's executors run."""
+        """Return the objective of a problem's placements as a cost function, by the rules that executors run by."""
         return self.objective.cost(problem, SimulatedCost(problem))
 
     @property
     def indivisible(self) -> bool:
-        """True if each placement is that of the whole model on one device."""
+        """True if each placement is the whole model on one device, since there is only one group or one device."""
         return 1 in self.problem.compute.shape
 
     def refine(self) -> None:
-        """Search among plans from the best candidates, by the costs as they are known now; searches are numbered."""
+        """Search among plans from the best candidates, by the current costs; searches are numbered."""
         self.say("searching among plans", 0.0)
         placed = [one for one in self.standing if self.is_placed(one)]
         ranked = sorted(placed, key=lambda one: float(self.expected(one.groups[None])[0]))
@@ -268,7 +268,7 @@ class Search(Races):
                 self.add(f"{SEARCH} {self.searches}", SEARCH, improve, start=one.name)
 
     def improved(self, groups: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
-        """Search among plans from a placement on."""
+        """Return the placement that a search among plans finds from a given one."""
         deadline = clock.now() + max(0.0, self.spare()) * _ASKED_SHARE / _STARTS
         if self.objective.is_measured:
             return self.segmenter.search(groups, self.problem, steps=_STEPS, seed=seed, deadline=deadline)
@@ -283,10 +283,10 @@ class Search(Races):
         return groups
 
     def spare(self) -> float:
-        """Seconds that are left beside those in which the best single device and the best of all else are decided between.
+        """Return the seconds left, less the reserve for deciding between the best single device and the best other candidate.
 
-        Half of what is left may be used in any case, unless too little would be left then to decide at all. If there is too
-        little already, nothing is kept back.
+        At least half of the time left is returned, unless the rest would then be too short for any decision. If it is too short
+        already, there is no reserve.
         """
         best = sorted(self.standing, key=known_value)
         singles = [one for one in best if one.placer == "single"][:1]
@@ -298,7 +298,7 @@ class Search(Races):
         return left if left < least else left - min(kept, max(left / 2, least))
 
     def compare_wholes(self) -> None:
-        """Race what needs no placer, as it serves whole requests: replicas, the throughput mode, the best single devices."""
+        """Race candidates that serve whole requests: replicas, the throughput mode, and the best single devices beside them."""
         wholes = [one for one in self.standing if not self.is_placed(one) and one.measured is None and one.placer != "single"]
         wholes = [one for one in wholes if one.segments == len(one.plans)]
         if not self.session.executable or not wholes:
@@ -313,12 +313,12 @@ class Search(Races):
             self.race(racing, what, rounds=rounds, share=_FIRST_SHARE, min_rounds=1, anchor=racing[0])
 
     def improve(self) -> None:
-        """Measure the most promising candidates, learn from how long their segments took, search again."""
+        """Measure the most promising candidates, correct the costs by the times of their segments, and search again."""
         if not self.session.executable:
             return
         with self.ledger.on(MEASURING):
             self.time_plain()
-            if not self.promising():  # there is time for one run of each
+            if not self.promising():  # there is time for one run of each single device only
                 self.time_singles()
                 return
         for turn in range(_TURNS):
@@ -342,7 +342,7 @@ class Search(Races):
         return any(is_worth_trying(self.expected(one.groups[None])[0] * self.scale, best) for one in fresh)
 
     def final_s(self) -> float:
-        """Seconds that selection and decision will take."""
+        """Return the seconds that selection and decision will take."""
         singles, splits = self.finalists()
         select, decide = (
             self.race_s(self.with_others(some), rounds)
@@ -354,11 +354,11 @@ class Search(Races):
         return select + decide
 
     def finalists(self) -> tuple[list[Candidate], list[Candidate]]:
-        """Single devices, and placements over several, that may be the answer, best first."""
+        """Return the single devices, and the placements over several, that may be the answer, best first."""
         ranked = self.ranked
         singles = [candidate for candidate in ranked if candidate.placer == "single"][:_FINAL_SINGLES]
         splits = [candidate for candidate in ranked if candidate.placer != "single"][:_FINAL_SPLITS]
-        if singles:  # of several that are far behind, one is enough to say so
+        if singles:  # one split is enough to show that all are far behind
             near = [candidate for candidate in splits if value_of(candidate) < _FAR_BEHIND * value_of(singles[0])]
             splits = near or splits[:1]
             if not splits and self.excluded is not None:
@@ -366,13 +366,13 @@ class Search(Races):
         return singles, splits
 
     def promising(self) -> list[Candidate]:
-        """Unmeasured candidates worth measuring, with the best measured one and the best single device beside them."""
+        """Return unmeasured candidates worth measuring, after the best measured one and the best single device."""
         scale = self.scale
         best = min((known_value(one, scale) for one in self.standing), default=math.inf)
         fresh: list[Candidate] = []
         for one in self.standing:
             if one.measured is None and one.placer != "single":
-                # of what is given, the user wants to know
+                # given placements are always measured
                 known = one.given or one.simulated_value is None
                 why = None if known else why_hopeless(known_value(one, scale), best, self.objective.worse)
                 one = self.learn_of(one.name, not_run=why, late=False)
@@ -391,16 +391,16 @@ class Search(Races):
         return [*beside, *chosen]
 
     def is_excluded(self, candidate: Candidate) -> bool:
-        """Return whether the bound that excludes splits excludes a single device as well; if so, note it."""
+        """Return whether the bound that excludes splits excludes a single device as well; if so, record that."""
         out = self.excluded is not None and self.is_placed(candidate) and not candidate.given
         if out:
             self.learn_of(candidate.name, not_run="by the lower bound, it cannot be faster")
         return out
 
     def within(self, room: float, fresh: Sequence[Candidate], beside: Sequence[Candidate]) -> list[Candidate]:
-        """Choose the first of some candidates that can be raced beside others within some seconds, compiling included.
+        """Return the first candidates that can race beside others within ``room`` seconds, compiling included.
 
-        What costs much to compile is left out unless it is expected to be better than what is compiled already.
+        A candidate that takes long to compile is left out unless it is expected to be better than the compiled ones.
         """
         chosen: list[Candidate] = []
         much = max(TRIFLE_S, self.left() * _MUCH_SHARE)
@@ -413,7 +413,7 @@ class Search(Races):
                 break
             takes, better = self.compiling_s([one]), is_worth_trying(known_value(one, scale), ready)
             if takes > much and not better and not one.given:
-                why = f"it is not simulated {self.objective.better} than what is compiled, and compiling it takes"
+                why = f"it is not simulated {self.objective.better} than the compiled ones, and compiling it takes"
                 self.learn_of(one.name, not_run=f"{why} about {takes:.3g} s")
             elif running + self.compiling_s(race) > room:
                 self.learn_of(one.name, **too_late(takes, room))
@@ -422,20 +422,20 @@ class Search(Races):
         return chosen
 
     def rounds_within(self, room: float, candidates: Sequence[Candidate]) -> int:
-        """Return how many rounds of a race in a turn there is time for in some seconds; at least one."""
+        """Return how many rounds of a race in a turn fit into ``room`` seconds; at least one."""
         runs = map(self.run_s, self.with_others(candidates))
         return int(np.clip(rounds_within(room, runs, period=self.period), 1, _ROUNDS))
 
     def race_s(self, candidates: Sequence[Candidate], rounds: int) -> float:
-        """Seconds that a race of candidates takes, with checks of their outputs."""
+        """Return the seconds that a race of candidates takes, with checks of their outputs."""
         return needed(map(self.run_s, candidates), rounds, period=self.period)
 
     def run_s(self, candidate: Candidate) -> float:
-        """Seconds that a run takes, with all its requests, as it was measured, or else simulated."""
+        """Return the seconds of a run of a candidate, with all its requests: measured, or else simulated."""
         if candidate.measured is not None:
             return self.lasting(candidate.measured.median * self.requests_of(candidate))
         simulated = candidate.simulated_s
-        if simulated is None:  # a plain device; what it is made of is hardly faster
+        if simulated is None:  # a plain device; its core sets are hardly faster
             parts = (one.simulated_s for one in self.candidates if one.placer == "single")
             simulated = min((seconds for seconds in parts if seconds is not None), default=0.0)
         return self.lasting(self.once.get(candidate.name, simulated) * self.requests_of(candidate))
@@ -446,7 +446,7 @@ class Search(Races):
         return [one for one in self.standing if one.placer == "single" and one.measured is None]
 
     def time_plain(self) -> None:
-        """Run plain devices once where there is no time to race all single devices: nothing else says how long they take."""
+        """Run plain devices once if there is no time to race all single devices: nothing else tells how long they take."""
         fresh = self.fresh_singles
         if self.race_s(fresh, _ROUNDS) > max(self.left() * _TURN_SHARE, TRIFLE_S):
             for candidate in fresh:
@@ -454,7 +454,7 @@ class Search(Races):
                     self.once[candidate.name] = seconds
 
     def time_once(self, candidate: Candidate) -> float | None:
-        """Seconds of one run of a candidate, unless they are known; None if it fails."""
+        """Return the seconds of one run of a candidate, measured unless known already; None if it fails."""
         if (seconds := self.once.get(candidate.name)) is not None:
             return seconds
         try:
@@ -468,7 +468,7 @@ class Search(Races):
             return None
 
     def time_singles(self) -> None:
-        """Run every single device once, unless that has been done; without meters, for which there is no time."""
+        """Run every single device once, unless that has been done; without meters, since there is no time for them."""
         if self.meters is not None and self.meters.complete:
             self.meters.fault = "there was no time to read meters"
             self.go_by_model()
@@ -484,7 +484,7 @@ class Search(Races):
                 self.learn_of(name, modelled=value)
 
     def measure(self) -> None:
-        """Race what is promising; where all of it fails, what is promising then, so that something is left if anything runs."""
+        """Race the promising candidates; if all of them fail, race the next promising ones, until one has been measured."""
         while (promising := self.promising()) and any(one.measured is None for one in promising):
             what = f"measuring {len(promising)} placement{'s' if len(promising) > 1 else ''}"
             rounds = self.rounds_within(max(self.spare() - self.compiling_s(promising), TRIFLE_S), promising)
@@ -496,14 +496,14 @@ class Search(Races):
                 return
 
     def learn(self) -> None:
-        """Correct the costs by what segments really took beside each other."""
+        """Correct the costs by the measured times of segments that ran beside each other."""
         self.segmenter = self.segmenter_of(self.calibrated())
 
     def confirm(self) -> Decision:
         """Select the best single device and the best placement over several, then decide between the two.
 
-        They are selected by a race of the finalists, and decided about by a race of the two alone: what made them look good
-        enough to be selected does not enter the decision.
+        A race of the finalists selects the two, and another race of the two alone decides. So the luck that helped to select
+        them does not enter the decision.
         """
         if not self.session.executable:
             return Decision()
@@ -513,11 +513,11 @@ class Search(Races):
         return decision
 
     def selected(self) -> tuple[Candidate | None, Candidate | None]:
-        """The best single device and the best placement over several, by a race of the finalists if there is time for it."""
+        """Return the best single device and the best placement over several, after a race of the finalists if time allows."""
         singles, splits = self.finalists()
         finalists = [*singles, *splits]
         rounds = 0
-        if finalists:  # what is left afterwards has to be enough for the decision
+        if finalists:  # enough time has to be left for the decision
             share = min(_SELECTION_SHARE, self.spare() / max(self.left(), TRIFLE_S))
             rounds = self.affordable(_SELECTION_ROUNDS, finalists, max(share, 0.0))
         if (len(singles) > 1 or len(splits) > 1) and rounds >= FEWEST:
@@ -527,9 +527,9 @@ class Search(Races):
         return single, split
 
     def settled(self, single: Candidate | None, split: Candidate | None) -> Decision | None:
-        """Decide between the two, by the samples of a race of their own; None if one has failed in it.
+        """Decide between the two by a separate race; None if one of them failed in it.
 
-        The number of rounds is settled before the race begins, and there is one look at its end.
+        The number of rounds is fixed before the race, and the result is looked at only once, at its end.
         """
         if single is None or split is None or value_of(single) == 0:  # nothing is less than zero
             splits = (one for one in self.standing if one.placer != "single")
@@ -558,7 +558,7 @@ class Search(Races):
         return Decision(split if ratio.faster else single, single, ratio)
 
     def guests(self, candidates: Sequence[Candidate], rounds: int) -> list[Candidate]:
-        """References to race beside candidates, as far as there is time left to compile and run them."""
+        """Return the references to race beside candidates, as far as there is time left to compile and run them."""
         if not self.with_references:
             return []
         room, guests = self.left() - self.race_s(self.with_others(candidates), rounds), []
@@ -572,17 +572,17 @@ class Search(Races):
         return guests
 
     def affordable(self, rounds: int, candidates: Sequence[Candidate], share: float) -> int:
-        """Return how many of some rounds there is time for, in a share of what is left."""
+        """Return how many of ``rounds`` rounds there is time for, in a share of the time left."""
         room = (self.left() - self.compiling_s(candidates)) * share
         return min(rounds, rounds_within(room, map(self.run_s, self.with_others(candidates)), period=self.period))
 
 
 @runtime_checkable
 class Explores(Placer, Protocol):
-    """A placer that is asked for no proposal: it enters and measures candidates of its own, before the decision."""
+    """A placer that makes no proposal: it enters and measures candidates itself, before the decision."""
 
     def explore(self, search: Search) -> None:
-        """Enter candidates in a search and measure them; leave :meth:`Search.final_s` of the time that is left.
+        """Enter candidates in a search and measure them; leave :meth:`Search.final_s` seconds of the remaining time.
 
         Raises:
             KeyboardInterrupt: Ctrl-C.

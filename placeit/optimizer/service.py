@@ -25,15 +25,15 @@ class Service:
     """Capacity of a placement, its bottleneck, and its requests at a rate.
 
     Attributes:
-        capacity: requests per second: one over the seconds per request, as they were measured, or else simulated.
-        measured: whether they were measured.
-        bottlenecks: by simulated times, what limits each replica; one if there are no replicas. A plain device, whose time is
-            not simulated, limits itself.
-        rate: requests per second that arrive; None if that was not asked.
+        capacity: requests per second: one over the seconds per request, as measured or else simulated.
+        measured: whether the seconds per request were measured.
+        bottlenecks: by simulated times, the bottleneck of each replica; one if there are no replicas. A plain device, whose
+            time is not simulated, is its own bottleneck.
+        rate: requests per second that arrive; None if no rate was given.
         relative: share of them that is served, ``min(1, capacity / rate)``; None without a rate.
         load: simulated latencies and queues at that rate, by how requests arrive
-            (:data:`placeit.simulator.load.ARRIVALS`); empty without a rate. Simulated times are multiplied by what was measured
-            over what was simulated.
+            (:data:`placeit.simulator.load.ARRIVALS`); empty without a rate. Simulated times are scaled by the ratio of measured
+            to simulated seconds per request.
     """
 
     capacity: float
@@ -45,11 +45,11 @@ class Service:
 
     @property
     def sustained(self) -> bool | None:
-        """True if all requests are served that arrive; None without a rate."""
+        """True if all arriving requests are served; None without a rate."""
         return None if self.rate is None else self.capacity >= self.rate
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as a dict for JSON output."""
         return {
             "capacity": (self.capacity),
             "capacity_measured": self.measured,
@@ -62,16 +62,16 @@ class Service:
 
 
 def service_of(candidate: Candidate, rate: float | None, *, seed: int) -> Service:
-    """Sum up what a candidate of a search for throughput serves.
+    """Return the capacity and the load of a candidate of a search for throughput.
 
     Args:
         candidate: measured or simulated.
         rate: requests per second; None for no load.
-        seed: of random arrivals.
+        seed: seed of random arrivals.
     """
     simulated, measured = candidate.simulated_value, candidate.value
     each = measured.median if measured is not None else simulated or 0.0
-    if simulated is None:  # a plain device, of which nothing is known but the time of whole requests
+    if simulated is None:  # a plain device, for which only the time of whole requests is known
         names = candidate.plan.problem.device_names
         whole = Problem.from_arrays([[each]], np.empty((0, 2), int), [], [[1.0]], [[0.0]], device_names=names)
         replicas, scale = [SimulatedReplica(whole, np.zeros(1, np.int32), 2)], 1.0

@@ -1,4 +1,4 @@
-"""Report what the time of a search went into, and what each placer made of its share."""
+"""Report the time that each step and each placer of a search took, and the results of each placer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from placeit.optimizer.search import Search
 
 __all__ = ["spending"]
 
-_ORDER = (LOADING, PROFILING)  # before the placers
-_AFTER = (COMPILING, MEASURING, DECIDING, FRONT, REST)
+_ORDER = (LOADING, PROFILING)  # steps before the placers
+_AFTER = (COMPILING, MEASURING, DECIDING, FRONT, REST)  # steps after them
 
 
 def spending(search: Search, chosen: Candidate) -> tuple[Spent, ...]:
-    """Return what all time until now went into: steps and placers, in the order in which they come."""
+    """Return the time spent so far by steps and placers, in the order of the search."""
     search.ledger.book()
     seconds = search.ledger.seconds
     before = _ancestors(search, chosen)
@@ -48,7 +48,7 @@ def _of_placer(search: Search, name: str, seconds: float, chosen: Candidate, bef
 
 
 def _ancestors(search: Search, chosen: Candidate) -> set[str]:
-    """Names of the candidates from which the search for the answer began."""
+    """Return the names of the candidates that the search for the answer started from, directly or indirectly."""
     names: set[str] = set()
     start = chosen.start
     while start is not None and start not in names:

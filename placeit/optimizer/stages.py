@@ -1,7 +1,7 @@
-"""Several models in a row as one application graph: on which devices each of them is to run.
+"""Place several models in a row, as one application graph: choose the devices of each.
 
-An op of the graph is a share of a stage's requests, and its seconds are those that one item of the source causes there, on the
-mean: what a request takes, times the requests that an item leads to. So the capacity of a placement is the bound of
+An op of the graph is a share of a stage's requests. Its seconds on a device are the mean time that one item of the source
+causes there: the time of a request, times the requests that an item leads to. So the capacity of a placement is the bound of
 :mod:`placeit.simulator.throughput`. A stage whose shares are on several devices has a replica on each.
 """
 
@@ -31,7 +31,7 @@ from placeit.workbench import Workbench
 
 __all__ = ["ModelStage", "PlacedStages", "place_stages"]
 
-_WORTH = 0.98  # of the seconds per item, for a stage to be on more devices than one
+_WORTH = 0.98  # share of the seconds per item that a stage on several devices may take at most, compared with one device
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +39,8 @@ class ModelStage:
     """A stage of a pipeline that is to be placed.
 
     Attributes:
-        name: of the stage.
-        session: of its model, on the devices that it may run on.
+        name: name of the stage.
+        session: session of its model, on the devices that it may run on.
         split: see :class:`placeit.Stage`.
         join: see :class:`placeit.Stage`.
     """
@@ -53,14 +53,14 @@ class ModelStage:
 
 @dataclass(frozen=True, eq=False)
 class PlacedStages:
-    """Stages, and where each of them runs.
+    """Stages, and the devices that each runs on.
 
     Attributes:
         stages: in order.
         problem: the application graph. Each stage is as many ops as there are devices; edges have bytes per item.
-        devices: ``int32[V]``, of its ops.
-        requests: ``float64[S]``, that an item leads to in each stage, on the mean.
-        seconds: ``float64[S, D]``, of a request of each stage that is alone on each device.
+        devices: ``int32[V]``, the device of each op.
+        requests: ``float64[S]``, mean number of requests that an item leads to in each stage.
+        seconds: ``float64[S, D]``, seconds of a single request of each stage, alone on each device.
     """
 
     stages: Sequence[ModelStage]
@@ -71,7 +71,7 @@ class PlacedStages:
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """The device that limits how many items are served, and how long an item keeps it and every other device busy."""
+        """The device that limits the items per second, and the seconds that an item keeps it and every other device busy."""
         return bottleneck(self.problem, self.devices)
 
     @property
@@ -87,7 +87,7 @@ class PlacedStages:
 
     @property
     def placements(self) -> Mapping[str, Placement]:
-        """The placement of each stage's model, whole, with replicas if it is on several devices."""
+        """Placement of each stage's model, whole; with replicas if the stage is on several devices."""
         return {stage.name: _whole(stage.session, self.where[stage.name]) for stage in self.stages}
 
     @contextlib.contextmanager
@@ -95,8 +95,8 @@ class PlacedStages:
         """Open a server for each stage, and the pipeline through them; all are closed in the end.
 
         Args:
-            window: items under way, at most.
-            queue: requests that may wait at each server.
+            window: most items in flight.
+            queue: most requests that wait at each server.
         """
         with contextlib.ExitStack() as stack:
             servers = [
@@ -107,25 +107,25 @@ class PlacedStages:
 
 
 def place_stages(stages: Sequence[ModelStage], items: Sequence[Any], *, rounds: int = 6, seed: int = 0) -> PlacedStages:
-    """Find the devices of stages with which a pipeline serves the most items per second.
+    """Find the devices on which a pipeline of stages serves the most items per second.
 
-    The requests of some items are run on each device, one at a time, in rounds. Of all placements the best by these times is
-    chosen (by simulated annealing, if they are too many for an exact search), and a stage is on one device unless several of
-    them serve at least 2 % more. What ``split`` and ``join`` take is not counted, and neither is memory; between stages, items
-    are in the memory of this process, which is no link.
+    The requests of some items are run on each device, one at a time, in rounds. The best placement by these times is chosen (by
+    simulated annealing, if there are too many for an exact search). A stage is on one device unless several devices serve at
+    least 2 % more. The time of ``split`` and ``join`` is not counted, and neither is memory. Between stages, items are in the
+    memory of this process, and so use no link.
 
     Args:
         stages: in order, with sessions on the same devices.
-        items: what comes in, such as it will be: how many requests they lead to in each stage counts.
+        items: typical items: the number of requests that they lead to in each stage counts.
         rounds: runs of all these requests on each device.
-        seed: of the order of runs, and of annealing.
+        seed: seed of the order of runs, and of annealing.
 
     Raises:
-        UsageError: no stages or items; sessions of different devices, or described ones; a stage gets no request.
+        UsageError: no stages or items; sessions with different devices, or with described ones; a stage that gets no request.
         ExecutionError: a run failed.
     """
     if not stages or not items:
-        raise UsageError("Stages are placed by what items ask of them: give one stage and one item at least.")
+        raise UsageError("Stages are placed by the requests that items lead to: give at least one stage and one item.")
     names = stages[0].session.cluster.names
     for stage in stages:
         if stage.session.cluster.names != names:
@@ -152,7 +152,7 @@ def place_stages(stages: Sequence[ModelStage], items: Sequence[Any], *, rounds: 
 
 
 def _whole(session: Workbench, names: Sequence[str]) -> Placement:
-    """The whole model on each of some devices, in one segment, of which nothing has to be profiled."""
+    """Return the whole model on each of some devices, in one segment; nothing has to be profiled for that."""
     groups = len(session.grouping.groups)
     first, *others = (
         replace(one, segments=np.zeros(len(one), np.int32))
@@ -164,7 +164,7 @@ def _whole(session: Workbench, names: Sequence[str]) -> Placement:
 def _measured(
     stage: ModelStage, asked: Sequence[Sequence[Arrays]], rounds: int, seed: int
 ) -> tuple[NDArray[np.float64], list[list[Outputs]]]:
-    """Seconds of a request on each device, ``float64[D]``, and the outputs of all, by item."""
+    """Return the seconds of a request on each device, ``float64[D]``, and the outputs of all requests, by item."""
     session, every = stage.session, list(itertools.chain(*asked))
     with contextlib.ExitStack() as stack:
         servers = {name: stack.enter_context(session.serve(_whole(session, [name]))) for name in session.cluster.names}
@@ -177,7 +177,7 @@ def _measured(
 
 
 def _seconds(server: Server, every: Sequence[Arrays]) -> float:
-    """Return the seconds that some requests take, one after the other."""
+    """Return the sum of the seconds of requests that are served one after the other."""
     ended = [_answered(server, inputs) for inputs in every]
     return sum(answer.ended - answer.begun for answer in ended)
 
@@ -189,7 +189,7 @@ def _answered(server: Server, inputs: Arrays) -> Answer:
 
 
 def _problem(stages: Sequence[ModelStage], seconds: NDArray[np.float64], sizes: NDArray[np.float64]) -> Problem:
-    """The application graph, by the seconds per item of stages, ``float64[S, D]``, and the bytes per item that they take in."""
+    """Return the application graph, by stages' seconds per item, ``float64[S, D]``, and bytes per item that they take in."""
     cluster, width = stages[0].session.cluster, seconds.shape[1]
     edges = [
         (width * s + i, width * (s + 1) + j)
@@ -209,7 +209,7 @@ def _problem(stages: Sequence[ModelStage], seconds: NDArray[np.float64], sizes: 
 
 
 def _best(problem: Problem, stages: int, seed: int) -> NDArray[np.int32]:
-    """The placement of least seconds per item, with no more replicas than gain something."""
+    """Return the placement of least seconds per item, without replicas that gain too little."""
     cost = ThroughputCost(problem)
     try:
         found = Exact().place(problem, cost, seed=seed, evaluations=None)

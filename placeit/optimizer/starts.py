@@ -1,4 +1,4 @@
-"""Placements that a search is to begin with."""
+"""Starting placements of a search."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Start = Placement | str | Path
 
 
 def read_starts(start: Start | Sequence[Start] | None) -> dict[str, Placement]:
-    """Read placements: each with the name that it has as a candidate.
+    """Return starting placements by the names that they have as candidates; read the ones that are files.
 
     Raises:
-        FileError, PlacementError: a file cannot be read, or is no placement; names it.
+        FileError, PlacementError: a file cannot be read, or is not a placement; names the file.
     """
     given = [] if start is None else [start] if isinstance(start, Placement | str | Path) else start
     found: dict[str, Placement] = {}
@@ -46,10 +46,10 @@ def read_starts(start: Start | Sequence[Start] | None) -> dict[str, Placement]:
 
 
 def elsewhere(session: Workbench, starts: Mapping[str, Placement]) -> dict[str, Device]:
-    """Find the starts that are whole models on CPU cores which are no device of the session as such; return their devices.
+    """Find the starts that are whole models on CPU cores but on no device of the session; return their devices by name.
 
-    That is the usual answer of a search: a plain device, or the throughput mode. Those that are not found on this machine are
-    left to :func:`fitted`, which says so.
+    Such a start is usually the answer of an earlier search: a plain device, or the throughput mode. A start whose device does
+    not exist on this machine is left to :func:`fitted`, which reports it.
 
     Raises:
         PlacementError: one belongs to another model, breaks a pin, or has more weights than its cores may hold; names it.
@@ -70,7 +70,7 @@ def elsewhere(session: Workbench, starts: Mapping[str, Placement]) -> dict[str, 
 
 
 def _other_cores(session: Workbench, placement: Placement) -> Device | None:
-    """The device of a placement on CPU cores that are no device of the session as such; None for other placements."""
+    """Return the device of a placement on CPU cores that are no device of the session; None for other placements."""
     names = set(placement.as_dict().values())
     if len(names) > 1 or placement.replicas or not names.isdisjoint(session.cluster.names):
         return None
@@ -88,7 +88,7 @@ def _other_cores(session: Workbench, placement: Placement) -> Device | None:
 
 
 def divide_for(session: Workbench, starts: Mapping[str, Placement]) -> None:
-    """Split the groups that placements divide. Raises PlacementError, which names the placement, if they do not fit."""
+    """Split the groups that placements divide. Raises PlacementError, which names the placement, if one does not fit."""
     for name, placement in starts.items():
         with _naming(name):
             for one in placement.every:
@@ -96,11 +96,11 @@ def divide_for(session: Workbench, starts: Mapping[str, Placement]) -> None:
 
 
 def fitted(session: Workbench, starts: Mapping[str, Placement], objective: Objective) -> dict[str, list[NDArray[np.int32]]]:
-    """Device of each group, ``int32[G]``, in each replica of each placement by its name, by the session's costs.
+    """Return the device of each group, ``int32[G]``, in each replica of each placement, by the placement's name.
 
     Raises:
-        PlacementError: a placement belongs to another model or to other devices, breaks a pin or a limit, or has replicas,
-            which the objective has no use for; names it.
+        PlacementError: a placement belongs to another model or to other devices, breaks a pin or a limit, or has replicas
+            although the objective is not for many requests; names the placement.
     """
     groups: dict[str, list[NDArray[np.int32]]] = {}
     for name, placement in starts.items():
@@ -116,12 +116,12 @@ def fitted(session: Workbench, starts: Mapping[str, Placement], objective: Objec
 
 
 def begin_with(search: Search, given: Mapping[str, list[NDArray[np.int32]]], others: Mapping[str, Device]) -> None:
-    """Enter the starts of a search; each has a row of its own, or that of the candidate that it is.
+    """Enter the starting placements of a search; each becomes a candidate unless it is one already.
 
     Args:
-        search: single devices and plain devices are entered.
+        search: the search; single devices and plain devices are entered already.
         given: as :func:`fitted` returns them.
-        others: as :func:`elsewhere` returns them. One on cores that none of the cluster's devices has cannot be chosen.
+        others: as :func:`elsewhere` returns them. A start on cores that no device of the cluster has cannot be chosen.
     """
     search.begin_with({name: groups[0] for name, groups in given.items() if len(groups) == 1})
     for name, groups in given.items():
@@ -146,4 +146,4 @@ def _naming(name: str) -> Iterator[None]:
     try:
         yield
     except PlacementError as error:
-        raise PlacementError(f"The search cannot begin with '{name.removeprefix('start ')}': {error}") from error
+        raise PlacementError(f"The search cannot start from '{name.removeprefix('start ')}': {error}") from error

@@ -14,13 +14,13 @@ from placeit.workbench import Workbench
 __all__ = ["MODE", "throughput_mode"]
 
 MODE = "throughput mode"
-"""Name of its placer."""
+"""Name of the placer of this candidate."""
 
 
 def throughput_mode(session: Workbench, problem: Problem) -> tuple[Candidate, Alone] | None:
-    """Make the candidate: the session's cores as OpenVINO divides them among streams by itself.
+    """Return the candidate: the session's cores, divided among streams by OpenVINO itself.
 
-    There is none with pins, and where they cannot run all ops or may not hold all weights.
+    None if the session has pins, or if the cores cannot run all ops or may not hold all weights.
     """
     device = None if session.pins else in_throughput_mode(session.cluster)
     if device is None or problem.param_bytes.sum() > device.memory_bytes:

@@ -1,4 +1,4 @@
-"""A placement, and others that differ from it by a move, simulated by the costs that a session knows."""
+"""Simulate a placement, and others that differ from it by a move, by the costs that a session knows."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Move:
     Attributes:
         what: ``group`` or ``segment``.
         device: the other device.
-        simulated_s: of a request then; None if it cannot be moved there.
-        change_s: that less the simulated time without the move, both planned anew.
+        simulated_s: simulated seconds of a request after the move; None if the move is impossible.
+        change_s: ``simulated_s`` less the simulated seconds without the move, both planned anew; None if it is impossible.
         refused: why it cannot be moved there; None if it can.
     """
 
@@ -41,11 +41,11 @@ class Trials:
 
     Attributes:
         session: the model on the devices.
-        segmenter: by its costs.
-        problem: over groups.
+        segmenter: segmenter with the session's costs.
+        problem: the problem of placing the groups.
         groups: ``int32[G]``, the device of each group.
-        plan: of the placement.
-        replanned_s: simulated time of a request with the segments planned anew.
+        plan: plan of the placement.
+        replanned_s: simulated seconds of a request with the segments planned anew.
     """
 
     def __init__(self, session: Workbench, placement: Placement) -> None:
@@ -56,7 +56,7 @@ class Trials:
         self.replanned_s = float(self.segmenter.seconds(self.groups)[0])
 
     def move(self, what: str, groups: Sequence[int], device: int) -> Move:
-        """Simulate some groups on another device."""
+        """Simulate a move of some groups to another device."""
         moved, name = self.groups.copy(), self.session.cluster.names[device]
         moved[list(groups)] = device
         try:
@@ -67,12 +67,12 @@ class Trials:
         return Move(what, name, seconds, seconds - self.replanned_s, None)
 
     def moves(self, what: str, groups: Sequence[int]) -> list[Move]:
-        """Simulate some groups of one device on each other device."""
+        """Simulate moves of some groups from their common device to each other device."""
         here = self.groups[groups[0]]
         return [self.move(what, groups, d) for d in range(len(self.session.cluster)) if d != here]
 
     def worst(self, count: int) -> list[int]:
-        """Return the groups whose best move would save most, or cost least; of equal ones first what takes most time."""
+        """Return the groups whose best move saves most, or costs least; of equal ones, the one of most time comes first."""
         best = []
         for g in np.flatnonzero(self.segmenter.computes).tolist():
             changes = [one.change_s for one in self.moves("group", [g]) if one.change_s is not None]

@@ -1,4 +1,4 @@
-"""Placers: algorithms that assign ops to devices, one file each, found by name in :mod:`~placeit.placers.registry`.
+"""Placers: algorithms that assign ops to devices, one file each, which :mod:`~placeit.placers.registry` finds by name.
 
 May import ``planning``, ``simulator`` and ``core``: a placer sees a problem and a cost function. Read
 :mod:`~placeit.placers.base` first.

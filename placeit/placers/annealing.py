@@ -18,7 +18,7 @@ from placeit.simulator.throughput import ThroughputCost
 
 __all__ = ["Annealing"]
 
-_SLICE, _SIZE = 5000, 256  # steps between two looks at the clock, in graphs of so many ops and edges; fewer in larger ones
+_SLICE, _SIZE = 5000, 256  # steps between two checks of the deadline, for up to _SIZE ops and edges; fewer for larger graphs
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,20 @@ class Annealing:
     """Simulated annealing (Kirkpatrick et al. 1983) in the compiled simulator, from the best list schedule or single device.
 
     Half of the moves are of an op on the critical path of the current schedule, which no move of another op alone can shorten
-    much. A part of the moves takes an op to where one of its neighbours is, and half take along most of the neighbours that it
-    has on its device, and theirs: where transfers cost much, an op that leaves them alone makes any placement worse.
+    much. Some moves take an op to the device of one of its neighbours. Half take along most of its neighbours on its device,
+    and their neighbours there: where transfers are slow, an op that moves without them makes any placement worse.
 
     Where there are fewer than 25 evaluations for each op, one simulation values up to hundreds of moves that are far apart in
     the schedule. Most of them are of ops with hardly any slack, and go to the device where the longest path through the op is
     estimated to be shortest, by the earliest and latest times of the current schedule. A move stays if the ops that start
-    after it finish earlier, compared with those that start before it. What is left is simulated again, and taken or left
-    as a whole. Capacities (:class:`placeit.simulator.throughput.ThroughputCost`) have no schedule: there it is always one.
+    after it finish earlier, compared with those that start before it. The remaining moves are simulated together, and taken or
+    left as a whole. Capacities (:class:`placeit.simulator.throughput.ThroughputCost`) have no schedule: there each simulation
+    values one move.
 
-    The temperature falls with the evaluations; if there is a deadline before which not all of them can be made, with the time.
+    The temperature falls with the number of evaluations, or with time if the deadline leaves no time for all of them.
 
-    If the cost function is a simulator without noise the whole search is compiled, about ten microseconds an evaluation for
-    50 ops. With any other cost function it is that of ``local-search``, which asks in batches.
+    If the cost function is a simulator without noise, the whole search is compiled: about ten microseconds per evaluation for
+    50 ops. With any other cost function this is ``local-search``, which values placements in batches.
     """
 
     evaluations: int = option(25_000, "placements to evaluate, unless the caller sets a limit", least=0, most=10**12)
@@ -72,7 +73,7 @@ class Annealing:
         budget: int,
         deadline: float | None,
     ) -> NDArray[np.int32]:
-        """Anneal from the best of some placements."""
+        """Anneal from the best of some placements, ``int32[B, V]``."""
         model = cost.model if isinstance(cost, SimulatedCost | ThroughputCost) else None
         if model is None:
             search = LocalSearch(evaluations=budget)
@@ -96,13 +97,13 @@ class Annealing:
             began = now = clock.now()
             until = None if deadline is None else now + (deadline - now) / (len(seeds) - i)
             first, last = 0, steps
-            while first < last:  # between slices Ctrl-C is heard
+            while first < last:  # Ctrl-C is handled between slices
                 upto = 1 if first == 0 else min(first + several, last)
                 walk.run(first, upto, last)
                 now, first = clock.now(), upto
                 if first == 1:
-                    began = now  # the first step values the start, and allocates: it says nothing of the speed
-                elif until is not None:  # as many steps as there is time for
+                    began = now  # the first step also values the start and allocates memory: too slow as a measure of speed
+                elif until is not None:  # take as many steps as there is time for
                     last = min(steps, first + int(first * max(0.0, until - now) / (now - began)))
             best = np.empty(len(problem), np.int32)
             walk.best(best)

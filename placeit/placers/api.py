@@ -20,16 +20,16 @@ def place(
     evaluations: int | None = None,
     cost: CostFunction | None = None,
 ) -> Placement:
-    """Place a problem's ops; by ``cost``, the answer is never worse than the best single device that can hold the graph.
+    """Place a problem's ops, by ``cost`` never worse than the best single device that can hold the graph.
 
-    Where a single device is as good as the placer's answer, that device is the answer. The placer's own answer is what
-    ``get_placer(name).place(...)`` returns.
+    Where a single device is as good as the placer's answer, the result is that device. ``get_placer(name).place(...)`` returns
+    the placer's own answer.
 
     Args:
         problem: the problem.
         placer: a placer, its name, or its name with options, as in ``annealing:evaluations=100000``.
         seed: the same seed gives the same placement, in any process.
-        evaluations: most placements that ``cost`` may be asked about, the comparison with single devices included; None for
+        evaluations: most placements that ``cost`` may value, including the comparison with single devices; None for
             the placer's own default.
         cost: values placements, in seconds; None for the simulator by the rules of executors.
 

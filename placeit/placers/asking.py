@@ -1,4 +1,4 @@
-"""Runs a placer with a time limit, whatever the placer does."""
+"""Run a placer with a time limit that it cannot exceed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from placeit.placers.exact import Exact
 
 __all__ = ["ask", "check_able"]
 
-_GRACE_S = 1.0  # after its deadline, for a placer to come to an end; and as much again for one that is told to
+_GRACE_S = 1.0  # seconds that a placer may run after its deadline, and once more after it has been told to end
 _LOOK_S = 0.5
 
 
 class _Ended(BaseException):
-    """Ends a placer that goes on for too long; no Exception, which placers may catch."""
+    """Exception that ends a placer after its deadline; no Exception, which placers may catch."""
 
 
 def ask(
@@ -42,23 +42,24 @@ def ask(
 ) -> NDArray[np.int32]:
     """Return a placer's checked answer, ``int32[V]``.
 
-    The placer runs on a thread of its own, so that Ctrl-C is heard whatever it computes. One that goes on for a second after
-    its deadline gets an exception between two of its instructions in Python. If it computes somewhere else, it is left behind.
+    The placer runs on a separate thread, so that Ctrl-C takes effect whatever it computes. A plug-in's placer that runs for a
+    second after its deadline gets an exception between two of its Python instructions. If it is not in Python code, its thread
+    is left running.
 
     Args:
-        placer: who is asked. One whose method has no ``deadline`` is not told of it.
+        placer: the placer. A placer whose method has no parameter ``deadline`` is not told its deadline.
         problem: the problem.
         cost: values placements.
-        seed: of everything random.
-        evaluations: most placements that it may value when it places; None for its own default.
-        deadline: by :func:`placeit.core.clock.now`.
-        measured: what to go on from, for each :class:`placeit.placers.base.RefiningPlacer`; other placers are asked to place.
-            None to ask all of them to place.
+        seed: seed of everything random.
+        evaluations: most placements that it may value in ``place``; None for its own default.
+        deadline: when it should have answered, by :func:`placeit.core.clock.now`.
+        measured: measured placements, from which a :class:`placeit.placers.base.RefiningPlacer` refines; other placers place
+            anew. None to have all of them place anew.
 
     Raises:
         PlacementError: the answer is not valid, the placer gave none in time, or it failed with an error that is not placeit's.
-        PlaceitError: whatever else the placer raised.
-        KeyboardInterrupt: the placer was interrupted, or the wait for it.
+        PlaceitError: the placer raised another error of placeit.
+        KeyboardInterrupt: the placer, or the wait for it, was interrupted.
     """
     answer: Callable[..., NDArray[np.int32]] = functools.partial(placer.place, problem, cost, evaluations=evaluations)
     if measured is not None and isinstance(placer, RefiningPlacer):
@@ -73,14 +74,14 @@ def ask(
         ident[0] = threading.get_ident()
         try:
             made.append(answer(seed=seed, **told))
-        except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to who asked)
+        except BaseException as error:  # noqa: BLE001 (the caller of ``ask`` raises it)
             failures.append(error)
         over.open()
 
     worker = Worker("placeit placer")
     try:
         worker.submit(run)
-        # those of placeit keep to their deadline
+        # placeit's own placers keep to their deadline
         own = type(placer).__module__.startswith("placeit.")
         if not _wait(over, math.inf if own else deadline - clock.now() + _GRACE_S):
             _end(ident[0])
@@ -103,19 +104,19 @@ def ask(
 
 
 def check_able(name: str, placer: Placer, devices: int) -> None:
-    """Have a placer of placeit's own place two ops, so that what it lacks is known before anything is measured.
+    """Check that a placer of placeit can run, by placing two ops, so that a missing package is noticed before measuring.
 
     Args:
-        name: how it was asked for, for the error.
-        placer: one of a plug-in is not tried: nobody knows what that takes.
-        devices: how many devices it is going to place on.
+        name: its name in messages.
+        placer: the placer; a plug-in's is not tried, since its run could take any time.
+        devices: number of devices to place on.
 
     Raises:
         UsageError: a package is not installed, an option is out of its range, or its policy is of another kind or for fewer
             devices.
         FileError: a file that it needs is missing or damaged.
     """
-    if not type(placer).__module__.startswith("placeit.") or isinstance(placer, Exact):  # it lacks nothing but evaluations
+    if not type(placer).__module__.startswith("placeit.") or isinstance(placer, Exact):  # 'exact' would only lack evaluations
         return
     free, at_once = np.zeros((devices, devices)), np.full((devices, devices), np.inf)
     two = Problem.from_arrays(np.ones((2, devices)), [(0, 1)], [1.0], at_once, free)
@@ -124,7 +125,7 @@ def check_able(name: str, placer: Placer, devices: int) -> None:
     except (UsageError, FileError) as error:
         raise type(error)(f"The placer '{name}' cannot be asked: {error}") from error
     except PlaceitError:
-        return  # whatever else it is, the search says so when it is asked about the model
+        return  # other errors are reported when the search runs the placer on the model
 
 
 def _wait(over: Gate, seconds: float) -> bool:

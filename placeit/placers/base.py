@@ -14,7 +14,7 @@ from placeit.core.problem import CostFunction, Problem
 
 __all__ = ["Incumbent", "Measured", "Placer", "RefiningPlacer", "best", "is_over", "option"]
 
-_AT_ONCE = 1024  # placements that are valued between two looks at the clock
+_AT_ONCE = 1024  # placements that are valued between two checks of the deadline
 
 
 @runtime_checkable
@@ -30,9 +30,9 @@ class Placer(Protocol):
             problem: the problem; never changed.
             cost: values placements, in bulk; a heuristic that needs no cost function ignores it.
             seed: the same seed gives the same placement, in any process.
-            evaluations: most placements that ``cost`` may be asked about, zero included; None for the placer's own default.
+            evaluations: most placements that ``cost`` may value, zero included; None for the placer's own default.
             deadline: when to answer with the best placement so far, by :func:`placeit.core.clock.now`; None for no limit.
-                One that has passed leaves time for a first placement.
+                A deadline that has passed leaves time for a first placement.
 
         Raises:
             InfeasibleError: no placement that fits the devices and their memory was found.
@@ -42,11 +42,11 @@ class Placer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Placements that were run, at least one.
+    """Measured placements, at least one.
 
     Attributes:
         placements: ``int32[N, V]``, the best first; each is feasible.
-        values: ``float64[N]``, seconds, or whatever the cost is in.
+        values: ``float64[N]``, measured cost of each, in seconds or the unit of the cost function.
     """
 
     placements: NDArray[np.int32]
@@ -55,21 +55,21 @@ class Measured:
 
 @runtime_checkable
 class RefiningPlacer(Placer, Protocol):
-    """A placer that can go on from what was measured.
+    """A placer that can continue from measured placements.
 
-    Placers without ``refine`` are asked by ``place`` once more, since the costs have changed.
+    A placer without ``refine`` has to ``place`` once more instead, since the costs have changed.
     """
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return ``int32[V]``, a feasible placement that is worth being measured.
+        """Return a feasible placement that is worth measuring, ``int32[V]``.
 
         Args:
-            problem: the problem, with costs that were corrected by what was measured.
+            problem: the problem, with costs that measurements have corrected.
             cost: values placements by these costs.
-            measured: placements with what they really took, from which to go on. To return one of them is to have found
-                nothing better.
+            measured: placements with their measured values, from which to continue. An answer that is one of them means that
+                nothing better was found.
             seed: the same seed gives the same placement, in any process.
             deadline: when to answer with the best placement so far, by :func:`placeit.core.clock.now`; None for no limit.
 
@@ -84,9 +84,9 @@ def option(default: Any, help: str, *, least: float = -math.inf, most: float = m
 
     Args:
         default: a bool, int, float or string.
-        help: one line: what it does, and its unit.
+        help: one line: the effect of the option, and its unit.
         least: least value of a number.
-        most: greatest value: what is larger takes more memory or time than any machine has.
+        most: greatest value of a number, beyond which a search would take more memory or time than any machine has.
     """
     return field(default=default, metadata={"help": help, "range": (least, most)})
 
@@ -96,13 +96,13 @@ class Incumbent:
 
     Args:
         cost: values placements.
-        evaluations: how many placements it may be asked about; None for any number.
-        deadline: of the search, by :func:`placeit.core.clock.now`; None for none.
+        evaluations: number of placements that may be valued; None for any number.
+        deadline: deadline of the search, by :func:`placeit.core.clock.now`; None for no limit.
 
     Attributes:
-        placement: ``int32[V]``, of least cost, the first of equals; the first one offered while nothing may be valued.
+        placement: ``int32[V]``, the placement of least cost, the first of equals; the first one offered if none may be valued.
         cost: its cost, seconds; ``inf`` before anything was valued.
-        left: how many more placements may be valued.
+        left: number of placements that may still be valued.
     """
 
     placement: NDArray[np.int32]
@@ -119,9 +119,9 @@ class Incumbent:
         return self.left <= 0 or is_over(self._deadline)
 
     def offer(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Evaluate ``int32[B, V]`` placements from the first on, as many as are left, and return their costs.
+        """Value the first of ``int32[B, V]`` placements, as many as evaluations are left for, and return their costs.
 
-        One that could not be measured (NaN) costs ``inf``: nothing may take it for the best.
+        A placement that could not be measured (NaN) costs ``inf``, so that it is never the best.
         """
         if self._empty:
             self.placement, self._empty = placements[0], False
@@ -144,10 +144,10 @@ def best(
     Args:
         cost: values placements.
         candidates: ``int32[B, V]``, at least one, the most promising first.
-        evaluations: how many of them may be valued; if not even one, the first is the answer.
-        deadline: when to stop valuing, by :func:`placeit.core.clock.now`; None for never.
+        evaluations: number of them that may be valued; if zero, the first is the answer.
+        deadline: when to stop valuing, by :func:`placeit.core.clock.now`; None for no limit.
     """
-    incumbent = Incumbent(cost, 0 if len(candidates) == 1 else evaluations, deadline)  # one alone is the best of one
+    incumbent = Incumbent(cost, 0 if len(candidates) == 1 else evaluations, deadline)  # a single candidate needs no valuing
     for first in range(0, len(candidates), _AT_ONCE):
         incumbent.offer(candidates[first : first + _AT_ONCE])
         if incumbent.over:
@@ -156,5 +156,5 @@ def best(
 
 
 def is_over(deadline: float | None) -> bool:
-    """Return whether a deadline has passed; one of None never passes."""
+    """Return whether a deadline has passed; None never passes."""
     return deadline is not None and clock.now() >= deadline

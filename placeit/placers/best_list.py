@@ -1,4 +1,4 @@
-"""The best of a family of list schedulers."""
+"""The placer that takes the best schedule of a family of list schedulers."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from placeit.simulator.scheduler import LinkModel
 __all__ = ["BestList"]
 
 _SHARES = (0.0, 1.0, 0.5)
-_MOST, _SPREAD = 1.2, 0.2  # of mixtures that are drawn: largest share, deviation of the logarithm of a rank
+_MOST, _SPREAD = 1.2, 0.2  # for random mixtures: largest share, standard deviation of the logarithm of a rank
 
 
 @dataclass(frozen=True)
 class BestList:
     """Place by HEFT, PEFT, CPOP and mixtures of them, over links as they are; the best placement by the cost function wins.
 
-    A plan has an order of the ops and a share of PEFT's optimistic cost table. Ops go, in this order, where their finish and
-    that share of what is left to do after them are least. Orders are by upward rank (HEFT), by the longest path through an op
-    (CPOP), by the mean optimistic cost from an op's start, or from its end (PEFT); shares are none (HEFT), all (PEFT) or half.
-    These are twelve plans; then come those of HEFT, PEFT and CPOP as their papers have them, as far as they are not among the
-    twelve, and then mixtures of the four orders and shares that are drawn.
+    A plan is made from an order of the ops and a share of PEFT's optimistic cost table. In this order, each op goes to the
+    device where its finish plus that share of the optimistic cost is least. Orders are by upward rank (HEFT), by the longest
+    path through an op (CPOP), or by the mean optimistic cost from an op's start, or from its end (PEFT). Shares are zero
+    (HEFT), all (PEFT) or half. These are twelve plans. Then come the plans of HEFT, PEFT and CPOP as in their papers, unless
+    they are among the twelve; and then random mixtures of the four orders, with random shares.
 
-    Differs from the papers, where transfers never wait: in plans they wait for each other if they do so in the simulator that
-    values placements. Where runs or anything else values them, they wait, as in executors.
+    Differs from the papers, where transfers never wait: in plans, transfers wait for each other if they do so in the simulator
+    that values placements, or if real runs or another cost function value them, as executors let them wait.
     """
 
     plans: int = option(24, "plans to make and value, unless the caller sets a lower limit", least=1, most=10**6)
@@ -60,7 +60,7 @@ class BestList:
         """
         count = self.plans if evaluations is None else min(self.plans, max(1, evaluations))
         made: dict[bytes, NDArray[np.int32]] = {}
-        half = None if deadline is None else (clock.now() + deadline) / 2  # the other half is for valuing
+        half = None if deadline is None else (clock.now() + deadline) / 2  # the other half of the time is for valuing
         for plan in islice(_plans(problem, links_of(cost), np.random.default_rng(seed)), count):
             made.setdefault(plan.placement.tobytes(), plan.placement)
             if is_over(half):
@@ -69,7 +69,7 @@ class BestList:
 
 
 def _plans(problem: Problem, links: LinkModel, rng: np.random.Generator) -> Iterator[ListSchedule]:
-    """Plan in all ways, HEFT first, without end."""
+    """Yield plans without end: HEFT's first, then the others, then random mixtures."""
     upward, onward = upward_ranks(problem), optimistic_costs(problem)
     after = mean_over_devices(problem, onward)
     ranks = np.stack([upward, upward + downward_ranks(problem), after + mean_compute(problem), after])
@@ -77,7 +77,7 @@ def _plans(problem: Problem, links: LinkModel, rng: np.random.Generator) -> Iter
     for share in _SHARES:
         for order in orders:
             yield shortest_schedule(problem, order, share * onward, links=links)
-    papers = (Cpop(),) if links == "contention-free" else (Heft(), Peft(), Cpop())  # the others are planned already
+    papers = (Cpop(),) if links == "contention-free" else (Heft(), Peft(), Cpop())  # the others are among the twelve
     for placer in papers:
         yield placer.plan(problem)
     while True:

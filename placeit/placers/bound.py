@@ -1,4 +1,4 @@
-"""A lower bound of the makespan of all placements."""
+"""Compute a lower bound of the makespan of all placements."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TURNS = 200
 
 
 def lower_bound(problem: Problem, memory: MemoryReads | None = None) -> float:
-    """Lower bound of all makespans, in seconds: the larger of critical path and work per device, at best costs.
+    """Return a lower bound of all makespans, in seconds: the larger of critical path and work per device, at best costs.
 
-    Transfers and cuts are taken to be free, and the host's part (``Problem.host``) to be the least of all.
+    Transfers and cuts count as free, and the host's part (``Problem.host``) as the least of all devices.
 
-    The bound from work is that of the assignment whose ops may be divided between devices (Lenstra, Shmoys and Tardos 1990,
-    equation 1), from below: for any weights ``l[r]`` of resources that sum to one, no placement ends before ``sum over ops of
-    min over d of sum over r of l[r] * seconds[r, v, d]``, where ``seconds`` is for how long an op on a device occupies a
+    The bound from work is a lower bound of the assignment in which an op may be divided between devices (Lenstra, Shmoys and
+    Tardos 1990, equation 1). For any weights ``l[r]`` of resources that sum to one, no placement ends before ``sum over ops of
+    min over d of sum over r of l[r] * seconds[r, v, d]``, where ``seconds`` says how long an op on a device occupies a
     resource. Equal weights come first; multiplicative updates raise the bound where resources differ.
 
     A set of devices of which only one runs at a time, such as all that use a core, is a resource, which an op occupies for
@@ -28,14 +28,14 @@ def lower_bound(problem: Problem, memory: MemoryReads | None = None) -> float:
     its weights over the rate at which all devices of the memory together read it.
 
     Args:
-        problem: what is placed.
-        memory: what its ops read, and the rates of memories; None for no such resource.
+        problem: the problem to place.
+        memory: bytes that its ops read, and the rates of memories; None to leave memories out.
     """
     return float(problem.host.min()) + _of_work(problem, memory)
 
 
 def _of_work(problem: Problem, memory: MemoryReads | None) -> float:
-    """Lower bound of what devices and links take."""
+    """Return the larger of the critical path and the bound from work, in seconds."""
     bound = problem.critical_path if memory is None else _of_work(problem, None)
     sets = cliques(problem.conflicts)
     ops, none = np.arange(len(problem)), np.zeros((0, problem.devices))

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["CpSat"]
 
-_TICKS = 1_000_000  # HEFT's makespan, in the solver's integer unit of time
+_TICKS = 1_000_000  # HEFT's makespan in ticks, the solver's integer unit of time
 
 
 @dataclass(frozen=True)
 class CpSat:
     """Optimal placement and order in HEFT's model, where links have no contention, by constraint programming.
 
-    Other placers leave the order to the queues of the executor; here it is chosen, so the plan is to be executed in planned
-    order (the queue ``planned``). For up to about a hundred ops: each edge takes a constraint per pair of devices. Needs
+    Other placers leave the order of ops to the queues of the executor. This one chooses it, so its plan should run in planned
+    order (the queue ``planned``). It is for up to about a hundred ops: each edge needs a constraint per pair of devices. Needs
     ``pip install 'placeit[exact]'``.
     """
 
@@ -71,10 +71,10 @@ class CpSat:
         model = cp_model.CpModel()
         on, start = _model(model, problem, known)
         solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1  # several would race, and the answer would depend on who wins
+        solver.parameters.num_workers = 1  # with several workers the answer would depend on which of them ends first
         solver.parameters.random_seed = seed % 2**31
         solver.parameters.max_deterministic_time = self.effort
-        solver.parameters.catch_sigint_signal = False  # it would take Ctrl-C for a time limit, and all else would go on
+        solver.parameters.catch_sigint_signal = False  # the solver would take Ctrl-C for a time limit
         if deadline is not None:
             solver.parameters.max_time_in_seconds = max(0.0, deadline - clock.now())
         found = solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
@@ -85,12 +85,12 @@ class CpSat:
         turn = np.empty(len(problem), np.int64)
         turn[problem.order] = np.arange(len(problem))
         order = np.lexsort((turn, np.array([solver.value(s) for s in start]))).astype(np.int32)
-        plan = list_schedule(problem, order, pinned(problem, placement))  # the same order, in exact times
+        plan = list_schedule(problem, order, pinned(problem, placement))  # the solver's order, in exact times
         return (plan if plan.makespan < known.makespan else known), bound
 
 
 def _model(model: CpModel, problem: Problem, known: ListSchedule) -> tuple[list[dict[int, Any]], list[Any]]:
-    """Fill the model; returns whether each op is on each of its devices, and its start."""
+    """Add variables and constraints to the model; return the ops' variables: on each possible device or not, and start."""
 
     def ticks(seconds: float) -> int:
         return int(seconds * (_TICKS / known.makespan))

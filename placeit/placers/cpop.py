@@ -27,12 +27,12 @@ class Cpop(ListPlacer):
     """Critical Path On a Processor (Topcuoglu et al. 2002), with insertion.
 
     Differs from the paper: where no device can run the whole critical path, the device that can run most of it gets that
-    part, and the rest of the path goes where it finishes first. Mean costs are those of HEFT; where devices conflict, the
+    part, and the rest of the path goes where it finishes first. Mean costs are computed as in HEFT. Where devices conflict, the
     plan is the shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
     """
 
     def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
-        """Return the placement with the planned schedule.
+        """Return the planned schedule, with its placement.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
@@ -53,7 +53,7 @@ class Cpop(ListPlacer):
 
 
 def _critical_path(problem: Problem, upward: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Ops of the longest path by mean costs, from an entry to an exit."""
+    """Return the ops of the longest path by mean costs, from an entry to an exit."""
     entries = np.flatnonzero(np.bincount(problem.edges[:, 1], minlength=len(problem)) == 0)
     comm, successors = mean_comm(problem), problem.successors
     path = [int(entries[np.argmax(upward[entries])])]

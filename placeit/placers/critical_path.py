@@ -1,4 +1,4 @@
-"""Critical path: the list scheduler that is a baseline of DOPPLER and its teacher."""
+"""Critical path: the list scheduler that DOPPLER uses as a baseline and as its teacher."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["CriticalPath"]
 class CriticalPath:
     """Place the ready op with the longest path to an exit first, where it starts earliest; best of several runs.
 
-    The baseline of DOPPLER (its sections 7 and 6, stage I), which runs it 50 times and keeps the best: runs differ in how
-    ties between ops and between devices are broken. An op is queued behind all that its device, and those that conflict with
-    it, were given before; path lengths use HEFT's mean costs.
+    This is the baseline of DOPPLER (sections 6, stage I, and 7), which runs it 50 times and keeps the best: runs differ in how
+    ties between ops and between devices are broken. An op waits for all ops that were given to its device, or to a conflicting
+    device, before. Path lengths use HEFT's mean costs.
     """
 
     runs: int = option(50, "randomised runs; the best result wins", least=1, most=10**5)
@@ -32,7 +32,7 @@ class CriticalPath:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best of ``runs`` runs, or of as many as may be evaluated.
+        """Return the best of ``runs`` runs, or of as many as may be valued.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.

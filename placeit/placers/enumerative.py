@@ -1,4 +1,4 @@
-"""EnumerativeOptimizer: the shards of one tensor op after the other, spread over the devices with the fewest transfers."""
+"""EnumerativeOptimizer: spread the shards of each tensor op over the devices with the fewest transfers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from placeit.placers.feasibility import fits, repair
 __all__ = ["Enumerative", "parallel_sets"]
 
 _CUT = re.compile(r"\[[^\[\]]*\]")
-_TIE = 1e-9  # weight of a device's work beside transfers: it decides only between equal ones
+_TIE = 1e-9  # weight of a device's work compared with transfers: it decides only between equal transfers
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,17 @@ class Enumerative:
     """Spread the shards of each tensor op over the devices, where their inputs take least time to get; a baseline of DOPPLER.
 
     Yao et al., *DOPPLER*, Appendix A and Algorithm 4. Meta-ops come in topological order; of each, first the shards are placed
-    and then the ops that combine what they made. All ways to spread such a set evenly over the devices are enumerated, and the
-    one with the least sum of transfer times is taken. It looks at neither the time that ops take nor those that read them.
+    and then the ops that combine their results. All ways to spread such a set evenly over the devices are enumerated, and the
+    one with the least sum of transfer times is taken. Neither the time of ops nor the ops that read the results count.
 
-    Sets are known by the names of ops (:func:`parallel_sets`), as :mod:`placeit.workloads.tensors` gives them. An op of any
-    other model is a set of its own and follows its inputs, so there is little to be had of it there.
+    Sets are recognized by the names of ops (:func:`parallel_sets`) from :mod:`placeit.workloads.tensors`. In any other model
+    each op is a set by itself and follows its inputs, so this placer has little to gain there.
 
-    Differs from the paper, where there are as many shards as devices: of ``n`` ops a device gets ``n / D`` at most, rounded up
-    (more where other devices cannot run them). Branches of the enumeration that can be no better are left out, which changes
-    nothing; after ``limit`` steps it ends with the best so far. A tensor that an op placed before has brought to a device costs
-    nothing more there. Equal sums go to the devices with the least work so far. Ops are also spread over devices that conflict,
-    which is of no use there.
+    Differs from the paper, which has as many shards as devices: of ``n`` ops a device gets at most ``n / D``, rounded up (more
+    where other devices cannot run them). Branches of the enumeration that cannot be better are skipped, which changes nothing;
+    after ``limit`` steps the best so far is taken. A tensor that an op placed before has brought to a device costs nothing
+    there. Equal sums go to the devices with the least work so far. Ops are also spread over devices that conflict, though that
+    does not help.
     """
 
     limit: int = option(200_000, "steps of the enumeration for one set of shards", least=1, most=10**9)
@@ -55,7 +55,7 @@ class Enumerative:
         """
         devices, into = problem.devices, problem.predecessors
         placement = np.full(len(problem), -1, np.int32)
-        here = np.zeros((int(problem.edge_tensor.max(initial=-1)) + 1, devices), bool)  # where a tensor is already
+        here = np.zeros((int(problem.edge_tensor.max(initial=-1)) + 1, devices), bool)  # devices that already hold a tensor
         load = np.zeros(devices)
         for ops in parallel_sets(problem):
             seconds = np.where(problem.feasible[ops], 0.0, np.inf)
@@ -72,10 +72,10 @@ class Enumerative:
 
 
 def parallel_sets(problem: Problem) -> list[list[int]]:
-    """Ops that one op became when it was cut, in topological order of these sets; ops that were not cut are sets of one.
+    """Return the sets of ops that one op became when it was cut, in topological order; an op that was not cut is one set.
 
-    Their names differ only in what is between brackets: ``AB[i0,j1]``, ``AB[i1,j0]``; ``AB[0,1] formation``. Sets of which one
-    would have to run both before and after another, or of which one op reads another, are no shards: they come apart.
+    The names of a set differ only between brackets: ``AB[i0,j1]``, ``AB[i1,j0]``; ``AB[0,1] formation``. Ops are not shards if
+    one of them reads another, or if their set would have to run both before and after another set: then each is one set.
     """
     label = [_CUT.sub("[]", name) if _CUT.search(name) else f"op {v}" for v, name in enumerate(problem.op_names)]
     turn = np.empty(len(problem), np.int64)
@@ -88,7 +88,7 @@ def parallel_sets(problem: Problem) -> list[list[int]]:
     while left:
         able = (name for name, ops in left.items() if not waiting[ops].any())
         name = next(able, None)
-        if name is None:  # each op waits for none itself that is the first in topological order
+        if name is None:  # every set waits for another: take apart the set that is first in topological order
             first = min(left, key=lambda name: turn[left[name][0]])
             for v in left.pop(first):
                 left[f"op {v}"] = [v]
@@ -101,12 +101,12 @@ def parallel_sets(problem: Problem) -> list[list[int]]:
 
 
 def _first_of_each(tensor: NDArray[np.int32], edges: NDArray[np.int32]) -> list[int]:
-    """The first of the edges of each tensor."""
+    """Return the first edge of each tensor."""
     return [int(edges[i]) for i in np.unique(tensor[edges], return_index=True)[1]]
 
 
 def _spread(seconds: NDArray[np.float64], limit: int) -> NDArray[np.int32]:
-    """Place ops evenly on devices with the least sum of ``float64[n, D]``, infinite where one cannot run: ``int32[n]``."""
+    """Spread ops evenly over devices at the least sum of ``float64[n, D]`` (``inf``: cannot run); return ``int32[n]``."""
     devices = np.empty(len(seconds), np.int32)
     _core.spread(seconds, limit, devices)
     return devices

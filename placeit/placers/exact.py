@@ -22,7 +22,7 @@ __all__ = ["Exact", "alike"]
 
 _CHUNK = 4096
 _NO_TIME = "the time that it has"
-_AT_ONCE = 200_000  # partial placements between two looks at the clock
+_AT_ONCE = 200_000  # partial placements between two checks of the deadline
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Exact:
     """Branch and bound over all placements: the answer is optimal by the given cost function.
 
     Ops are placed in topological order. If the cost function is a simulator without noise, or the bound of the throughput,
-    partial placements that cannot beat the best so far are cut off: by the work of each device and of those that conflict with
-    it, by the mean work of all, by their critical path or, for the throughput, by what crosses each link. So are placements
-    that differ from another by a swap of devices that are alike in everything. Any other cost function is asked about every
+    partial placements that cannot beat the best so far are cut off. Their bounds are the work of each device and of the devices
+    that conflict with it, the mean work of all, the critical path or, for the throughput, the transfers over each link.
+    Placements that differ from another by a swap of equal devices are cut off, too. Any other cost function values every
     feasible placement.
 
-    The optimum is over placements, under the simulator's own queues; an order planned by hand may be shorter still (see the
+    The optimum is over placements, with the simulator's queues; a schedule with a planned order may be shorter still (see the
     placer ``cp-sat``).
     """
 
@@ -53,17 +53,17 @@ class Exact:
         """Return the optimal placement.
 
         Raises:
-            UsageError: no proof within the limits, or before the deadline; beyond the limits, a cost function without bounds is
-                not asked at all.
+            UsageError: no proof within the limits, or before the deadline. A cost function without bounds is not called at
+                all if there are more placements than the limits allow.
             InfeasibleError: the weights fit in no way that was found.
         """
-        found = Incumbent(cost, evaluations)  # only all of them are an answer, so it has no deadline of its own
+        found = Incumbent(cost, evaluations)  # no deadline: only a complete search is an answer
         capacity = isinstance(cost, ThroughputCost)
         bounded = capacity or (isinstance(cost, SimulatedCost) and cost.model is not None)
         search = _Search(problem, bounded, capacity, self.nodes, deadline)
         if bounded:
             found.offer(starts(problem, links_of(cost)))
-            chunk = 32  # small at first: the bound improves soon
+            chunk = 32  # small at first, since the bound improves quickly
             while len(leaves := search.next(found.cost, chunk)):
                 if len(leaves) > found.left:
                     raise _too_large(problem, f"{evaluations} evaluations")
@@ -90,7 +90,7 @@ def _too_large(problem: Problem, limit: str) -> UsageError:
 
 
 class _Search:
-    """The feasible placements of a problem, depth first, a chunk at a time."""
+    """Iterator over the feasible placements of a problem, depth first, a chunk at a time."""
 
     def __init__(self, problem: Problem, bounded: bool, capacity: bool, nodes: int, deadline: float | None) -> None:
         self._problem, self._bounded = problem, bounded
@@ -106,7 +106,7 @@ class _Search:
         self._limit, self._left, self._deadline = nodes, nodes, deadline
 
     def next(self, bound: float, chunk: int) -> NDArray[np.int32]:
-        """Return the next placements, ``int32[<= chunk, V]``, whose lower bound is below ``bound``; none if there are no more.
+        """Return the next placements, ``int32[<= chunk, V]``, whose lower bound is below ``bound``; no rows at the end.
 
         Raises:
             UsageError: too many partial placements, or no time left.
@@ -124,7 +124,7 @@ class _Search:
 
 
 def _least_tail(problem: Problem) -> NDArray[np.float64]:
-    """Least seconds from each op's end to the end of the graph, all transfers free: ``float64[V]``."""
+    """Return the least seconds from each op's end to the end of the graph, with free transfers, ``float64[V]``."""
     least = problem.compute.min(axis=1)
     tail = np.zeros(len(problem))
     for v in problem.order[::-1]:
@@ -135,7 +135,7 @@ def _least_tail(problem: Problem) -> NDArray[np.float64]:
 
 
 def alike(problem: Problem) -> NDArray[np.int64]:
-    """Number of the first device that each device can be swapped with and nothing changes: ``int64[D]``."""
+    """Return for each device the first device that it can be swapped with without any effect, ``int64[D]``."""
     first = np.arange(problem.devices)
     for b in range(problem.devices):
         for a in range(b):

@@ -1,4 +1,4 @@
-"""Feasible placements, by supported ops and memory: sampling, packing and repair."""
+"""Feasible placements by supported ops and memory: sampling, packing and repair."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def random_placements(problem: Problem, count: int, rng: np.random.Generator) ->
         InfeasibleError: the weights fit in no way that was found.
     """
     choices = problem.feasible.sum(axis=1)
-    options = np.argsort(~problem.feasible, axis=1, kind="stable")  # each row: feasible devices first
+    options = np.argsort(~problem.feasible, axis=1, kind="stable")  # feasible devices first in each row
     rows = np.arange(len(problem))
     placements = np.empty((count, len(problem)), np.int32)
     for i in range(count):
@@ -45,8 +45,8 @@ def random_placements(problem: Problem, count: int, rng: np.random.Generator) ->
 def repair(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.int32]:
     """Make a placement feasible with few moves: every device can run its ops and hold their weights.
 
-    Ops that cannot run where they are go to their fastest device. Then ops leave each overfull device, those first that lose
-    least time per byte freed. If that gets stuck, the answer is :func:`pack`.
+    Ops that cannot run on their device go to their fastest device. Then ops leave each overfull device, first the ops that
+    lose least time per byte freed. If that does not succeed, the answer is :func:`pack`.
 
     Raises:
         InfeasibleError: the weights fit in no way that was found.
@@ -78,7 +78,7 @@ def pack(problem: Problem) -> NDArray[np.int32]:
         ``int32[V]``.
 
     Raises:
-        InfeasibleError: there is none, or none was found in a bounded number of steps (packing is NP-hard).
+        InfeasibleError: no placement fits, or none was found in a bounded number of steps (packing is NP-hard).
     """
     size, memory = problem.param_bytes, problem.memory
     placement: NDArray[np.int32] = problem.compute.argmin(axis=1).astype(np.int32)
@@ -109,6 +109,6 @@ def pack(problem: Problem) -> NDArray[np.int32]:
 
 
 def _too_little(problem: Problem) -> str:
-    """Say why weights do not fit."""
+    """Return the message that says why weights do not fit."""
     size, names, memory = problem.param_bytes, problem.device_names, problem.memory
     return too_little(size, names, memory, of_one_op(problem.op_names, size, problem.feasible, names, memory))

@@ -1,4 +1,4 @@
-"""A fuser by rules, in the manner of IBM Streams: processing elements of about as many ops each, along heavy edges."""
+"""A fuser by rules, in the manner of IBM Streams: processing elements of about equally many ops, along heavy edges."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["Fuser", "fuse"]
 
 
 def fuse(problem: Problem, parts: int) -> NDArray[np.int32]:
-    """Fuse ops into at most so many parts of about equally many ops, without regard to how long these take.
+    """Fuse ops into at most ``parts`` parts of about equally many ops, however long these take.
 
-    The heaviest edge (by bytes; of equals the first) between two parts that have room for each other fuses them, until there is
-    no such edge. A part has room for its share of the ops, rounded up. Then, while there are too many parts, the two smallest
-    become one.
+    The heaviest edge (by bytes; of equals the first) between two parts whose ops together do not exceed a part's share fuses
+    them, until there is no such edge. The share is the number of ops divided by ``parts``, rounded up. Then, while there are
+    too many parts, the two smallest are fused.
 
     The rules of the fuser in IBM Streams are not published; Ni et al. (2020, section 4.1) say that they are simple, balance the
     number of operators and reduce the edge cut.
 
     Args:
-        problem: what to divide; feasibility and memory do not count.
-        parts: how many at most, at least 1.
+        problem: the problem whose ops to divide; feasibility and memory do not count.
+        parts: most parts, at least 1.
 
     Returns:
-        ``int32[V]``, the number of each op's part: parts with most work first.
+        ``int32[V]``, the number of each op's part; the part with most work has number 0, and so on.
 
     Raises:
-        UsageError: no parts.
+        UsageError: ``parts`` is less than 1.
     """
     if parts < 1:
         raise UsageError(f"A graph is divided into at least one part; got parts={parts}.")
@@ -65,7 +65,7 @@ class Fuser:
     The part with most work goes to the device that computes the graph fastest.
     """
 
-    parts: int = option(0, "parts; 0 for the best of all numbers from 1 to that of the devices", least=0, most=10_000)
+    parts: int = option(0, "parts; 0 to try each number up to the number of devices", least=0, most=10_000)
 
     def place(
         self,
@@ -76,7 +76,7 @@ class Fuser:
         evaluations: int | None,
         deadline: float | None = None,
     ) -> NDArray[np.int32]:
-        """Return the best by cost; by default, if not all may be valued, the most parts come first.
+        """Return the best placement by cost; if not all numbers of parts may be valued, most parts come first.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.

@@ -15,15 +15,15 @@ __all__ = ["Heft"]
 class Heft(ListPlacer):
     """Heterogeneous Earliest Finish Time (Topcuoglu et al. 2002), with insertion.
 
-    Ranks use mean costs: of an op over the devices that can run it, of a transfer over all pairs of a device that can run
-    the producer and one that can run the consumer, where a pair of equal devices counts with zero.
+    Ranks use mean costs: the mean of an op over the devices that can run it, and the mean of a transfer over all pairs of a
+    device that can run the producer and one that can run the consumer. A pair of equal devices counts with zero.
 
     Differs from the paper: equal ranks go by the topological order of the problem, not at random. Where devices conflict, the
     plan is the shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
     """
 
     def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
-        """Return the placement with the planned schedule.
+        """Return the planned schedule, with its placement.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.

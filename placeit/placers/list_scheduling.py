@@ -1,9 +1,9 @@
 """Shared parts of the list schedulers: mean costs, ranks, optimistic costs, and insertion-based earliest finish times.
 
 A list scheduler is an order of the ops and a rule for devices. All of them here place one op after the other, in an order
-that respects precedence, in the earliest idle gap that holds it (Topcuoglu et al., "Performance-effective and low-complexity
-task scheduling for heterogeneous computing", 2002, section 4): on the device where it finishes first, or where that and an
-estimate of what comes after it are least.
+that respects precedence, in the earliest idle gap that is long enough (Topcuoglu et al., "Performance-effective and
+low-complexity task scheduling for heterogeneous computing", 2002, section 4). The device is the one where the op finishes
+first, or where its finish plus an estimate of the remaining time is least.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ __all__ = [
 ]
 
 _EXCESS = (1.9, 1.6, 1.35, 1.15, 1.0)
-"""Limit of an op's time where devices conflict, as a multiple of the least time of cores."""
-_SAMPLE, _TURNS = 2000, 100  # ops by which seconds of devices are valued, and steps of doing so
-_LIMITED = 0.7  # share of a makespan that work alone takes, from which on balancing it is tried
+"""Limits of an op's core seconds where devices conflict, as multiples of the least core seconds on any device."""
+_SAMPLE, _TURNS = 2000, 100  # ops from which prices of devices are computed (about), and steps of that computation
+_LIMITED = 0.7  # least work, as a share of the makespan, for which balanced schedules are planned
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class ListSchedule:
 
 
 class ListPlacer(ABC):
-    """A placer whose answer is the placement of a planned schedule; it needs no cost function and draws nothing."""
+    """A placer that returns the placement of a planned schedule; it needs no cost function and no random numbers."""
 
     def place(
         self,
@@ -82,7 +82,7 @@ class ListPlacer(ABC):
 
     @abstractmethod
     def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
-        """Return the placement with the planned schedule.
+        """Return the planned schedule, with its placement.
 
         Args:
             problem: the problem.
@@ -94,36 +94,36 @@ class ListPlacer(ABC):
 
 
 def links_of(cost: CostFunction) -> LinkModel:
-    """Return how links move tensors where a cost comes from: as it is simulated, or else as executors do."""
+    """Return how links move tensors under a cost function: by its simulator's rules, or else by the rules of executors."""
     return cost.rules.links if isinstance(cost, SimulatedCost) else EXECUTED_RULES.links
 
 
 def mean_over_devices(problem: Problem, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean of ``float64[V, D]`` values over the devices that can run each op: ``float64[V]``."""
+    """Return the mean of ``float64[V, D]`` values over the devices that can run each op, ``float64[V]``."""
     feasible = problem.feasible
     mean: NDArray[np.float64] = np.where(feasible, values, 0.0).sum(axis=1) / feasible.sum(axis=1)
     return mean
 
 
 def mean_compute(problem: Problem) -> NDArray[np.float64]:
-    """Mean seconds of each op over the devices that can run it: ``float64[V]``."""
+    """Return the mean seconds of each op over the devices that can run it, ``float64[V]``."""
     return mean_over_devices(problem, problem.compute)
 
 
 def mean_comm(problem: Problem, *, apart: bool = False) -> NDArray[np.float64]:
-    """Mean seconds to move each edge's tensor between the devices where its ends can run: ``float64[E]``.
+    """Return the mean seconds to move each edge's tensor between devices where its ends can run, ``float64[E]``.
 
     The mean is over all pairs of a device that can run the producer and one that can run the consumer. Cut costs are part of a
     transfer, as in :meth:`Problem.comm`.
 
     Args:
         problem: the problem.
-        apart: leave out pairs of equal devices, which otherwise count, with zero.
+        apart: whether to leave out pairs of equal devices, which otherwise count as zero seconds.
     """
     src, dst = problem.edges[:, 0], problem.edges[:, 1]
     able = problem.feasible.astype(np.float64)
     choices, can_receive = able.sum(axis=1), able[dst]
-    # sums over pairs, of matrices that are zero on the diagonal: F[u] @ matrix @ F[v]
+    # sums over pairs: F[u] @ matrix @ F[v], with matrices that are zero on the diagonal
     latency = ((able @ problem.latency)[src] * can_receive).sum(axis=1)
     seconds_per_byte = ((able @ (1.0 / problem.bandwidth))[src] * can_receive).sum(axis=1)
     senders, receivers = choices[src], choices[dst]
@@ -138,24 +138,24 @@ def mean_comm(problem: Problem, *, apart: bool = False) -> NDArray[np.float64]:
 
 
 def upward_ranks(problem: Problem) -> NDArray[np.float64]:
-    """Rank of each op, seconds: mean length of the longest path from its start to an exit (Eq. 8 of HEFT)."""
+    """Return each op's upward rank in seconds: mean length of the longest path from its start to an exit (Eq. 8 of HEFT)."""
     rank = np.empty(len(problem))
     _core.upward_ranks(compiled(problem), mean_compute(problem), mean_comm(problem)[problem.successors.edge], rank)
     return rank
 
 
 def downward_ranks(problem: Problem) -> NDArray[np.float64]:
-    """Rank of each op, seconds: mean length of the longest path from an entry to its start (Eq. 10 of CPOP)."""
+    """Return each op's downward rank in seconds: mean length of the longest path from an entry to it (Eq. 10 of CPOP)."""
     rank = np.empty(len(problem))
     _core.downward_ranks(compiled(problem), mean_compute(problem), mean_comm(problem)[problem.successors.edge], rank)
     return rank
 
 
 def optimistic_costs(problem: Problem) -> NDArray[np.float64]:
-    """Least seconds from the end of each op on each device to an exit, if devices were free: ``float64[V, D]``.
+    """Return the least seconds from the end of each op on each device to an exit, if devices were free, ``float64[V, D]``.
 
-    The optimistic cost table of PEFT (Arabnejad and Barbosa 2014): of the longest path, where each op on it is on the device
-    that is best for what comes after, and transfers between different devices take their mean.
+    This is the optimistic cost table of PEFT (Arabnejad and Barbosa 2014). It counts the longest path, where each op on it is
+    on the device that is best for the ops after it, and transfers between different devices take their mean.
     """
     cost = np.empty((len(problem), problem.devices))
     _core.optimistic_costs(compiled(problem), mean_comm(problem, apart=True)[problem.successors.edge], cost)
@@ -165,7 +165,7 @@ def optimistic_costs(problem: Problem) -> NDArray[np.float64]:
 def priority_order(
     problem: Problem, priority: NDArray[np.float64], ties: NDArray[np.float64] | None = None
 ) -> NDArray[np.int32]:
-    """Order in which ops leave a ready list by highest priority first: ``int32[V]``.
+    """Return the order in which ops leave a ready list with the highest priority first, ``int32[V]``.
 
     Args:
         problem: the problem.
@@ -187,10 +187,10 @@ def shortest_schedule(
     compute: NDArray[np.float64] | None = None,
     links: LinkModel = "contention-free",
 ) -> ListSchedule:
-    """Return :func:`list_schedule`; where devices conflict, the shortest of several.
+    """Return :func:`list_schedule`; where devices conflict, the shortest of several such schedules.
 
-    Where devices conflict, the one where an op finishes first is often one that takes all cores for little. The schedules
-    differ in how much of the cores' time an op may take beyond the least that it can.
+    Where devices conflict, an op often finishes first on a device that takes all cores for a small gain. The schedules differ
+    in the core seconds that an op may take beyond the least.
     """
     compute = problem.compute if compute is None else compute
     if not problem.conflicts.any():
@@ -208,17 +208,18 @@ def list_schedule(
     onward: NDArray[np.float64] | None = None,
     links: LinkModel = "contention-free",
 ) -> ListSchedule:
-    """Place ops one by one where each, and what comes after it, finishes first, inserting into idle gaps, within memory.
+    """Place each op, in the given order, in the idle gap and on the device with room for it where it finishes first.
 
-    A device is idle while neither it nor one that conflicts with it runs anything. Where weights run out of room the devices
-    are chosen as if memory were unbounded, the placement is repaired, and the schedule is planned again for it.
+    With ``onward``, the device is the one where the finish plus ``onward`` is least. A device is idle while neither it nor a
+    conflicting one runs anything. If weights run out of memory, devices are chosen as if memory were unbounded, the placement
+    is repaired, and the schedule is planned again for it.
 
     Args:
         problem: the problem.
         order: ``int32[V]``, respects precedence.
-        compute: ``float64[V, D]`` to use in place of the problem's, with more ``inf`` to forbid devices.
+        compute: ``float64[V, D]`` to use instead of the problem's, with more ``inf`` to forbid devices.
         onward: ``float64[V, D]``, estimated seconds from the end of an op on a device to the end of the whole; None for zero.
-        links: whether a transfer waits for a gap of the ``channel`` from one device to the other that holds it.
+        links: with ``channel``, a transfer waits for a gap of the link between both devices that is long enough for it.
 
     Raises:
         InfeasibleError: the weights fit in no way that was found.
@@ -234,17 +235,17 @@ def list_schedule(
     turn = np.empty(len(problem))
     turn[order] = np.arange(len(problem))
     priority = np.empty(len(problem))
-    # by start, then finish (an op of no duration goes before the one that starts with it), then order of planning
+    # by start, then finish (an op of no duration goes before an op that starts with it), then order of planning
     priority[np.lexsort((turn, finish, start))] = np.arange(len(problem), 0, -1)
     return ListSchedule(placement, start, finish, float(finish.max()), priority)
 
 
 def balanced_schedules(problem: Problem, makespan: float, links: LinkModel = "contention-free") -> Iterator[ListSchedule]:
-    """Plan schedules that give ops to devices that are fast at them, if the work of all devices is what limits a schedule.
+    """Yield schedules that give ops to devices that are fast at them, if the work of all devices limits the makespan.
 
-    A list scheduler takes an op to where it finishes first, be it on a device that takes long for it while others are busy.
-    Here seconds of a device have a price beside that: what they are worth where work is shared best (the dual of the linear
-    program that shares it in fractions, solved by multiplicative weights), times 2, 8 or 32.
+    A list scheduler takes an op to the device where it finishes first, even to one that is slow at it while others are busy.
+    Here seconds of a device also have a price. It is their value when work is shared best (the dual of the linear program that
+    shares it in fractions, solved by multiplicative weights), times 2, 8 or 32.
 
     Args:
         problem: the problem; nothing is planned where devices conflict.
@@ -274,7 +275,7 @@ def balanced_schedules(problem: Problem, makespan: float, links: LinkModel = "co
 
 
 def pinned(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.float64]:
-    """The problem's ``compute`` with only one device left for each op: ``float64[V, D]``."""
+    """Return the problem's ``compute``, ``float64[V, D]``, with ``inf`` on all devices but the one of each op."""
     compute = np.full_like(problem.compute, np.inf)
     rows = np.arange(len(problem))
     compute[rows, placement] = problem.compute[rows, placement]

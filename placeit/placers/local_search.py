@@ -23,8 +23,8 @@ __all__ = ["LocalSearch", "neighbours", "starts"]
 class LocalSearch:
     """Move one op at a time to a better device until no move helps; then perturb the best placement and continue.
 
-    Placements are valued in batches, so that a cost function that is fast in bulk, or measures interleaved, is used well:
-    of each batch of neighbours the best is taken if it improves. Starts from the best of HEFT, PEFT and the single devices.
+    Placements are valued in batches, which suits a cost function that is fast in bulk, or that measures interleaved. Of each
+    batch of neighbours, the best is taken if it is better. The start is the best of HEFT, PEFT and the single devices.
     """
 
     evaluations: int = option(20_000, "placements to evaluate, unless the caller sets a limit", least=0, most=10**12)
@@ -61,7 +61,7 @@ class LocalSearch:
         evaluations: int,
         deadline: float | None,
     ) -> NDArray[np.int32]:
-        """Return the best placement that is found from the best of some on, ``int32[B, V]``."""
+        """Return the best placement found by a search from the best of some placements, ``int32[B, V]``."""
         found = Incumbent(cost, evaluations, deadline)
         found.offer(first)
         current, now = found.placement, found.cost
@@ -86,16 +86,16 @@ class LocalSearch:
 
 
 def starts(problem: Problem, links: LinkModel = EXECUTED_RULES.links, deadline: float | None = None) -> NDArray[np.int32]:
-    """Return placements to start a search from, ``int32[B, V]``, each once.
+    """Return different placements to start a search from, ``int32[B, V]``.
 
-    They are those of HEFT and PEFT, every device that can hold the whole graph, and, until the deadline, list schedules that
-    balance work. Where links are channels, HEFT's placement without contention is another one, so that no search is worse than
-    HEFT.
+    They are the placements of HEFT and PEFT, every device that can hold the whole graph, and, until the deadline, list
+    schedules that balance work. Where links are channels, HEFT's placement without contention is added, so that no search is
+    worse than HEFT.
 
     Args:
         problem: the problem.
         links: how list schedules plan transfers.
-        deadline: when to plan no more, by :func:`placeit.core.clock.now`; None for no limit.
+        deadline: when to stop planning, by :func:`placeit.core.clock.now`; None for no limit.
     """
     plans = [Heft().plan(problem, links), Peft().plan(problem, links), *([Heft().plan(problem)] if links == "channel" else [])]
     found = [plan.placement for plan in plans]
@@ -111,7 +111,7 @@ def starts(problem: Problem, links: LinkModel = EXECUTED_RULES.links, deadline: 
 def neighbours(
     problem: Problem, placement: NDArray[np.int32], rng: np.random.Generator, batch: int
 ) -> Iterator[NDArray[np.int32]]:
-    """All feasible placements that differ in one op, in random order, in batches."""
+    """Yield all feasible placements that differ in one op, in random order, in batches."""
     used = np.bincount(placement, weights=problem.param_bytes, minlength=problem.devices)
     able = problem.feasible & (used[None, :] + problem.param_bytes[:, None] <= problem.memory[None, :])
     able[np.arange(len(problem)), placement] = False

@@ -20,7 +20,7 @@ from placeit.placers.list_scheduling import mean_compute
 
 __all__ = ["Metis", "partition"]
 
-_UNITS = 1_000_000  # METIS weights are 32-bit integers; all weights of one kind add up to about this many
+_UNITS = 1_000_000  # approximate sum of all weights of one kind, since METIS weights are 32-bit integers
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class Metis:
     """K-way partition of the undirected graph (Karypis and Kumar 1998), one part per device that can run at the same time.
 
     A vertex weighs its mean compute, an edge its bytes; a part's share of the work is its device's share of the speed. METIS
-    knows neither how devices differ op by op nor how links differ, so which part goes where is decided afterwards: by cost
-    among all ways if there are at most ``ways`` of them, else the heaviest part first, each where it computes fastest.
+    knows neither how devices differ op by op nor how links differ, so parts are assigned to devices afterwards. If there are at
+    most ``ways`` assignments, the best by cost is taken. Otherwise the heaviest part comes first, each part where it computes
+    fastest.
     """
 
     ways: int = option(120, "most assignments of parts to devices to evaluate", least=1, most=50_000)
@@ -54,21 +55,21 @@ class Metis:
 
 
 def partition(problem: Problem, parts: int, *, seed: int = 0) -> NDArray[np.int32]:
-    """Divide the ops into so many parts of equal work with few bytes between them, by METIS' multilevel k-way scheme.
+    """Divide the ops into parts of equal work with few bytes between them, by METIS' multilevel k-way scheme.
 
     An op weighs its mean compute, an edge its bytes. On equal devices the parts are a placement, for any number of parts up to
-    that of devices; which part goes where does not matter there. For other devices see :class:`Metis`.
+    the number of devices; any part can go to any device there. For other devices see :class:`Metis`.
 
     Args:
-        problem: what to divide; feasibility and memory do not count.
-        parts: how many, at least 1. Some may stay empty.
-        seed: of METIS' random numbers.
+        problem: the problem whose ops to divide; feasibility and memory do not count.
+        parts: number of parts, at least 1. Some may stay empty.
+        seed: seed of METIS' random numbers.
 
     Returns:
         ``int32[V]``, the number of each op's part.
 
     Raises:
-        UsageError: no parts.
+        UsageError: ``parts`` is less than 1.
     """
     if parts < 1:
         raise UsageError(f"A graph is divided into at least one part; got parts={parts}.")
@@ -79,7 +80,7 @@ def partition(problem: Problem, parts: int, *, seed: int = 0) -> NDArray[np.int3
 
 
 def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
-    """Part of each op, ``int64[V]``: one of the devices that can all run at once."""
+    """Return the part of each op, ``int64[V]``; parts are numbered as the devices that can all run at once."""
     devices = list(together(problem.conflicts))
     feasible = np.zeros_like(problem.feasible)
     feasible[:, devices] = problem.feasible[:, devices]
@@ -87,7 +88,7 @@ def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
     if parts <= 1:
         return np.full(len(problem), devices[0])
     work = mean_compute(problem)
-    # speed of a device: how much faster than the mean its ops run there
+    # speed of a device: how many times faster than the mean its ops run there
     relative = np.where(feasible, problem.compute, 0.0).sum(axis=0) / np.maximum(feasible.T @ work, np.finfo(float).tiny)
     speed = 1.0 / np.maximum(relative, 1e-9)
     speed = np.where(feasible.any(axis=0), speed, 0.0)
@@ -98,9 +99,9 @@ def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
 
 
 def _parts(problem: Problem, shares: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
-    """Divide the undirected graph by recursive bisection into parts with shares of the work, which sum to one.
+    """Divide the undirected graph by recursive bisection into parts with given shares of the work, which sum to one.
 
-    METIS would recurse in the same way by itself, and print to the standard output where it runs out of ops.
+    METIS could recurse by itself, but would print to standard output when it runs out of ops.
     """
     part = np.zeros(len(problem), np.int64)
     waiting = [(np.arange(len(problem)), 0, len(shares))]
@@ -119,12 +120,12 @@ def _parts(problem: Problem, shares: NDArray[np.float64], seed: int) -> NDArray[
 def _cut(
     problem: Problem, ops: NDArray[np.int64], parts: int, *, recursive: bool, tpwgts: list[float] | None, seed: int
 ) -> NDArray[np.int64]:
-    """Have METIS divide the undirected graph of some ops, at least one; return the part of each of them."""
+    """Divide the undirected graph of some ops, at least one, by METIS; return the part of each of them."""
     import pymetis
 
     if len(ops) == 1:
         return np.zeros(1, np.int64)
-    # both directions of an edge, parallel edges merged
+    # both directions of each edge, with parallel edges merged
     number = np.full(len(problem), -1)
     number[ops] = np.arange(len(ops))
     ends = np.sort(number[problem.edges], axis=1)
@@ -147,7 +148,7 @@ def _cut(
 
 
 def _way(problem: Problem, parts: Sequence[int], devices: Sequence[int]) -> list[int]:
-    """Device of each part, where parts are named by some of the devices."""
+    """Return a device for each part number, where ``parts[i]`` goes to ``devices[i]``."""
     way = list(range(problem.devices))
     for part, device in zip(parts, devices, strict=True):
         way[part] = device
@@ -162,7 +163,7 @@ def _integers(weights: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _greedy(problem: Problem, part: NDArray[np.int64]) -> list[int]:
-    """Device of each part: the part with most work first, where it lacks fewest ops and computes fastest."""
+    """Return the device of each part: the part with most work first, where it lacks fewest ops and computes fastest."""
     work = np.bincount(part, weights=mean_compute(problem), minlength=problem.devices)
     way = [-1] * problem.devices
     for p in np.argsort(-work, kind="stable").tolist():

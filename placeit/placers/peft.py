@@ -22,16 +22,16 @@ __all__ = ["Peft"]
 class Peft(ListPlacer):
     """Predict Earliest Finish Time (Arabnejad and Barbosa 2014), with insertion: a list scheduler that looks ahead.
 
-    The optimistic cost table says what is left to do after an op on a device, if all devices were free. The ready op with the
-    largest mean over devices goes first; it goes to the device where its finish and the optimistic cost together are least.
+    The optimistic cost table holds the least remaining time after an op on a device, if all devices were free. The ready op
+    with the largest mean over devices goes first; it goes to the device where its finish plus the optimistic cost is least.
 
-    Differs from the paper: means are over devices that can run an op, and of a transfer over all pairs of different devices
-    that can run its ends; equal ranks go by the topological order of the problem. Where devices conflict, the plan is the
-    shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
+    Differs from the paper: means of ops are over the devices that can run them, and means of transfers over all pairs of
+    different devices that can run their ends. Equal ranks go by the topological order of the problem. Where devices conflict,
+    the plan is the shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
     """
 
     def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
-        """Return the placement with the planned schedule.
+        """Return the planned schedule, with its placement.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.

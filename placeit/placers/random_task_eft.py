@@ -1,4 +1,4 @@
-"""Random task, earliest finish time: the relocation search that is a baseline of GiPH."""
+"""Random task, earliest finish time: the relocation search that GiPH uses as a baseline."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _CHUNK = 256
 class RandomTaskEft:
     """From a random placement, repeatedly move a random op to the device where it would finish first.
 
-    The baseline of GiPH (its section 5, "Random task selection + EFT device selection"): HEFT as a policy of search. The
-    finish time on a device is that of the earliest idle gap, after the op's inputs have arrived, in the simulated schedule
-    of the current placement without the op. An episode has 2|V| steps, as in GiPH.
+    This is the baseline of GiPH (section 5, "Random task selection + EFT device selection"), which uses HEFT as a search
+    policy. The finish time on a device is the end of the op in the earliest idle gap after its inputs have arrived, in the
+    simulated schedule of the current placement without the op. An episode has 2|V| steps, as in GiPH.
 
-    Differs from the paper, which leaves open what a step knows: gaps count, and effects on later ops do not.
+    Differs from the paper, which leaves open how finish times are computed: idle gaps count, and effects on later ops do not.
     """
 
     episodes: int = option(1, "searches from a random placement", least=1, most=10**6)
@@ -60,7 +60,7 @@ class RandomTaskEft:
 
 
 def earliest_finish_devices(problem: Problem, placement: NDArray[np.int32], ops: NDArray[np.integer]) -> NDArray[np.int32]:
-    """Device with room for it on which each op would finish first if moved alone; its present one if none is earlier.
+    """Return the device with room for it on which each op, moved alone, would finish first, ``int32[K]``.
 
     Args:
         problem: the problem.
@@ -68,7 +68,7 @@ def earliest_finish_devices(problem: Problem, placement: NDArray[np.int32], ops:
         ops: ``int[K]``.
 
     Returns:
-        ``int32[K]``.
+        ``int32[K]``; the op's present device if it would finish earlier on no other one.
     """
     devices = np.empty(len(ops), np.int32)
     place = np.ascontiguousarray(placement, np.int32)

@@ -1,4 +1,4 @@
-"""Placers by name: the heuristics here, and the entry points of the group ``placeit.placers``, plug-ins' included."""
+"""Find placers by name: placeit's own heuristics, and entry points of the group ``placeit.placers``, also of plug-ins."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class PlacerOption:
     Attributes:
         name: the field's name.
         type: ``bool``, ``int``, ``float`` or ``str``.
-        default: value if it is not given.
-        help: what it does.
+        default: its default value.
+        help: its effect.
         range: least and greatest value of a number.
     """
 
@@ -61,7 +61,7 @@ class PlacerOption:
 
 
 def placer_names() -> tuple[str, ...]:
-    """Names of all placers, sorted; nothing is imported.
+    """Return the names of all placers, sorted, without importing any of them.
 
     Raises:
         UsageError: two packages use the same name.
@@ -70,10 +70,10 @@ def placer_names() -> tuple[str, ...]:
 
 
 def placer_options(name: str) -> tuple[PlacerOption, ...]:
-    """Options of a placer, in order of declaration.
+    """Return the options of a placer, in order of declaration.
 
     Raises:
-        UsageError: there is no such placer, or its package cannot be imported.
+        UsageError: the placer does not exist, or its package cannot be imported.
     """
     cls = _load(name)
     hints = typing.get_type_hints(cls)
@@ -93,20 +93,20 @@ def placer_summary(name: str) -> str:
     """Return a one-line description of a placer: the first line of its docstring.
 
     Raises:
-        UsageError: there is no such placer, or its package cannot be imported.
+        UsageError: the placer does not exist, or its package cannot be imported.
     """
     return (inspect.getdoc(_load(name)) or "").partition("\n")[0]
 
 
 def get_placer(name: str, **options: Any) -> Placer:
-    """Make a placer.
+    """Return a placer with the given options.
 
     Args:
         name: one of :func:`placer_names`.
-        **options: its options; what is left out keeps its default.
+        **options: the placer's options; the others keep their defaults.
 
     Raises:
-        UsageError: there is no such placer, it has no such option, or the option has another type or is out of its range.
+        UsageError: the placer or the option does not exist, or the option has another type or is out of its range.
         FileError: a file that an option names is missing or damaged.
     """
     known = {option.name: option for option in placer_options(name)}
@@ -115,7 +115,7 @@ def get_placer(name: str, **options: Any) -> Placer:
             has = f"its options are {', '.join(known)}" if known else "it has none"
             raise UsageError(f"The placer '{name}' has no option '{key}'; {has}{nearest(key, known)}.")
         wanted = known[key].type
-        # a whole number will do as a float; a bool will not do as a number
+        # an int is accepted for a float, but a bool is not accepted for a number
         accepted = (float, int) if wanted is float else wanted
         if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
             raise UsageError(f"The option '{key}' of the placer '{name}' is of type {wanted.__name__}; got {value!r}.")
@@ -129,11 +129,11 @@ def get_placer(name: str, **options: Any) -> Placer:
 
 
 def parse_placer(text: str) -> Placer:
-    """Make a placer from ``name`` or ``name:key=value,key=value``, as on the command line.
+    """Return a placer from ``name`` or ``name:key=value,key=value``, as on the command line.
 
     Raises:
-        UsageError: the text has another form, or as for :func:`get_placer`.
-        FileError: as there.
+        UsageError: the text has another form, the placer or an option does not exist, or an option is not valid.
+        FileError: a file that an option names is missing or damaged.
     """
     name, options = parse_options("placer", text, lambda name: {option.name: option.type for option in placer_options(name)})
     return get_placer(name, **options)

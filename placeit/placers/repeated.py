@@ -1,4 +1,4 @@
-"""Repeated blocks: one is placed, and the others like it."""
+"""Repeated blocks: one block is placed, and the other blocks in the same way."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ class Repeated:
     """Place one of a graph's repeated blocks, by another placer, and each of the others in the same way.
 
     DOPPLER (Yao et al. 2025), Appendix K: very large graphs are mostly blocks that follow each other, such as the layers of a
-    transformer; a placement of one is repeated, and valued by the time of the whole. The other placer sees a smaller problem,
-    in which an op of the block stands for its likes in all blocks and costs as much as they do together
-    (:func:`repeated_blocks`); ops outside of blocks are placed one by one. What it proposes is valued on the whole graph. If
-    nothing is repeated, or no device has room for the weights of an op in all blocks, it places the graph itself.
+    transformer. A placement of one block is repeated, and valued by the time of the whole graph. The other placer sees a
+    smaller problem, in which an op of the block stands for the corresponding ops of all blocks and costs as much as they do
+    together (:func:`repeated_blocks`); ops outside of blocks are placed one by one. Its proposals are valued on the whole
+    graph. If nothing is repeated, or no device has room for the weights of an op in all blocks, the other placer places the
+    graph itself.
     """
 
-    placer: str = option("annealing", "who places the block and the rest, such as giph or doppler, with at most one option")
+    placer: str = option("annealing", "placer of the block and the rest, such as giph or doppler, with at most one option")
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
@@ -56,13 +57,13 @@ class Repeated:
 
 
 def repeated_blocks(problem: Problem) -> NDArray[np.intp]:
-    """Find a block of ops that a graph repeats, each time reading what the block before it made.
+    """Find a block of ops that a graph repeats, where each block reads outputs of the block before it.
 
-    Blocks are consecutive in topological order. Of two blocks, corresponding ops are of one kind, with outputs of one shape (of
-    one cost, where kinds are unknown), weights of one size and the same devices that can run them; they read as many bytes from
-    corresponding ops, or from the same op before all blocks. Blocks beside each other, such as the shards of one op, are none:
-    on one device they would wait for each other. Of several ways to cut a graph into blocks it is the one that leaves fewest
-    ops to place.
+    Blocks are consecutive in topological order. Corresponding ops of two blocks are of one kind and have outputs of one shape
+    (or of one cost, where kinds are unknown), weights of one size, and the same devices that can run them. They read as many
+    bytes from corresponding ops, or from the same op before all blocks. Parallel parts, such as the shards of one op, do not
+    count as blocks: on one device they would wait for each other. If a graph can be cut into blocks in several ways, the
+    way that leaves fewest ops to place is chosen.
 
     Returns:
         ``intp[L, P]``, the ops of each of ``L`` blocks, corresponding ones in one column; ``intp[0, 0]`` if nothing is
@@ -84,14 +85,14 @@ def repeated_blocks(problem: Problem) -> NDArray[np.intp]:
 
 
 def _in_order(problem: Problem) -> NDArray[np.intp]:
-    """As the ops are numbered if that is a topological order: blocks that were written one after the other stay so."""
+    """Return the ops as numbered if that order is topological, so that blocks written one after the other stay together."""
     if (problem.edges[:, 0] < problem.edges[:, 1]).all():
         return np.arange(len(problem))
     return problem.order.astype(np.intp)
 
 
 def _alike(problem: Problem) -> NDArray[np.intp]:
-    """``intp[V]``, the same number for ops that are alike by themselves."""
+    """Return equal numbers for ops that are alike, apart from their edges, ``intp[V]``."""
     numbers: dict[tuple[object, ...], int] = {}
     found = np.empty(len(problem), np.intp)
     for v, (kind, shape) in enumerate(zip(problem.kinds, problem.output_shapes, strict=True)):
@@ -106,7 +107,7 @@ class _Sorted:
     """A graph with its ops in topological order.
 
     Attributes:
-        alike: ``intp[V]``, the same number for ops that are alike by themselves.
+        alike: ``intp[V]``, equal numbers for ops that are alike, apart from their edges.
         tail: ``intp[E]``, producers; edges are in the order of their consumers.
         head: ``intp[E]``, consumers.
         size: ``float64[E]``, bytes.
@@ -118,17 +119,17 @@ class _Sorted:
     size: NDArray[np.float64]
 
     def longest(self, period: int) -> tuple[int, int]:
-        """Return where the longest row of equal blocks of a length begins, and how many blocks it has; 0 if there are none."""
+        """Return the start and the number of blocks of the longest row of equal blocks of ``period`` ops; 0, 0 without one."""
         count = len(self.alike)
         degree = np.bincount(self.head, minlength=count)
         begin = np.cumsum(degree) - degree
-        same = np.zeros(count, bool)  # as the op a period before
+        same = np.zeros(count, bool)  # whether an op equals the op a period before
         same[period:] = (self.alike[period:] == self.alike[:-period]) & (degree[period:] == degree[:-period])
         edges = np.flatnonzero(same[self.head])
         like = edges - begin[self.head[edges]] + begin[self.head[edges] - period]
         moved = self.tail[edges] - self.tail[like]
         same[self.head[edges][(self.size[edges] != self.size[like]) | ((moved != period) & (moved != 0))]] = False
-        shared = np.full(count, -1)  # the last op that both read
+        shared = np.full(count, -1)  # the last op that both an op and the op a period before read
         np.maximum.at(shared, self.head[edges][moved == 0], self.tail[edges][moved == 0])
         best = (0, 0)
         ends = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]])))
@@ -141,14 +142,14 @@ class _Sorted:
 
 
 def _folded(problem: Problem, blocks: NDArray[np.intp]) -> tuple[Problem, NDArray[np.intp]]:
-    """Return the problem with one block, whose ops cost as much as those of all, and ``intp[V]``, which op stands for each."""
+    """Return the problem with one block, whose ops cost as much as all blocks', and each op's number in it, ``intp[V]``."""
     block = np.full(len(problem), -1)
     block[blocks] = np.arange(len(blocks))[:, None]
     stands = np.arange(len(problem))
     stands[blocks] = blocks[0]
     kept, of = np.unique(stands, return_inverse=True)
     tails, heads = problem.edges.T
-    # what a block makes for the next one is left out, or there would be a cycle
+    # edges from a block to the next one are left out, since they would close a cycle
     used = np.flatnonzero((block[tails] < 0) | (block[heads] < 0) | (block[tails] == block[heads]))
     tensor = _tensor_numbers(problem)
     keys = np.stack([of[tails[used]], tensor[used], of[heads[used]]], axis=1)
@@ -182,7 +183,7 @@ def _folded(problem: Problem, blocks: NDArray[np.intp]) -> tuple[Problem, NDArra
 
 
 def _tensor_numbers(problem: Problem) -> NDArray[np.intp]:
-    """``intp[E]``, which of its producer's tensors an edge carries."""
+    """Return for each edge which of its producer's tensors it carries, ``intp[E]``."""
     numbers: dict[int, dict[int, int]] = {}
     found = np.empty(len(problem.edges), np.intp)
     for e, (tail, tensor) in enumerate(zip(problem.edges[:, 0].tolist(), problem.edge_tensor.tolist(), strict=True)):

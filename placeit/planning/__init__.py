@@ -1,4 +1,4 @@
-"""From ops to compiled programs: groups of ops, and segments of groups.
+"""Grouping of ops, and segments of groups, which are compiled and run.
 
 May import ``simulator`` and ``core``. Read :mod:`~placeit.planning.coarsen` first, then :mod:`~placeit.planning.segments`.
 """

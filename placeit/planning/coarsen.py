@@ -1,4 +1,4 @@
-"""Grouping the ops of a task graph into groups that are placed together."""
+"""Group the ops of a task graph; the ops of a group are placed together."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from placeit.planning.merging import Merger
 
 __all__ = ["LARGEST", "Grouping", "coarsen"]
 
-LARGEST = 1 / 16  # share of a model's work and weights: a chain can be divided among a few devices that evenly
-_WORK_BESIDE = 1 / 3  # of the work of a group's heaviest op, for what is fused with that: bias, activation, normalization
-_WEIGHTS_BESIDE = 1 / 16  # of the largest op's weights, for those of what is fused with it
+LARGEST = 1 / 16  # largest share of a model's work and weights per group, so that a chain can be divided among a few devices
+_WORK_BESIDE = 1 / 3  # work of ops fused with a group's heaviest op (bias, activation, normalization), as a share of its work
+_WEIGHTS_BESIDE = 1 / 16  # weights of ops fused with a group's largest op, as a share of its weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +28,8 @@ class Grouping:
     Attributes:
         graph: the graph that was grouped.
         group_of: ``int32[V]``, the group of each op; groups are numbered in topological order.
-        groups: the graph of groups. A group is named after its first op and has the kind of its most expensive one; its
-            tensors are those read outside of it, and each reading group has one edge for each tensor.
+        groups: the graph of groups. A group is named after its first op and has the kind of its most expensive one. Its
+            tensors are those that other groups read; a group that reads a tensor has one edge for it.
     """
 
     graph: OpGraph
@@ -38,27 +38,27 @@ class Grouping:
 
     @classmethod
     def singletons(cls, graph: OpGraph) -> Grouping:
-        """Make every op a group of its own."""
+        """Put every op into a separate group."""
         return _grouping(graph, list(range(len(graph))))
 
     @classmethod
     def of(cls, graph: OpGraph, owner: list[int]) -> Grouping:
-        """Group ops by the owner of each; the graph of groups must have no cycle."""
+        """Group ops by the owner of each. The graph of groups must not have a cycle."""
         return _grouping(graph, owner)
 
     @cached_property
     def op_tensor(self) -> NDArray[np.int32]:
-        """``int32[T']``, for each tensor of ``groups`` its number in ``graph``."""
+        """For each tensor of ``groups`` its number in ``graph``, ``int32[T']``."""
         ends = self.group_of[self.graph.edges]
         return np.unique(self.graph.edge_tensor[ends[:, 0] != ends[:, 1]])
 
     def members(self, group: int) -> tuple[str, ...]:
-        """Names of a group's ops, in topological order."""
+        """Return the names of a group's ops, in topological order."""
         members = self._members
         return tuple(self.graph.names[v] for v in members.edge[members.ptr[group] : members.ptr[group + 1]].tolist())
 
     def tensor_name(self, tensor: int) -> str:
-        """Name of a tensor of the group graph: the op that produces it."""
+        """Return the name of a tensor of the group graph: the op that produces it."""
         return self.graph.names[int(self.graph.tensor_op[self.op_tensor[tensor]])]
 
     @cached_property
@@ -76,30 +76,31 @@ def coarsen(
     largest: float | None = None,
     memory: Sequence[float] = (),
 ) -> Grouping:
-    """Group ops that are not worth separating, then merge further until at most ``max_groups`` groups are left.
+    """Group ops that are not worth separating, then merge groups until at most ``max_groups`` are left.
 
     First the co-location rule: v joins u if v is u's only child and u is v's only parent. Source: HSDAG, Appendix G.
     Differs from the paper: children are distinct ops, however many tensors connect them; a group has the kind of its most
     expensive op, not the mean of one-hot kinds.
 
-    By this rule alone a chain of layers is one group, which no two devices can share. ``largest`` bounds what the rule makes: a
-    group takes at most this share of the model's work, or a third more than its heaviest op; and at most this share of the
-    weights (or of the smallest device's memory, if that is less), or a sixteenth more than those of its largest op.
-    The work of an op is its floating-point operations and the bytes that it writes. And an op joins no other one whose weights
-    fit into a device's ``memory`` without its own only, and no two sets that stay together become one.
+    By this rule alone a chain of layers is one group, which no two devices can share. ``largest`` bounds what the rule makes. A
+    group takes at most this share of the model's work, or 4/3 of the work of its heaviest op. It takes at most this share of
+    the weights (or of the smallest device's memory, if that is less), or 17/16 of the weights of its largest op. The work of
+    an op is its floating-point operations and the bytes that it writes. Two groups are not joined either if a device's
+    ``memory`` holds the largest op of both but not all their weights, or if each holds a set that stays together.
 
-    Then, to keep the bound, groups joined by an edge are merged two at a time: the pair with the fewest operations together
-    (with ``largest``, the smallest share of work and of weights, added up) first, and among equals the one with the most bytes
-    between them; never a pair with another path from one to the other, which would close a cycle. Groups without any edge left
-    are merged by the same measure.
+    Then, to keep the bound, groups joined by an edge are merged two at a time: first the pair with the fewest operations
+    together (with ``largest``, the smallest share of work and of weights, added up), and among equals the one with the most
+    bytes between them. A pair with another path from one to the other is never merged, since that would close a cycle. When
+    no edge is left, groups are merged by the same measure.
 
     Args:
         graph: the task graph.
         max_groups: most groups allowed; None for no bound.
         keep_together: sets of op names that need one device. Each becomes one group, with every op that lies on a path
             between two of its members.
-        pairs: further sets of op names that are in one group; unlike the others, two of them may become one.
-        co_locate: whether to apply the co-location rule; without it and a bound, only what must stay together is grouped.
+        pairs: further sets of op names that are in one group; unlike ``keep_together``, two of them may become one group.
+        co_locate: whether to apply the co-location rule. Without it and without a bound, only ``keep_together`` and ``pairs``
+            are grouped.
         largest: largest share, above 0, of the model that the co-location rule merges; None for no bound.
         memory: bytes that devices hold.
 
@@ -137,11 +138,11 @@ class _Limits:
     """Bounds on the size of groups under the co-location rule of :func:`coarsen`.
 
     Args:
-        owner: the group of each op as the rule finds them. What is one already counts as one op.
-        kept: groups that hold a set which stays together.
+        owner: the group of each op before the rule is applied. Ops that are already in one group count as one op.
+        kept: groups that hold a set of ops that stays together.
         work: ``float64[V]``.
         weights: ``float64[V]``, bytes.
-        largest: share of either that a group may take.
+        largest: share of work and of weights that a group may take.
         memory: bytes that devices hold.
     """
 
@@ -157,14 +158,14 @@ class _Limits:
         owners = np.array(owner, np.int32)
         self._work = _sum_by(owners, work, len(owners)).tolist()
         self._weights = _sum_by(owners, weights, len(owners)).tolist()
-        self._most_work, self._most_weights = self._work[:], self._weights[:]  # of any op in the group
+        self._most_work, self._most_weights = self._work[:], self._weights[:]  # largest of any op in the group
         self._work_limit = largest * float(work.sum())
         self._weights_limit = largest * min([float(weights.sum()), *memory])
         self._memory = sorted(memory)
         self._kept = np.isin(np.arange(len(owners)), kept).tolist()
 
     def join(self, u: int, v: int) -> bool:
-        """Add up two groups, one of which stands for both from here on, unless they are too much for one group."""
+        """Join two groups, either of which then stands for both. Returns False, changing nothing, if they are too large."""
         work, weights = self._work[u] + self._work[v], self._weights[u] + self._weights[v]
         most_work = max(self._most_work[u], self._most_work[v])
         most_weights = max(self._most_weights[u], self._most_weights[v])

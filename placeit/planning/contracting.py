@@ -18,8 +18,8 @@ class Contracted:
     """A task graph whose ops are parts of another one.
 
     Attributes:
-        graph: an op of kind ``Segment`` for each part that computes something, named after its first op; ops of kind
-            ``Parameter`` and ``Result`` are those of the other graph.
+        graph: an op of kind ``Segment`` for each part that computes something, named after its first op. Ops of kind
+            ``Parameter`` and ``Result`` are taken over from the other graph.
         part_of: ``int32[V]``, for each op of the other graph the number of its part.
         tensor_of: for each tensor of the other graph that leaves its part, its number in ``graph``.
         bodies: for each ``Result`` of a constant, which reads no op, the number of the part that writes it.
@@ -32,7 +32,7 @@ class Contracted:
 
 
 def contract(graph: OpGraph, segments: Sequence[NDArray[np.int32]]) -> Contracted:
-    """Make one op of all ops that are in one segment in each of several plans.
+    """Merge the ops that every one of several plans has in one segment, so that each set becomes one op.
 
     Args:
         graph: the task graph.

@@ -1,4 +1,4 @@
-"""Choose the number of requests in flight with which a plan serves as many as it can."""
+"""Choose the number of requests in flight for a plan's highest throughput."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from placeit.simulator.simulate import schedule
 __all__ = ["held", "in_flight", "in_service"]
 
 _MOST = 16
-_AS_MANY = 1.01  # times the seconds per request of that many in flight
-_SIMULATED = 64  # requests
+_AS_MANY = 1.01  # most seconds per request, as a multiple of the seconds with _MOST in flight
+_SIMULATED = 64  # requests per simulated run
 
 
 def held(plan: Plan) -> float:
-    """Return how many requests a plan holds while its bottleneck is always busy: makespan over seconds per request, >= 1."""
+    """Return how many requests a plan holds while its bottleneck is always busy: makespan / seconds per request, at least 1."""
     each = Throughput().of_plan(plan)
     return max(1.0, plan.schedule.makespan / each) if each > 0 else 1.0
 
 
 def in_flight(plan: Plan) -> int:
-    """Return how many requests in flight serve, within 1 %, as many as 16 would, by the simulator; at least two.
+    """Return the fewest requests in flight whose simulated throughput is within 1 % of that with 16 in flight; at least 2.
 
-    Those that a plan holds and one that waits may not be enough where segments alternate between devices: a request waits for a
-    device that works for another one, and then both want the same device.
+    One more than :func:`held` may not be enough where segments alternate between devices: a request waits for a device that
+    works for another request, and then both want the same device.
     """
     least = min(_MOST, math.ceil(held(plan) - 1e-9) + 1)
     enough = _AS_MANY * _seconds(plan, _MOST)
@@ -38,6 +38,6 @@ def in_service(plan: Plan) -> int:
 
 
 def _seconds(plan: Plan, requests: int) -> float:
-    """Simulated seconds of a run with so many in flight."""
+    """Return the simulated seconds of 64 requests, of which at most ``requests`` are in flight."""
     flights = schedule(plan.problem, plan.placement, requests=_SIMULATED, in_flight=requests).requests
     return float(flights.ended.max())

@@ -1,4 +1,4 @@
-"""Merges groups of a task graph pair by pair, keeping the graph of groups acyclic."""
+"""Merge groups of a task graph pair by pair, keeping the graph of groups acyclic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from placeit.core.graph import OpGraph
 
 __all__ = ["Merger"]
 
-_DEAD, _WAITS = -1, 0  # what an edge has in place of a turn when it is gone, and when it is in no heap
+_DEAD, _WAITS = -1, 0  # values of an edge's turn: the edge is gone; the edge is in no heap
 _GAP = 1 << 20
 
 
@@ -22,9 +22,9 @@ class _Edge:
     Attributes:
         source: the group that writes.
         target: the group that reads.
-        nbytes: of all tensors that it moves.
+        nbytes: bytes of all tensors that it moves.
         turn: of its entry in the heap of one of its ends; entries with other turns are out of date.
-        waiting: edges from the same source that may not be merged as long as this one is there, which begins another path.
+        waiting: edges from the same source that may not be merged while this edge exists, since another path begins with it.
     """
 
     __slots__ = ("nbytes", "source", "target", "turn", "waiting")
@@ -34,33 +34,33 @@ class _Edge:
         self.waiting: list[_Edge] = []
 
 
-_Near = tuple[float, float, int, int, _Edge]  # work of the neighbour, -bytes, name of the neighbour, turn, edge
+_Near = tuple[float, float, int, int, _Edge]  # work and -bytes of the neighbour, name of the neighbour, turn, edge
 _Entry = tuple[float, float, int, int, int, int, int, _Edge]  # work of both, -bytes, names, version, group, turn, edge
 
 
 class Merger:
     """Groups under construction, at first one per op; each is identified by the number of one of its ops.
 
-    Would a merge close a cycle? A search from both ends finds out, within what lies between the two in a topological order,
-    which every merge keeps up. The side of the search that ends first decides, and is all that has to move in the order.
+    Whether a merge would close a cycle is found by a search from both ends, within the groups between the two in a topological
+    order, which every merge keeps up to date. The search that ends first decides, and only the groups that it found have to
+    move in the order.
 
-    What is the lightest pair? An edge is kept in a heap of that end which has more neighbours, by the work of the other one,
-    so that nothing has to be sorted anew when a group with many neighbours grows; the best edge of each group is in a heap of
-    all groups.
+    To find the lightest pair, each edge is kept in a heap of the end with more neighbours, by the work of the other end. So
+    nothing has to be sorted again when a group with many neighbours grows. Another heap holds the best edge of each group.
 
     Args:
         graph: the task graph.
-        work: ``float64[V]``, by which pairs are compared; None for floating-point operations.
+        work: ``float64[V]``, the measure by which pairs are compared; None for floating-point operations.
 
     Attributes:
-        live: the groups there are.
+        live: the current groups.
     """
 
     def __init__(self, graph: OpGraph, work: NDArray[np.float64] | None = None) -> None:
         ops = len(graph)
         self.live = dict.fromkeys(range(ops))
         self._leader = list(range(ops))
-        self._name = list(range(ops))  # of the op that a group began with: decides between equals
+        self._name = list(range(ops))  # number of the first op of a group: decides between equals
         self._work: list[float] = (graph.flops if work is None else work).tolist()
         self._children: list[dict[int, _Edge]] = [{} for _ in range(ops)]
         self._parents: list[dict[int, _Edge]] = [{} for _ in range(ops)]
@@ -75,7 +75,7 @@ class Merger:
         self._below: list[list[_Near]] = [[] for _ in range(ops)]
         self._above: list[list[_Near]] = [[] for _ in range(ops)]
         self._elsewhere: list[set[_Edge]] = [set() for _ in range(ops)]  # edges in the heap of their other end
-        self._version = [0] * ops  # of a group's entry in the heap of all
+        self._version = [0] * ops  # of a group's entry in the heap of all groups
         self._turns = 0
 
     def owner(self) -> list[int]:
@@ -101,15 +101,15 @@ class Merger:
             first = self.find(first)
 
     def join(self, u: int, v: int) -> bool:
-        """Merge group v into group u, which it reads from, unless another path leads from u to v; say whether it was done."""
+        """Merge group v into group u, which v reads from. Returns False if another path leads from u to v."""
         return self._connect(u, v)[0] is None
 
     def co_locate(self, join: Callable[[int, int], bool] = lambda _u, _v: True) -> None:
         """Merge every op with its only child if it is that child's only parent.
 
         Args:
-            join: whether a group may be merged with another one that reads from it, given an op of each; it is asked right
-                before every merge.
+            join: called right before every merge with an op of a group and an op of the group that reads from it. Returns
+                whether they may be merged.
         """
         for group in list(self.live):
             u = group
@@ -145,7 +145,7 @@ class Merger:
                 edge.turn = _DEAD
                 self._reenter(self.find(u), [*changed, *(freed for freed in edge.waiting if freed.turn == _WAITS)])
             else:
-                # that path is there until its first group is merged with u, or with v, which makes one edge of two
+                # the other path lasts until its first group is merged with u or v, which makes one edge of two
                 self._children[u][step].waiting.append(edge)
                 self._offer(keeper)
         if len(self.live) > limit:
@@ -159,10 +159,10 @@ class Merger:
             self._merge(u, v)
             heapq.heappush(islands, (self._work[u], self._name[u], u))
 
-    # which pair is next
+    # choosing the next pair
 
     def _enter(self, edge: _Edge) -> int:
-        """Put an edge into the heap of the end with more neighbours, as it is now, and return that end."""
+        """Put an edge into the heap of the end with more neighbours; return that end."""
         u, v = edge.source, edge.target
         self._turns += 1
         edge.turn = self._turns
@@ -176,7 +176,7 @@ class Merger:
         return keeper
 
     def _offer(self, group: int) -> None:
-        """Put the best of the edges that a group keeps into the heap of all, in place of what was there."""
+        """Put the best edge in a group's heaps into the heap of all groups, in place of the group's previous entry."""
         self._version[group] += 1
         work, name, entries = self._work[group], self._name[group], []
         for heap, down in ((self._below[group], True), (self._above[group], False)):
@@ -190,7 +190,7 @@ class Merger:
             heapq.heappush(self._heap, min(entries))
 
     def _reenter(self, group: int, changed: Iterable[_Edge]) -> None:
-        """Put edges in again: some, and those of a group that has grown which other groups keep."""
+        """Enter ``changed`` edges in the heaps again, and a grown group's edges in the heaps of their other ends."""
         keepers = {group}
         keepers.update(self._enter(edge) for edge in dict.fromkeys([*self._elsewhere[group], *changed]))
         for keeper in keepers:
@@ -202,10 +202,10 @@ class Merger:
     # merging
 
     def _connect(self, u: int, v: int) -> tuple[int | None, list[_Edge]]:
-        """Merge two groups, u before v in the order, unless another path than an edge leads from u to v.
+        """Merge two groups, u before v in the order, unless a path other than their edge leads from u to v.
 
         Returns:
-            None if they were merged, else the first group after u on the other path; and what :meth:`_merge` returns.
+            The first group after u on the other path, or None if the groups were merged; and what :meth:`_merge` returns.
         """
         edge = self._children[u].pop(v, None)
         self._parents[v].pop(u, None)
@@ -218,18 +218,18 @@ class Merger:
         return None, self._merge(u, v)
 
     def _search(self, u: int, v: int) -> tuple[int | None, list[int], int]:
-        """Look for a path from u to v between which there is no edge.
+        """Look for a path from u to v, which have no edge between them.
 
         Returns:
-            The first group after u on one, None if there is none. Then, in that case, what has to move in the order so that u
-            and v are beside each other, and after which group: u and all that it reaches before v, or v and all that reach it
-            after u, whichever is known first.
+            The first group after u on a path, or None if there is no path. Then, without a path, the groups to move in the
+            order so that u and v are next to each other, and the group to move them behind. They are u and all groups before
+            v that it reaches, or v and all groups after u that reach it, whichever are found first.
         """
         place = self._order.place
-        if between := self._children[u].keys() & self._parents[v].keys():  # most paths are as short as that
+        if between := self._children[u].keys() & self._parents[v].keys():  # most paths have one group between u and v
             return next(iter(between)), [], v
         begin, end = place(u), place(v)
-        below, above = {u: u}, {v: v}  # of each group that was found, where the way to it begins
+        below, above = {u: u}, {v: v}  # for each group found: the first step on the way to it
         down = _walk(below, self._children, lambda w: place(w) < end)
         up = _walk(above, self._parents, lambda w: place(w) > begin)
         while True:
@@ -252,7 +252,7 @@ class Merger:
         below, above = ({g: g for g in members} for _ in range(2))
         down = _walk(below, self._children, lambda w: place(w) < end)
         up = _walk(above, self._parents, lambda w: place(w) > begin)
-        while True:  # what the shorter of two walks finds holds all of them
+        while True:  # every group between members is among those that the shorter walk finds
             if next(down, None) is None:
                 found, back = below, self._parents
                 break
@@ -268,7 +268,7 @@ class Merger:
         """Merge two groups; there is no path between them other than an edge from u to v.
 
         Returns:
-            Edges that may have to be entered in heaps anew, besides those of the merged group that other groups keep.
+            Edges whose heap entries may be out of date, besides edges of the merged group in heaps of other groups.
         """
         big, small = (u, v) if self._degree(u) >= self._degree(v) else (v, u)
         self._children[u].pop(v, None)
@@ -310,12 +310,12 @@ class Merger:
 def _walk(
     found: dict[int, int], near: Sequence[Mapping[int, object]], within: Callable[[int], bool]
 ) -> Iterator[tuple[int, int]]:
-    """Follow edges from some groups on, in depth.
+    """Follow edges from some groups, depth first.
 
     Args:
-        found: where to begin; gets what is found, each with the first step on the way to it.
+        found: the groups to start from; the groups that are found are added, each with the first step on the way to it.
         near: the neighbours of each group in the direction of the walk.
-        within: whether to go there.
+        within: whether to continue from a group.
 
     Yields:
         Each edge that is followed, by its two ends.
@@ -335,23 +335,23 @@ def _walk(
 
 
 class _Order:
-    """A list in which groups can be moved, and that tells by a number where each is.
+    """A list of groups in which groups can be moved, with a number for each that increases along the list.
 
-    Numbers have gaps, and are spread anew around a place where none is left. Source: Dietz and Sleator, "Two algorithms for
+    Numbers have gaps; where no gap is left, numbers nearby are spread anew. Source: Dietz and Sleator, "Two algorithms for
     maintaining order in a list", 1987, section 2.
     """
 
     def __init__(self, count: int) -> None:
-        self._after: list[int] = [*range(1, count + 1), 0]  # the last entry is the end of the list, and its beginning
+        self._after: list[int] = [*range(1, count + 1), 0]  # the last entry stands for both ends of the list
         self._before: list[int] = [count, *range(count)]
         self._place: list[int] = [(i + 1) * _GAP for i in range(count)] + [0]
 
     def place(self, group: int) -> int:
-        """Return a number that is larger for what comes later."""
+        """Return the number of a group; a later group has a larger one."""
         return self._place[group]
 
     def before(self, group: int) -> int:
-        """Return what comes right before a group."""
+        """Return the group right before a group."""
         return self._before[group]
 
     def drop(self, group: int) -> None:
@@ -360,7 +360,7 @@ class _Order:
         self._before[self._after[group]] = self._before[group]
 
     def move(self, groups: Sequence[int], after: int) -> None:
-        """Move groups to where they follow another one, in the order given."""
+        """Move groups right behind another group, in the order given."""
         for group in groups:
             self.drop(group)
         row, end, begin = list(groups), self._after[after], self._place[after]

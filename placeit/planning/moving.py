@@ -1,4 +1,4 @@
-"""Decide when a placement that looks better is worth the move: rent or buy, at a price that doubles with each move."""
+"""Decide when a better placement is worth the move: rent or buy, at a price that doubles with each move."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 
 __all__ = ["Moves"]
 
-_LEAST = 0.05  # of what requests take: what is predicted to save less is not worth anything
-_CALM_S = 600.0  # after which a move is half forgotten
+_LEAST = 0.05  # share of a request's time; a move that is predicted to save less is not worth anything
+_CALM_S = 600.0  # seconds in which the price halves
 
 
 class Moves:
-    """Decides when to move to a better placement, without knowing for how long it will be there.
+    """Rule for when to move to a better placement, without knowing how long it will stay better.
 
-    Staying costs the share of the time that the better one would save, for as long as one stays. As soon as that adds up to the
-    price, it is time to move. The price is what the move takes, doubled by each move before, and halved by every ten minutes
-    since the last one. If what looked better is gone, or saves less than 5 %, counting begins anew.
+    Staying costs the share of time that the better placement would save, for as long as one stays. The move is due as soon as
+    the cost of staying reaches the price. The price is the time that the move takes, doubled by each earlier move, and halved
+    by every ten minutes since the last one. If no better placement is left, or it saves less than 5 %, counting starts again.
 
     At a fixed price, that costs at most twice what the best decision in hindsight would (rent or buy; Karlin, Manasse, Rudolph
     and Sleator 1988, "Competitive snoopy caching"). The price that doubles keeps a device that comes and goes from being
@@ -27,11 +27,11 @@ class Moves:
         self._before, self._moved = 0.0, -math.inf
 
     def due(self, now: float, saved: float, price: float) -> bool:
-        """Say whether to move now; to be asked again and again while something looks better.
+        """Return whether to move now; call it repeatedly while another placement is predicted to be better.
 
         Args:
-            now: seconds by some clock that does not go back.
-            saved: share of what requests take now that they would not take after the move.
+            now: seconds of a monotonic clock.
+            saved: share of a request's present time that the move would save.
             price: seconds that the move takes.
         """
         if saved < _LEAST:
@@ -43,11 +43,11 @@ class Moves:
         return self._lost >= price * math.exp2(self._weight(now))
 
     def stay(self) -> None:
-        """Count anew, as nothing looks better any more, or something else does."""
+        """Reset the cost of staying, as no other placement looks better any more, or a different one does."""
         self._lost, self._since = 0.0, math.nan
 
     def moved(self, now: float) -> None:
-        """Take note of a move."""
+        """Record a move, which doubles the price of the next one."""
         self._before, self._moved = self._weight(now) + 1.0, now
         self.stay()
 

@@ -19,7 +19,7 @@ from placeit.planning.segments import Costs
 
 __all__ = ["divided", "group_devices", "held", "matches", "parse_pins", "pinned_ops"]
 
-_NEAR = 3  # names that are suggested
+_NEAR = 3  # most op names that a message suggests
 
 
 def parse_pins(texts: Sequence[str]) -> dict[str, str]:
@@ -35,12 +35,12 @@ def parse_pins(texts: Sequence[str]) -> dict[str, str]:
 
 
 def matches(pattern: str, op: str) -> bool:
-    """Return whether a pin is about an op: its pattern is the name, or a glob (``*``, ``?``, ``[abc]``), case-sensitive."""
+    """Return whether a pin's pattern matches an op: as its name, or as a case-sensitive glob (``*``, ``?``, ``[abc]``)."""
     return op == pattern or fnmatch.fnmatchcase(op, pattern)
 
 
 def pinned_ops(pins: Mapping[str, str], ops: Sequence[str], devices: Sequence[str]) -> NDArray[np.int32]:
-    """Find the pinned ops.
+    """Return the device that each op is pinned to.
 
     Args:
         pins: device by pattern (:func:`matches`).
@@ -48,10 +48,10 @@ def pinned_ops(pins: Mapping[str, str], ops: Sequence[str], devices: Sequence[st
         devices: names of the devices.
 
     Returns:
-        ``int32[V]``, the device of each op, -1 where none is asked for.
+        ``int32[V]``, the device of each op; -1 for an op that is not pinned.
 
     Raises:
-        UsageError: a device is not there, a pattern matches no op, or an op is given two devices.
+        UsageError: a device does not exist, a pattern matches no op, or an op is given two devices.
     """
     found = np.full(len(ops), -1, np.int32)
     by: dict[int, str] = {}
@@ -73,7 +73,7 @@ def pinned_ops(pins: Mapping[str, str], ops: Sequence[str], devices: Sequence[st
 
 
 def _near(pattern: str, ops: Sequence[str]) -> str:
-    """Suggest op names that look like a pattern, as the end of a message."""
+    """Return the end of a message that suggests ops with names similar to a pattern, or else the first ops."""
     word = pattern.strip("*?").lower()
     close = [name for name in ops if word and word in name.lower()][:_NEAR]
     close = close or difflib.get_close_matches(pattern.strip("*?"), ops, _NEAR, 0.5) or list(ops[:_NEAR])
@@ -88,11 +88,11 @@ def divided(grouping: Grouping, devices: NDArray[np.int32], together: Sequence[S
 
     Args:
         grouping: the groups.
-        devices: ``int32[V]``, the device that each op is wanted on, -1 for any.
+        devices: ``int32[V]``, the device that each op is to be on; -1 for any device.
         together: sets of ops that need one device.
 
     Raises:
-        PlacementError: ops that need one device, or ops between them, are wanted on several.
+        PlacementError: ops that need one device, or ops between them, are assigned to several.
     """
     graph, group_of = grouping.graph, grouping.group_of
     asked = np.flatnonzero(devices >= 0)
@@ -105,7 +105,7 @@ def divided(grouping: Grouping, devices: NDArray[np.int32], together: Sequence[S
         merger.join_convex(np.flatnonzero(group_of == group).tolist())
     for names in together:
         merger.join_convex(graph.index[name] for name in names)
-    parts: dict[int, list[int]] = {}  # what is one already
+    parts: dict[int, list[int]] = {}  # ops that are in one group already, by its number
     for v in range(len(graph)):
         parts.setdefault(merger.find(v), []).append(v)
     wanted: dict[int, int] = {}
@@ -116,7 +116,7 @@ def divided(grouping: Grouping, devices: NDArray[np.int32], together: Sequence[S
             raise PlacementError(_inseparable(graph, ops, one, other, together))
         wanted[part] = next(iter(found), -1)
     inside = sorted((u, v) for u, v in graph.edges.tolist() if group_of[u] == group_of[v])
-    for u, v in (*inside, *sorted(((v, u) for u, v in inside), reverse=True)):  # down, then up
+    for u, v in (*inside, *sorted(((v, u) for u, v in inside), reverse=True)):  # along the edges, then against them
         near, far = merger.find(u), merger.find(v)
         if wanted[far] == -1:
             wanted[far] = wanted[near]
@@ -128,7 +128,7 @@ def divided(grouping: Grouping, devices: NDArray[np.int32], together: Sequence[S
 
 
 def _inseparable(graph: OpGraph, part: Sequence[int], one: str, other: str, together: Sequence[Sequence[str]]) -> str:
-    """Say why two ops are not separated."""
+    """Return the message that says why two ops cannot be on different devices."""
     inside = {graph.names[v] for v in part}
     sets = [names for names in together if inside.issuperset(names)]
     shared = next((names for names in sets if one in names and other in names), sets[0])
@@ -152,15 +152,15 @@ def group_devices(grouping: Grouping, devices: NDArray[np.int32]) -> NDArray[np.
 
 
 def held(costs: Costs, grouping: Grouping, devices: NDArray[np.int32]) -> Costs:
-    """Return costs with which a group that is assigned to a device can run nowhere else.
+    """Return costs that let a group run only on the device that it is assigned to.
 
     Args:
         costs: of all groups on all devices.
-        grouping: the groups; none is wanted on several devices (see :func:`divided`).
-        devices: ``int32[V]``, the device that each op is wanted on, -1 for any.
+        grouping: the groups; each has ops for at most one device, as :func:`divided` makes them.
+        devices: ``int32[V]``, the device that each op is to be on; -1 for any device.
 
     Raises:
-        InfeasibleError: a device cannot run what is wanted there.
+        InfeasibleError: a device cannot run a group that is assigned to it.
     """
     wanted = group_devices(grouping, devices)
     asked = np.flatnonzero(wanted >= 0)

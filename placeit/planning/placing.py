@@ -1,4 +1,4 @@
-"""Between placements of a model's ops, which people keep in files, and placements of its groups, which are planned and run."""
+"""Convert between placements of ops, as files keep them, and placements of groups, as plans use them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Placing"]
 
 @dataclass(frozen=True, eq=False)
 class Placing:
-    """A model's ops in groups, to be placed on some devices.
+    """A grouping of a model's ops, to be placed on some devices.
 
     Attributes:
         grouping: ops and groups.
-        devices: their names.
-        pinned: ``int32[V]``, the device that each op has to be on, -1 for any.
+        devices: the devices' names.
+        pinned: ``int32[V]``, the device that each op has to be on; -1 for an op that is not pinned.
         together: sets of ops that need one device.
     """
 
@@ -50,16 +50,16 @@ class Placing:
         """Group the ops of a model; a group whose ops are pinned to several devices is split.
 
         Args:
-            graph: of the model.
-            devices: their names.
+            graph: the model's graph.
+            devices: the devices' names.
             pins: device names by op names or globs of them.
             max_groups: most groups allowed, before any is split.
             together: sets of ops that need one device.
             pairs: sets of ops that are in one group unless pins or placements separate them.
-            memory: bytes that each device holds.
+            memory: bytes of each device's memory.
 
         Raises:
-            UsageError: a pin names no device, matches no op, or contradicts another one.
+            UsageError: a pin names an unknown device, matches no op, or contradicts another pin.
             PlacementError: ops that need one device are pinned to several.
         """
         pinned = pinned_ops(pins, graph.names, devices)
@@ -67,7 +67,7 @@ class Placing:
         return cls(divided(grouping, pinned, together), devices, pinned, together)
 
     def on(self, device: str) -> Self:
-        """Return the same groups to be placed on one other device, with no pins."""
+        """Return these groups, without pins, to be placed on one device."""
         return replace(self, devices=(device,), pinned=np.full_like(self.pinned, -1))
 
     def able(self) -> NDArray[np.bool_]:
@@ -77,11 +77,11 @@ class Placing:
         return able
 
     def held(self, costs: Costs) -> Costs:
-        """Return costs by which a pinned group can run nowhere else. Raises InfeasibleError if it cannot run there."""
+        """Return costs that let a pinned group run only where it is pinned. Raises InfeasibleError if it cannot run there."""
         return held(costs, self.grouping, self.pinned)
 
     def divided(self, placement: Placement, *, by_segments: bool = False) -> Self:
-        """Split groups whose ops a placement has on different devices, or in different segments of its own.
+        """Split groups whose ops a placement has on different devices or, ``by_segments``, in different segments.
 
         Raises:
             PlacementError: the placement does not fit the model or the devices, or separates ops that need one device.
@@ -100,11 +100,11 @@ class Placing:
             return self
 
     def groups_of(self, placement: Placement) -> NDArray[np.int32]:
-        """Device of each group, ``int32[G]``, matched by op and device name.
+        """Return the device of each group, ``int32[G]``, matched by the names of ops and devices.
 
         Raises:
-            PlacementError: the placement belongs to another model, does not cover this one, uses a device that is not there,
-                separates ops of one group, or has an op elsewhere than where it is pinned.
+            PlacementError: the placement belongs to another model, does not cover this one, uses an unknown device, separates
+                ops of one group, or has an op on another device than it is pinned to.
         """
         grouping, graph = self.grouping, self.grouping.graph
         devices = placement.for_ops(graph.names, self.devices, graph.hash)
@@ -129,7 +129,7 @@ class Placing:
         return first
 
     def segments_of(self, placement: Placement) -> NDArray[np.int32] | None:
-        """The placement's own segment of each group, ``int32[G]``; None if it has none, or if one of them cuts a group."""
+        """Return the placement's segment of each group, ``int32[G]``; None without segments, or if a segment cuts a group."""
         of_op = placement.segments_for(self.grouping.graph.names)
         if of_op is None:
             return None
@@ -138,7 +138,7 @@ class Placing:
         return of if (of[self.grouping.group_of] == of_op).all() else None
 
     def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
-        """Placement of the ops from the device of each group, ``int32[G]``, and from the segments of its plan."""
+        """Return the placement of ops, given each group's device, ``int32[G]``; with a plan, its segments are added."""
         group_of, graph = self.grouping.group_of, self.grouping.graph
         devices = np.asarray(groups, np.int32)[group_of]
         return Placement(graph.names, devices, self.devices, graph.hash, None if plan is None else plan.segment_of[group_of])

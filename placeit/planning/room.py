@@ -1,4 +1,4 @@
-"""Decide whether the weights of a model's ops and groups fit into the memory of the devices that can run them."""
+"""Check whether the weights of a model's ops and groups fit into the memory of the devices that can run them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SMALLER = "Add a device or memory, or use a smaller model."
 
 
 def check_room(grouping: Grouping, able: NDArray[np.bool_], cluster: Cluster) -> None:
-    """Check what can be said before any placement is tried.
+    """Check, before any placement is tried, whether weights can fit at all.
 
     Args:
         grouping: the model's ops in groups.
@@ -26,8 +26,8 @@ def check_room(grouping: Grouping, able: NDArray[np.bool_], cluster: Cluster) ->
         cluster: the devices.
 
     Raises:
-        InfeasibleError: all weights exceed the memory of all devices, those of ops that may be on one device only exceed its
-            memory, or those of an op or a group fit on no device; the message names the op.
+        InfeasibleError: all weights exceed the memory of all devices, the weights of ops that may be on one device only
+            exceed its memory, or the weights of an op or a group fit on no device; the message names the op.
     """
     graph = grouping.graph
     names, memory = cluster.names, np.array([device.memory_bytes for device in cluster.devices])
@@ -40,7 +40,7 @@ def check_room(grouping: Grouping, able: NDArray[np.bool_], cluster: Cluster) ->
             device, ops = crowded
             op = int(ops[weights[ops].argmax()])
             why = (
-                f"; those of the {len(ops)} ops that can be on {names[device]} only take "
+                f"; the weights of the {len(ops)} ops that can only be on {names[device]} take "
                 f"{about_bytes(float(weights[ops].sum()))} (the largest is '{graph.names[op]}' with "
                 f"{about_bytes(float(weights[op]))})"
             )
@@ -48,7 +48,7 @@ def check_room(grouping: Grouping, able: NDArray[np.bool_], cluster: Cluster) ->
             members = np.flatnonzero(grouping.group_of == group)
             op = int(members[weights[members].argmax()])
             why = (
-                f"; those of the {len(members)} ops that are placed together with '{graph.names[op]}' take "
+                f"; the weights of the {len(members)} ops that are placed together with '{graph.names[op]}' take "
                 f"{about_bytes(float(weights[members].sum()))}, and fit on no device that can run them all"
             )
             advice = "Add a device or memory, or allow more groups."
@@ -60,7 +60,7 @@ def check_room(grouping: Grouping, able: NDArray[np.bool_], cluster: Cluster) ->
 def too_little(
     weights: NDArray[np.float64], names: Sequence[str], memory: NDArray[np.float64], why: str, advice: str = _SMALLER
 ) -> str:
-    """Say that weights do not fit, given what else is known of why."""
+    """Return the message that says that weights do not fit; ``why`` is appended to it."""
     held = ", ".join(f"{name} {about_bytes(room)}" for name, room in zip(names, memory.tolist(), strict=True))
     return (
         f"No placement was found in which the weights fit: they take {about_bytes(float(weights.sum()))} in all, and the "
@@ -75,18 +75,18 @@ def of_one_op(
     names: Sequence[str],
     memory: NDArray[np.float64],
 ) -> str:
-    """Say that the weights of an op alone fit on none of the devices that can run it; empty if there is no such op."""
+    """Return the part of a message about an op that fits on no device that can run it; empty if there is no such op."""
     found = _nowhere(weights, able, memory)
     if found is None:
         return ""
     return (
-        f"; those of '{ops[found]}' alone, {about_bytes(float(weights[found]))}, fit on none that can run it "
+        f"; the weights of '{ops[found]}' alone, {about_bytes(float(weights[found]))}, fit on no device that can run it "
         f"({', '.join(names[d] for d in np.flatnonzero(able[found]).tolist())})"
     )
 
 
 def _nowhere(weights: NDArray[np.float64], able: NDArray[np.bool_], memory: NDArray[np.float64]) -> int | None:
-    """Return the op or group with the most weights of those that fit on none of the devices that can run them."""
+    """Return the heaviest op or group that no device that can run it has memory for; None if there is no such one."""
     found = np.flatnonzero(able.any(axis=1) & ~(able & (weights[:, None] <= memory)).any(axis=1))
     return int(found[weights[found].argmax()]) if len(found) else None
 
@@ -94,7 +94,7 @@ def _nowhere(weights: NDArray[np.float64], able: NDArray[np.bool_], memory: NDAr
 def _crowded(
     weights: NDArray[np.float64], able: NDArray[np.bool_], memory: NDArray[np.float64]
 ) -> tuple[int, NDArray[np.intp]] | None:
-    """A device that is too small for the ops which have no other one, with these ops."""
+    """Return a device too small for the ops that can run nowhere else, and these ops; None if every device has room."""
     bound = able.sum(axis=1) == 1
     for device, room in enumerate(memory.tolist()):
         ops = np.flatnonzero(bound & able[:, device])
@@ -104,7 +104,7 @@ def _crowded(
 
 
 def _too_large(grouping: Grouping, able: NDArray[np.bool_], memory: NDArray[np.float64]) -> int | None:
-    """The largest group that some device can run, and none can hold."""
+    """Return the largest group that some devices can run but none of them can hold; None if there is no such group."""
     groups = np.ones((len(grouping.groups), len(memory)), bool)
     np.logical_and.at(groups, grouping.group_of, able)
     return _nowhere(grouping.groups.param_bytes, groups, memory)

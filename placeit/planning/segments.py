@@ -1,4 +1,4 @@
-"""From a placement of groups to segments, which are compiled and run as one program on one device."""
+"""Turn a placement of groups into segments, each of which is compiled and run as one program on one device."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from placeit.simulator.simulate import Schedule, schedule
 __all__ = ["Costs", "Plan", "Profiled", "Segment", "Segmenter"]
 
 _FREE_KINDS = frozenset({"Parameter", "Result"})
-_DISTURBED = 0.15  # share by which the times of one model vary on a machine that is busy with something else
-_AT_ONCE = 50  # steps of a search between two looks at the clock, for each of which it takes milliseconds
+_DISTURBED = 0.15  # share by which a model's times vary on a machine that is busy with something else
+_AT_ONCE = 50  # steps of a search between two checks of the deadline; they take milliseconds
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class Profiled:
 
     Attributes:
         at: seconds since 1970.
-        load: how many cores other processes kept busy meanwhile, on average; None if that is not known.
-        cached: whether it was done before, and the costs are from the cache.
-        cut: how many groups were measured cut off from their neighbours; the cut costs of the others are predicted from these.
-        groups: how many groups there are that compute something.
-        error: mean error of the cut cost of a measured group as the other measured ones predict it, as a share of the group's
-            time; None if all groups were measured, or too few.
-        spread: by how much the seconds of the whole model varied, on the device where they did so most: the high end of their
-            95 % interval over the low one, less 1; 0 if no device runs the whole model.
+        load: how many cores other processes kept busy during profiling, on average; None if unknown.
+        cached: whether the costs are from the cache of an earlier profiling.
+        cut: number of groups that were measured cut off from their neighbours; from them the cut costs of others are predicted.
+        groups: number of groups that compute something.
+        error: mean error of the predicted cut cost of a measured group, with the other measured groups as the basis, as a
+            share of the group's time; None if all groups were measured, or too few.
+        spread: variation of the whole model's seconds on the device where they varied most: the upper end of their 95 %
+            interval divided by the lower end, less 1; 0 if no device runs the whole model.
         blocks: how many blocks of runs were measured.
-        disturbed_blocks: how many of them other processes disturbed, also when they were repeated.
-        unsure: whether some costs are from disturbed blocks, as there were too few others: then the faster ones count.
+        disturbed_blocks: number of blocks that other processes disturbed, even when repeated.
+        unsure: whether some costs are from disturbed blocks, for lack of others; such costs use the faster blocks.
     """
 
     at: float
@@ -60,11 +60,11 @@ class Profiled:
 
     @property
     def disturbed(self) -> bool:
-        """True if too few blocks were undisturbed, or times varied by so much that something else kept the machine busy."""
+        """True if too few blocks were undisturbed, or times varied so much that something else must have used the machine."""
         return self.unsure or self.spread > _DISTURBED
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the fields as a dict for JSON."""
         return {
             "at": datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds"),
             "age_s": max(0.0, time.time() - self.at),
@@ -84,26 +84,26 @@ class Profiled:
 class Costs:
     """Costs of groups on devices, and of cuts between them, all in seconds.
 
-    A segment takes one ``dispatch``, the ``core`` time of each of its groups, and that part of each group's ``cut`` time
-    which the group's tensors crossing the segment's border have in all bytes that the group reads and writes. A group alone
-    in its segment so takes dispatch + core + cut, and the whole model as one segment takes dispatch + the sum of core.
+    A segment takes one ``dispatch``, the ``core`` time of each of its groups, and a part of each group's ``cut`` time. This
+    part is the share that the tensors crossing the segment's border have in all bytes that the group reads and writes. So a
+    group alone in a segment takes dispatch + core + cut, and the whole model as one segment takes dispatch + the sum of core.
 
-    Devices that work at the same time share memory bandwidth, and what another device has just written is not in the caches of
-    the one that reads it. So a segment takes the ``load`` of its groups more, by the share of its time in which other devices
-    work, and ``read`` for each byte that enters from another device.
+    Devices that work at the same time share memory bandwidth, and a tensor that another device has just written is not in the
+    caches of the device that reads it. So a segment takes longer by the ``load`` of its groups, times the share of its time in
+    which other devices work, and by ``read`` for each byte that enters from another device.
 
     Attributes:
-        core: ``float64[G, D]``, a group inside an uncut model; ``inf`` where it cannot run.
-        cut: ``float64[G, D]``, what cutting a group off all its neighbours adds: layout conversions, lost fusion.
-        dispatch: ``float64[D]``, starting a segment.
+        core: ``float64[G, D]``, seconds of a group inside an uncut model; ``inf`` where the group cannot run.
+        cut: ``float64[G, D]``, seconds added by cutting a group off all its neighbours: layout conversions, lost fusion.
+        dispatch: ``float64[D]``, seconds to start a segment.
         cluster: the devices, with all links known.
-        load: ``float64[G, D]``, or what broadcasts to it: what a group takes more while all other devices work that
-            can work beside its own and each other.
-        read: ``float64[D]``, or what broadcasts to it: seconds per byte that another device wrote.
-        host: ``float64[D + 1]``, or what broadcasts to it: seconds that a request takes beside the work of devices and links,
+        load: ``float64[G, D]``, or an array that broadcasts to it: seconds that a group takes longer while all other devices
+            work that can work at the same time as its own and each other.
+        read: ``float64[D]``, or an array that broadcasts to it: seconds per byte that another device wrote.
+        host: ``float64[D + 1]``, or an array that broadcasts to it: seconds of a request besides the work of devices and links,
             on each device alone and, in the last entry, on several (:attr:`placeit.core.problem.Problem.host`).
-        profiled: when they were measured; None if they were not.
-        shared: whether nothing but whole models was measured, so that ``core`` says nothing of single groups.
+        profiled: the circumstances of their measurement; None if they were not measured.
+        shared: whether only whole models were measured, so that ``core`` does not tell groups apart.
     """
 
     core: NDArray[np.float64]
@@ -118,19 +118,19 @@ class Costs:
 
     @classmethod
     def zero(cls, groups: int, cluster: Cluster) -> Costs:
-        """Costs of zero everywhere, for running plans before anything has been measured."""
+        """Return costs of zero everywhere, for running plans before anything has been measured."""
         devices = len(cluster)
         instant = {pair: Link(np.inf, 0.0) for pair in cluster.missing_links()}
         known = replace(cluster, links={**cluster.links, **instant})
         return cls(np.zeros((groups, devices)), np.zeros((groups, devices)), np.zeros(devices), known)
 
     def where(self, able: NDArray[np.bool_]) -> Costs:
-        """Return the same costs with ``inf`` where a group cannot run, by ``bool[G, D]``."""
+        """Return these costs with ``inf`` where a group cannot run, by ``bool[G, D]``."""
         return replace(self, core=np.where(able, self.core, np.inf))
 
     @cached_property
     def hosts(self) -> NDArray[np.float64]:
-        """``float64[D + 1]``, :attr:`host` of each device, and of several."""
+        """``float64[D + 1]``, :attr:`host` of each device alone and, in the last entry, of several devices."""
         return np.broadcast_to(self.host, len(self.dispatch) + 1)
 
     @cached_property
@@ -140,17 +140,17 @@ class Costs:
 
     @cached_property
     def bandwidth(self) -> NDArray[np.float64]:
-        """``float64[D, D]``, bytes per second."""
+        """``float64[D, D]``, bandwidth of each link in bytes per second."""
         return self.cluster.bandwidth()
 
     @cached_property
     def latency(self) -> NDArray[np.float64]:
-        """``float64[D, D]``, seconds."""
+        """``float64[D, D]``, latency of each link in seconds."""
         return self.cluster.latency()
 
     @cached_property
     def conflicts(self) -> NDArray[np.bool_]:
-        """``bool[D, D]``, devices that never run at the same time."""
+        """``bool[D, D]``, whether two devices never run at the same time."""
         return self.cluster.conflicts()
 
 
@@ -163,7 +163,7 @@ class Segment:
         groups: group numbers, ascending.
         inputs: tensors (of the group graph) that enter from other segments, ascending.
         outputs: tensors that leave for other segments, ascending.
-        passthrough: whether it only hands model inputs or outputs through, and so runs nothing.
+        passthrough: whether it only passes inputs or outputs of the model through, and so runs nothing.
     """
 
     device: int
@@ -175,10 +175,10 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Segments in topological order, and the problem over segments for simulator and scheduler.
+    """Segments in topological order, and the problem over segments for the simulator and the scheduler.
 
     Attributes:
-        segments: ``S`` of them.
+        segments: the segments, ``S`` of them.
         problem: compute, edges and links of the segments.
         tensors: for each tensor number of ``problem``, its number in the group graph.
         schedule: the simulated run.
@@ -209,7 +209,7 @@ class Plan:
 
     @cached_property
     def makers(self) -> tuple[int, ...]:
-        """For each tensor of ``problem`` the segment that makes it."""
+        """For each tensor of ``problem`` the segment that writes it."""
         of = dict(zip(self.problem.edge_tensor.tolist(), self.problem.edges[:, 0].tolist(), strict=True))
         return tuple(of[t] for t in range(len(self.tensors)))
 
@@ -220,15 +220,15 @@ class Plan:
 
 
 class Segmenter:
-    """Merges the groups of a placement into segments.
+    """Merges the groups of a placement into segments, and values the plans.
 
     Args:
         grouping: ops and groups.
-        costs: what they cost.
-        steady: whether as many requests are in flight as keep the busiest device or link busy all the time. What counts is
-            then for how long one request keeps it busy, and not the makespan: the seconds per request.
-        outside: ``float64[D]``, for which share of the time something that no plan says keeps a device busy meanwhile, such as
-            a replica; None for none. For ``steady`` only.
+        costs: costs of the groups.
+        steady: whether the value of a plan is its seconds per request in steady state, and not its makespan. As many requests
+            are then in flight as keep the busiest device or link busy all the time.
+        outside: ``float64[D]``, share of the time in which something outside the plan, such as a replica, keeps each device
+            busy; None for zero. For ``steady`` only.
 
     Attributes:
         cut_per_byte: ``float64[G, D]``, seconds for each byte of a group's tensors that cross the border of its segment.
@@ -242,7 +242,7 @@ class Segmenter:
         kinds: list[set[str]] = [set() for _ in range(len(graph))]
         reading = set(grouping.graph.edges[:, 1].tolist())
         for v, (kind, group) in enumerate(zip(grouping.graph.kinds, grouping.group_of.tolist(), strict=True)):
-            # an output that reads no op is a constant, which some program has to write
+            # an output that reads no op is a constant, which a program has to write
             kinds[group].add("Constant" if kind == "Result" and v not in reading else kind)
         border = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
         np.add.at(border, graph.edges[:, 1], graph.tensor_bytes[graph.edge_tensor])
@@ -270,14 +270,14 @@ class Segmenter:
 
     @property
     def computes(self) -> NDArray[np.bool_]:
-        """``bool[G]``, false for groups that only hand inputs or outputs of the model through."""
+        """``bool[G]``, false for groups that only pass inputs or outputs of the model through."""
         return ~self._passthrough
 
     def problem(self) -> Problem:
-        """The placement problem over groups that placers see.
+        """Return the placement problem over groups that placers solve.
 
-        It assumes that neighbours on one device are fused. An edge's ``cut`` is the mean of what its two ends pay. The kind of
-        a group is that of its op of the most floating-point operations, its output shape that of the largest tensor that
+        It assumes that neighbours on one device are fused. An edge's ``cut`` is the mean of the cut seconds of its two ends. A
+        group has the kind of its op with the most floating-point operations, and the output shape of the largest tensor that
         leaves it.
         """
         graph, costs = self.graph, self.costs
@@ -306,12 +306,12 @@ class Segmenter:
         """Segment a placement of the groups, ``int32[G]``.
 
         Segments that follow each other on one device are merged while the graph of segments stays acyclic and the simulated
-        makespan does not grow (if ``steady``: the seconds per request): merging saves dispatches and cuts, but a segment starts
-        only when everything that it reads is there, and gives nothing away before it ends.
+        makespan (if ``steady``: the seconds per request) does not grow. Merging saves dispatches and cuts. But a segment starts
+        only when all its inputs are there, and its outputs are available only when it ends.
 
         Args:
             placement: device of each group.
-            merge: False for one segment per group, as the profiler runs them.
+            merge: whether to merge; False for one segment per group, as the profiler runs them.
 
         Raises:
             PlacementError: wrong length, unknown device, or a group where it cannot run.
@@ -337,13 +337,13 @@ class Segmenter:
         return self._plan(of, devices)
 
     def priced(self, plan: Plan) -> Plan:
-        """Return the same segments with this segmenter's costs, to re-evaluate a plan that was made with other costs."""
+        """Return a plan with the same segments, valued by this segmenter's costs."""
         return self._plan(plan.segment_of, plan.group_devices)
 
     def seconds(self, placements: ArrayLike) -> NDArray[np.float64]:
-        """Simulated makespan of placements' plans, ``int32[B, G] -> float64[B]``: a cost function that includes segments.
+        """Return the simulated makespans of placements' plans, ``int32[B, G] -> float64[B]``.
 
-        Seconds per request if ``steady``.
+        With ``steady``, return their seconds per request. This is a cost function that includes the merging into segments.
 
         A placement with a group where it cannot run costs ``inf``.
 
@@ -382,15 +382,17 @@ class Segmenter:
         heat: float = 0.01,
         deadline: float = math.inf,
     ) -> NDArray[np.int32]:
-        """Anneal a placement by :meth:`seconds` of its plan, which placers cannot see, since they only see groups.
+        """Improve a placement by simulated annealing on the :meth:`seconds` of its plan.
+
+        Other placers see groups only, and cannot take the merging into segments into account.
 
         Args:
             placement: where to start, ``int32[G]``.
             problem: from :meth:`problem`; says what is feasible and what fits.
-            steps: moves of one group that are tried; each is a plan, which takes milliseconds.
-            seed: the same seed gives the same answer.
-            heat: first temperature, as a share of these seconds.
-            deadline: when to end with the best so far, by :func:`placeit.core.clock.now`.
+            steps: number of moves of one group to try; each is a plan, which takes milliseconds.
+            seed: seed of the random numbers; the same seed gives the same answer.
+            heat: first temperature, as a share of the seconds of the best placement so far.
+            deadline: when to stop with the best placement so far, by :func:`placeit.core.clock.now`.
 
         Raises:
             PlacementError: the placement to start from is infeasible.

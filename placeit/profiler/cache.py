@@ -27,10 +27,10 @@ __all__ = ["Cache", "Kept", "are_numbers", "are_times"]
 
 _log = logging.getLogger("placeit")
 _VERSION = 4
-_DAYS = 30.0
-_MOST_BYTES = 1 << 28  # of an entry
-_LONGEST = 1e6  # seconds that anything can have been measured to take
-_LARGEST = 1e18
+_DAYS = 30.0  # age that entries reach
+_MOST_BYTES = 1 << 28  # most bytes of an entry
+_LONGEST = 1e6  # most seconds of a measured time
+_LARGEST = 1e18  # bound of all numbers, without a unit
 _ENTRY = re.compile(
     r"[0-9a-f]{64}\.json|\.[0-9a-f]{64}\.json\.\w+\.json|runs-[0-9a-f]{64}\.jsonl(\.damaged)?"
 )  # or a draft of one
@@ -41,9 +41,9 @@ class Kept:
     """An entry of the cache.
 
     Attributes:
-        value: as it was stored.
-        written: when, in seconds since 1970.
-        load: how many cores other processes kept busy while it was measured, on average; None if that is not known.
+        value: the value, as it was stored.
+        written: when it was stored, in seconds since 1970.
+        load: how many cores other processes kept busy while it was measured, on average; None if unknown.
     """
 
     value: Any
@@ -54,17 +54,17 @@ class Kept:
 class Cache:
     """A folder of JSON files, each named by the SHA-256 of its key.
 
-    The key says everything that the value holds for (graph, device, driver, precision ...), and placeit's own version is part
-    of every key: if any of it changes, the entry is not found. Entries are written in one step, so processes can share a
+    The key has all conditions that the value holds for (graph, device, driver, precision ...), and placeit's own version is
+    part of every key: if any of it changes, the entry is not found. Entries are written in one step, so processes can share a
     folder. A cache that cannot be read or written is no error: one warning is logged, and the work goes on without it.
 
-    An entry is absent when it is too old, because not all that measured costs depend on can be known (firmware, cooling, what
-    else the machine does). The first entry that is written deletes all that are too old.
+    An entry that is too old counts as absent, since measured costs also depend on things that cannot be known (firmware,
+    cooling, other work on the machine). The first write deletes all entries that are too old.
 
     Args:
-        folder: where; None for :func:`cache_folder`.
-        days: age that entries reach.
-        runs: whether searches also keep the runs of placements here, for the next search of the same.
+        folder: the folder; None for :func:`cache_folder`.
+        days: age in days that entries reach.
+        runs: whether searches also keep the runs of placements here, for later searches by the same costs.
     """
 
     def __init__(self, folder: Path | None = None, *, days: float = _DAYS, runs: bool = True) -> None:
@@ -88,12 +88,12 @@ class Cache:
         return None if kept is None else kept.value
 
     def find(self, key: Mapping[str, Any], valid: Callable[[Any], bool] = lambda _: True) -> Kept | None:
-        """Return what is stored under a key, or None. A damaged entry counts as absent, with a warning.
+        """Return the entry stored under a key, or None. A damaged entry counts as absent, with a warning.
 
         Args:
-            key: what the value holds for.
-            valid: whether a value is one that can have been stored under the key; if not, the entry is damaged. Numbers that
-                are not finite are never valid, and what is not a regular file is never read.
+            key: the conditions that the value holds for.
+            valid: tells whether a value can have been stored under the key; if not, the entry is damaged. Numbers that are not
+                finite are never valid, and only regular files are read.
         """
         path = self._path(key)
         try:
@@ -111,7 +111,7 @@ class Cache:
         except (ValueError, RecursionError):
             entry = None
         if isinstance(entry, dict) and entry.get("version") in range(1, _VERSION):
-            return None  # of an earlier placeit
+            return None  # written by an earlier placeit
         if (
             not isinstance(entry, dict)
             or entry.get("version") != _VERSION
@@ -124,7 +124,7 @@ class Cache:
         ):
             _log.warning("The cache entry %s is damaged; it is measured again.", path)
             return None
-        # one from the future is as old as a clock may have been wrong
+        # an entry from the future is as old as a clock was wrong
         if abs(time.time() - entry["written"]) > self._seconds:
             return None
         return Kept(entry["value"], float(entry["written"]), entry.get("load"))
@@ -133,9 +133,9 @@ class Cache:
         """Store a value and return what :meth:`find` returns from then on.
 
         Args:
-            key: what the value holds for.
+            key: the conditions that the value holds for.
             value: anything that JSON can hold, except None and numbers that are not finite (ValueError).
-            load: how many cores other processes kept busy while it was measured.
+            load: how many cores other processes kept busy while it was measured, on average.
         """
         if value is None:
             raise ValueError("None means that there is no entry")
@@ -155,7 +155,7 @@ class Cache:
         return kept
 
     def runs_file(self, key: Mapping[str, Any]) -> Path | None:
-        """Return the file for runs of placements under a key, in a folder that is there; None if none are kept."""
+        """Return the file for runs of placements under a key, in an existing folder; None if runs are not kept."""
         if not self._runs or not self._works:
             return None
         try:
@@ -172,17 +172,17 @@ class Cache:
         for path in self._entries():
             try:
                 path.unlink()
-                count += path.suffix == ".json" and not path.name.startswith(".")  # a hidden one: of a process that was killed
+                count += path.suffix == ".json" and not path.name.startswith(".")  # a killed process left the hidden ones
             except FileNotFoundError:
-                continue  # another process was faster
+                continue  # another process has deleted it
             except OSError as error:
                 raise FileError(f"Cannot delete the cache entry {path}: {error.strerror or error}.") from error
         with contextlib.suppress(OSError):
-            self.folder.rmdir()  # it stays if something else is in it
+            self.folder.rmdir()  # fails if the folder has other files
         return count
 
     def _sweep(self) -> None:
-        """Delete what is too old, once; whatever cannot be deleted stays."""
+        """Delete entries that are too old, once; an entry that cannot be deleted stays."""
         if not self._swept:
             self._swept, last = True, time.time() - self._seconds
             for path in self._entries():
@@ -191,7 +191,7 @@ class Cache:
                         path.unlink()
 
     def _entries(self) -> list[Path]:
-        """The files that a cache has written here; nobody knows what else is in the folder."""
+        """Return the files that a cache has written here; the folder may have other files."""
         return [path for path in self.folder.glob("*.json*") if _ENTRY.fullmatch(path.name)]
 
     def _path(self, key: Mapping[str, Any]) -> Path:
@@ -204,24 +204,24 @@ class Cache:
 
 
 def are_numbers(value: Any, *shape: int) -> bool:
-    """Return whether a value is numbers in lists of this shape, without absurd ones: NaN, infinite, of 19 digits."""
+    """Return whether a value is nested lists of this shape (a number if empty), of finite numbers between -1e18 and 1e18."""
     if not shape:
-        # whole numbers are of any size, and those of 400 digits no machine number
+        # integers have any size here, and one of 400 digits would not fit a machine number
         return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
     return isinstance(value, list) and len(value) == shape[0] and all(are_numbers(x, *shape[1:]) for x in value)
 
 
 def are_times(value: Any, *shape: int) -> bool:
-    """Return whether a value is times in lists of this shape: numbers that are neither negative nor as long as weeks."""
+    """Return whether a value is nested lists of this shape (a number if empty), of times between 0 and 1e6 seconds."""
     if not shape:
         return are_numbers(value) and 0 <= value <= _LONGEST
     return isinstance(value, list) and len(value) == shape[0] and all(are_times(x, *shape[1:]) for x in value)
 
 
 def _content(path: Path) -> bytes | None:
-    """Read an entry; None if it is no regular file, or links lead nowhere, or it is too large to be one. Raises OSError."""
+    """Return the content of an entry; None for a broken link, and for anything but a regular file of at most 256 MiB."""
     try:
-        # opening a FIFO would wait for somebody to write to it
+        # without O_NONBLOCK, opening a FIFO would wait for a writer
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO) or (isinstance(error, FileNotFoundError) and path.is_symlink()):
@@ -238,7 +238,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Put a file in the place of whatever is there, in one step. Raises OSError."""
+    """Write a file in one step, in place of an existing one. Raises OSError."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
     delete = functools.partial(draft.unlink, missing_ok=True)
     kept = at_end(delete)

@@ -1,4 +1,4 @@
-"""Calibration: corrects costs by the measured times of segments."""
+"""Calibration of costs by the measured times of segments."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["calibrated"]
 
 
 def calibrated(costs: Costs, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -> Costs:
-    """Fit what sums of parts miss: contention between devices that compute at the same time, and different fusion.
+    """Correct costs for effects that sums of parts miss: contention between devices that compute at once, other fusion.
 
-    Each device's costs are multiplied by the ratio of measured to predicted time of all segments that ran there; then each
-    group's by the mean ratio of the segments it was in, drawn half-way towards one for a group seen once, less for one seen
-    often.
+    Each device's costs are multiplied by the ratio of measured to predicted time of all segments that ran there. Then each
+    group's costs are multiplied by the mean ratio of the segments it was in, shrunk half-way towards 1 for a group seen once,
+    less for one seen often.
 
     Args:
         costs: as profiled.
@@ -26,7 +26,7 @@ def calibrated(costs: Costs, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -
             ``float64[S]``.
 
     Returns:
-        Costs with other ``core``, ``cut`` and ``load``.
+        Costs with corrected ``core``, ``cut`` and ``load``.
     """
     groups, devices = costs.core.shape
     spent, predicted = np.zeros(devices), np.zeros(devices)

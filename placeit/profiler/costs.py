@@ -1,4 +1,4 @@
-"""Measures the costs of groups on devices, in passes over whole models and over models cut into groups."""
+"""Measure the costs of groups on devices, in passes over whole models and over models cut into groups."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ from placeit.runtime.runtime import Runtime
 __all__ = ["Certain", "Progress", "Worth", "kept_costs", "profile"]
 
 Worth = Callable[[NDArray[np.float64]], bool]
-"""``worth(seconds: float64[D])``: whether to profile, by one run of the whole model on each device; ``inf`` where it cannot."""
+"""``worth(seconds: float64[D])``: whether to profile, by one run of the whole model on each device (``inf``: cannot run)."""
 
 Certain = Callable[[NDArray[np.float64]], bool]
-"""``certain(core: float64[G, D])``: whether the least seconds of groups inside the whole model say enough to stop there."""
+"""``certain(core: float64[G, D])``: whether to stop, given the least seconds of each group inside the whole model."""
 
-_FULL, _FULL_ALONE = 15, 8  # runs of the whole model that a full profile takes about, of several devices and of one
-_GOLDEN = 0.618  # steps of this share of a circle never come near to where they were
-_FEWEST, _MOST = 3, 12  # blocks of each kind, unless all have settled before; of runs where time is short
-_RUNS, _SHORT_S = 12, 1.0  # runs of each kind from which on there are no further blocks, and seconds that all may take
+_FULL, _FULL_ALONE = 15, 8  # runs of the whole model that a full profile takes, about: of several devices, and of one
+_GOLDEN = 0.618  # step of the phase from block to block, as a share of a circle: it never comes near an earlier phase
+_FEWEST, _MOST = 3, 12  # blocks of each kind, unless all are steady before; where time is short, _FEWEST is the most runs
+_RUNS, _SHORT_S = 12, 1.0  # runs of each kind, and seconds of all blocks, from which on there are no further blocks
 _COUNTED = 12  # passes over the whole model that a runtime's counters are means of
-_LEAST_BLOCKS, _SHORTLY = 3, 60  # of the whole model on each device, for the least that it takes; if 60 runs are possible
-_FEWEST_PROGRAMS, _SHARE_CUT = 12, 3  # of groups cut off and runs between them: so many, or one for so many groups
-_SLOW_S, _SLOWER = 2.0, 4.0  # a device compiles slowly if the whole model takes so long there, and so many times the quickest
-_FEWEST_SLOW, _COMPILING_SHARE = 2, 0.4  # of groups cut off there; what compiling them may take of the time that is left
+_LEAST_BLOCKS, _SHORTLY = 3, 60  # blocks of the whole model on each device, for its least time, if there is time for 60 runs
+_FEWEST_PROGRAMS, _SHARE_CUT = 12, 3  # most programs (groups cut off, and runs between them): 12, or a third of the groups
+_SLOW_S, _SLOWER = 2.0, 4.0  # compiling the whole model is slow if it takes more seconds, and more times the quickest device's
+_FEWEST_SLOW, _COMPILING_SHARE = 2, 0.4  # least groups cut off where compiling is slow; share of the time left to compile them
 _TINY = 1e-12
-_CHECK_SHARE = 0.2  # of the budget, to tell whether cached costs still hold
+_CHECK_SHARE = 0.2  # share of the budget to check whether cached costs still hold
 
 
 def profile(
@@ -71,42 +71,43 @@ def profile(
 ) -> Costs:
     """Measure every group on every device that can run it.
 
-    These are run in blocks of consecutive runs, as a user runs a model, without the first runs of each block
-    (:mod:`placeit.profiler.passes`). Blocks of all programs take turns in random order, so that what the machine does meanwhile
-    happens to all of them:
+    Programs run in blocks of consecutive runs, as a user runs a model, without the first runs of each block
+    (:mod:`placeit.profiler.passes`). Blocks of all programs take turns in random order, so that other work on the machine
+    affects all of them alike:
 
-    - the whole model on each device. Its time is divided among the groups by the runtime's own per-op counters: ``core``;
-    - the model with some of its groups cut off, on each device: what such a group takes beyond its share is its ``cut``. These
+    - The whole model on each device. Its time is divided among the groups by the runtime's own per-op counters: ``core``.
+    - The model with some of its groups cut off, on each device. The time of such a group beyond its share is its ``cut``. These
       groups are chosen so that every group is like one of them; the cuts of the others are predicted
-      (:mod:`placeit.profiler.sampling`). What lies between them runs as one segment: on the same device, or on another one if
-      that compiles much faster;
-    - the same while other devices run theirs, as many as can at the same time: what that adds is ``load``;
-    - the same, with cut groups on other devices than those that they read from: what that adds is what it costs to hand over to
-      another device (the link's latency), and to read what another one wrote (``read``).
+      (:mod:`placeit.profiler.sampling`). The groups between them run as one segment: on the same device, or on another one if
+      that compiles much faster.
+    - The same programs while other devices run theirs, as many as can at the same time. The additional time is ``load``.
+    - The same groups, with cut ones on other devices than the groups that they read from. The additional time is the cost of
+      handing over to another device (the link's latency), and of reading what another device wrote (``read``).
 
-    Every time is a median over blocks, and of differences over those of the same turn. The same blocks say what a request takes
-    beside all that: ``host``. A block that other processes disturbed is repeated while there is time, and does not count if
-    there are three others. On a device that cannot run the whole model, a group takes what it takes as a segment of its own, or
-    its share of a segment between these.
+    Every time is a median over blocks, and every difference a median over the differences within turns. The same blocks give
+    the rest of a request's time: ``host``. A block that other processes disturbed is repeated while there is time, and does not
+    count if there are three undisturbed ones. On a device that cannot run the whole model, the cost of a group is its time as a
+    separate segment, or its share of a segment between these.
 
     Args:
         model: the model.
         grouping: its groups.
         cluster: real devices; links without figures are probed.
         runtime: runs the measurements.
-        budget_s: seconds to spend, compiling included; between 3 and 12 blocks of each kind are run, until their times have
-            settled. The longer devices compile, the fewer groups are cut off. Where there is no time for three blocks, one to
-            three runs are made with groups cut off, alone, and the rest is taken to be zero; what is found so is not kept. The
-            first run of anything counts only where there is no time for another.
+        budget_s: seconds to spend, compiling included. Between 3 and 12 blocks of each kind are run, until their times are
+            steady. The longer devices compile, the fewer groups are cut off. If there is no time for three blocks, one to three
+            runs are made with groups cut off, on each device alone. Costs that need more are then zero, and the result is not
+            cached. The first run of a program counts only if there is no time for another.
         cache: where to look for earlier results and keep new ones.
-        check: whether to run the whole model for a moment on each device, and to profile again, with a warning, what is in
-            the cache if that takes another time than it took then.
+        check: whether to run the whole model for a moment on each device, and to profile again, with a warning, if its time
+            differs from the cached one.
         progress: called between turns.
-        worth: asked once what a run takes is known, unless the costs were kept. If it says no, nothing else is measured: the
-            costs then are those runs, in equal shares for all groups (:attr:`placeit.planning.segments.Costs.shared`).
-        certain: asked once the least is known that each group takes inside the whole model, on each of several devices of
-            OpenVINO that all run the whole model, unless the costs were kept. If it says yes, nothing else is measured: cut
-            groups then cost nothing beyond that.
+        worth: called with the seconds of one run of the whole model, unless costs were cached. If it returns False, nothing
+            else is measured: the costs are these runs, in equal shares for all groups
+            (:attr:`placeit.planning.segments.Costs.shared`).
+        certain: called with the least time of each group inside the whole model, if there are several devices, all driven by
+            OpenVINO, that all run the whole model, unless costs were cached. If it returns True, nothing else is measured: the
+            costs have these times, and cutting groups off adds nothing.
     """
     begin = clock.now()
     can = supported(model, grouping, cluster)
@@ -142,7 +143,7 @@ def profile(
 
 
 def kept_costs(model: Model, grouping: Grouping, cluster: Cluster, runtime: Runtime, cache: Cache) -> Costs | None:
-    """Return what :func:`profile` has kept in a cache, None if nothing; links that are not kept there are probed."""
+    """Return the costs that :func:`profile` has cached, None if there are none; links that are not cached are probed."""
     can = supported(model, grouping, cluster)
     found = find(cache, cost_key(grouping, cluster, runtime), can)
     if found is None:
@@ -155,7 +156,7 @@ class _Profile:
     """The passes of :func:`profile` over one model on one cluster.
 
     Attributes:
-        cut: ``bool[G]``, the groups that are segments of their own; the runs of other groups between them are segments, too.
+        cut: ``bool[G]``, the groups that are separate segments. The runs of other groups between them are segments, too.
     """
 
     def __init__(self, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], links: LinkCosts) -> None:
@@ -163,25 +164,25 @@ class _Profile:
         self.groups, self.devices = can.shape
         self.once = np.full(self.devices, np.inf)  # seconds of the whole model in its first warm run
         self.watch = Watch()
-        self.short = self.complete = False  # whether there was no time for all of it; whether all of it was done
+        self.short = self.complete = False  # whether time is too short for all of it; whether all of it was done
         free = Costs.zero(self.groups, replace(links.cluster, links=_measured(links.cluster)))
         self.segmenter = Segmenter(grouping, free)
         self.computes = self.segmenter.computes
         self.distance, self.bytes = alike(grouping, runtime.book.channels_last)
         self.cut = np.ones(self.groups, bool)
         self._known_shares: dict[int, NDArray[np.float64]] = {}
-        self.kernels: dict[int, Sequence[Kernel]] = {}  # of devices that run the whole model
-        self.quick = np.ones(self.devices, bool)  # which devices compile what runs between cut groups
+        self.kernels: dict[int, Sequence[Kernel]] = {}  # by number of a device that runs the whole model
+        self.quick = np.ones(self.devices, bool)  # devices that compile the segments between cut groups
 
     def shared(self) -> Costs:
-        """The first runs, in equal shares for all groups."""
+        """Return the first runs as costs, in equal shares for all groups."""
         nothing = np.zeros(self.can.shape)
         core = np.where(self.can, self.once / self.groups, np.inf)
         dispatch = np.zeros(self.devices)
         return Costs(core, nothing, dispatch, self.links.cluster, nothing, dispatch, shared=True)
 
     def least(self, whole: Sequence[Passes]) -> Costs:
-        """The least that each group takes inside the whole model, and nothing for all else."""
+        """Return the least time of each group inside the whole model as costs; cutting groups off adds nothing."""
         for turn in range(_LEAST_BLOCKS):
             for timed in whole:
                 timed.block(turn)
@@ -193,7 +194,7 @@ class _Profile:
     def measure(
         self, deadline: float, progress: Progress | None, worth: Worth | None, certain: Certain | None
     ) -> dict[str, Any] | Costs | None:
-        """Return the costs as the cache keeps them; None if profiling is not worth it, or the least if that is certain."""
+        """Return the costs as the cache keeps them; None if profiling is not worth it; only the least ones if ``certain``."""
         devices = range(self.devices)
         with contextlib.ExitStack() as stack:
             runtime = unslowed(self.runtime, self.grouping, stack)
@@ -225,7 +226,7 @@ class _Profile:
                     return least
             left = max(deadline - clock.now(), STEP_S)
             self.short = left < once * (_FULL if self.devices > 1 else _FULL_ALONE)
-            if any(timed is not None for timed in whole):  # what is between cut groups gets shares of the whole model
+            if any(timed is not None for timed in whole):  # shares of the whole model divide the segments between cut groups
                 self._choose(left, np.array([timed is not None for timed in whole]) | ~self.can.all(axis=0))
             of = self._segments()
 
@@ -240,7 +241,7 @@ class _Profile:
             return self._costs(of, cut, whole, apart)
 
     def remember(self, history: History, measured: dict[str, Any]) -> None:
-        """Add what the ops took on each device that runs the whole model to the history."""
+        """Add the times of ops on each device that runs the whole model to the history."""
         runtime, core, cut, load = self.runtime, *(np.array(measured[what], float) for what in ("core", "cut", "load"))
         known = self.cut & self.computes
         for d, kernels in self.kernels.items():
@@ -260,11 +261,11 @@ class _Profile:
             )
 
     def _choose(self, left: float, roomy: NDArray[np.bool_]) -> None:
-        """Choose the groups that are cut off, and the devices that run what is between them.
+        """Choose the groups that are cut off, and the devices that run the segments between them.
 
         Args:
             left: seconds that profiling may still take.
-            roomy: ``bool[D]``, false for devices that have no room for all of what they can run.
+            roomy: ``bool[D]``, False for devices that have no room for all groups that they can run.
         """
         compiled, ops = self.runtime.compiler.compiling, len(self.grouping.graph)
         compiling = np.array([compiled.takes(compiled.kind(device), ops) for device in self.runtime.cluster.devices])
@@ -274,7 +275,7 @@ class _Profile:
         between = int(self.quick.sum())
         most = max(_FEWEST_PROGRAMS, self.computes.sum() / _SHARE_CUT)
         if slow.any():
-            # a group takes about its share of the ops to compile
+            # compiling a group takes about its share of the time for all ops
             each = float(compiling[slow].sum()) / max(1, int(self.computes.sum()))
             most = min(most, max(_FEWEST_SLOW, left * _COMPILING_SHARE / each) + between)
         if most < self.computes.sum():
@@ -283,12 +284,12 @@ class _Profile:
             self.cut[these] = choose(self.distance[np.ix_(these, these)], self.bytes[these], most=most, gap=between)
 
     def _segments(self) -> NDArray[np.int32]:
-        """Number the segments of groups, ``int32[G]``: cut groups, and runs of others that the same devices can run."""
+        """Return the segment of each group, ``int32[G]``: cut groups, and runs of others that the same devices can run."""
         other = (self.can[1:] != self.can[:-1]).any(axis=1)
         return np.concatenate([[0], np.cumsum(self.cut[1:] | self.cut[:-1] | other)]).astype(np.int32)
 
     def _able(self, of: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """``bool[S, D]``, the devices that run each segment: those that can, and that compile quickly if it is no cut group."""
+        """Return the devices that run each segment, ``bool[S, D]``: all that can, between cut groups only quick compilers."""
         can = np.ones((int(of.max()) + 1, self.devices), bool)
         np.logical_and.at(can, of, self.can)
         single = np.zeros(len(can), bool)
@@ -297,12 +298,12 @@ class _Profile:
         return np.where(able.any(axis=1, keepdims=True), able, can)
 
     def _on(self, of: NDArray[np.int32], d: int) -> NDArray[np.int32]:
-        """Place each segment on ``d``, or on the first device that runs it, so that those of ``d`` are still timed in place."""
+        """Place each segment on ``d`` if it runs there, else on the first device that runs it: ``int32[S]``."""
         able = self._able(of)
         return np.array(np.where(able[:, d], d, able.argmax(axis=1)), np.int32)
 
     def _apart(self, of: NDArray[np.int32], turn: int) -> NDArray[np.int32]:
-        """Place each segment on another device than those that it reads from, as far as it can; on each device in one turn."""
+        """Place each segment on another device than its inputs' segments, if it can; on each device in one of the turns."""
         able = self._able(of)
         level = np.zeros(len(able), np.int64)
         for u, v in sorted({(u, v) for u, v in of[self.grouping.groups.edges].tolist() if u != v}):  # in a topological order
@@ -336,7 +337,7 @@ class _Profile:
             ]
             disturbed = [block for block in blocks if block().disturbed]
             spent += (ended := clock.now()) - now
-            while disturbed and repeating < spent and ended < deadline:  # in as much time as all else takes
+            while disturbed and repeating < spent and ended < deadline:  # for at most as long as all blocks took
                 disturbed.pop()()
                 repeating, ended = repeating + clock.now() - ended, clock.now()
             done += 1
@@ -364,7 +365,7 @@ class _Profile:
         core, cuts, load = np.full(can.shape, np.inf), np.zeros(can.shape), np.zeros(can.shape)
         read, errors = np.zeros(self.devices), []
         alone = np.stack([timed.seconds for timed in cut], axis=1)
-        # of what runs between cut groups, each group has a part by what it takes where all of them can be told apart
+        # a segment between cut groups is divided by the groups' shares, on a device that tells them apart
         shares = [np.ones(self.groups) if timed is None else self._shares(d) for d, timed in enumerate(whole)]
         like = next((share for share, timed in zip(shares, whole, strict=True) if timed is not None), shares[0])
         for d, timed in enumerate(whole):
@@ -376,7 +377,7 @@ class _Profile:
                 rate = float(core[known, d].sum()) / max(float(like[known].sum()), _TINY)
                 core[can[:, d] & ~there, d] = (like * rate)[can[:, d] & ~there]
             else:
-                # a model that takes little more than an empty segment is below what can be told apart
+                # the time of a model that takes little more than an empty segment cannot be resolved
                 total = float(timed.seconds.max())
                 core[:, d] = shares[d] * max(0.1 * total, total - empty[d])
                 beyond_share = cut[d].beyond(timed, shares[d]) + shares[d] * min(empty[d], 0.9 * total) - empty[d]
@@ -422,7 +423,7 @@ class _Profile:
         return group_shares(self.kernels[d], self.grouping)
 
     def _left_out(self, cut: NDArray[np.float64], known: NDArray[np.bool_], seconds: NDArray[np.float64]) -> list[float]:
-        """Predict the cut of each known group from the other ones; return by which share of its time that is off."""
+        """Predict the cut of each known group from the other ones; return the errors as shares of the groups' times."""
         found = []
         for g in np.flatnonzero(known & (seconds > 0)).tolist():
             others = known.copy()
@@ -432,9 +433,9 @@ class _Profile:
         return found
 
     def _handovers(self, timed: Sequence[Passes]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return ``float64[D]``, what starting a segment takes, and ``float64[D, D]``, what handing over to another one adds.
+        """Return seconds to start a segment, ``float64[D]``, and what handing over to another device adds, ``float64[D, D]``.
 
-        As it was between the segments of this model; as the links' probe found it where nothing was handed over.
+        They are from between the segments of this model; where nothing was handed over, from the probe of links.
         """
         dispatch, latency = self.links.dispatch.copy(), self.links.cluster.latency().copy()
         found: dict[tuple[int, int], list[float]] = {}
@@ -452,10 +453,11 @@ class _Profile:
     def _host(
         self, cut: Sequence[Passes], whole: Sequence[Passes | None], apart: Sequence[Passes], dispatch: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return ``float64[D + 1]``, what a request takes beside its segments and what lies between them.
+        """Return the seconds of a request outside its segments and the gaps between them, ``float64[D + 1]``.
 
-        That is for how long the caller waits before the first segment begins and after the last has ended, less what starting a
-        segment takes, which is part of each segment's costs. Where nothing ran on several devices, it is the most of one.
+        The caller waits for them before the first segment begins and after the last has ended. The time to start a segment is
+        subtracted, as it is part of each segment's costs. If nothing ran on several devices, the last entry is the largest of
+        the others.
         """
         start = dispatch - self.links.empty
         alone = [timed if timed is not None else cut[d] for d, timed in enumerate(whole)]
@@ -466,13 +468,13 @@ class _Profile:
     def _far(
         self, of: NDArray[np.int32], cut: Sequence[Passes], apart: Sequence[Passes]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return ``float64[D]`` twice, what cut groups take more that read from another device: each, and for each byte."""
+        """Return the seconds that reading from another device adds to a cut group, and those per byte: ``float64[D]`` each."""
         groups = self.grouping.groups
         points: list[list[tuple[float, float]]] = [[] for _ in range(self.devices)]
         for turn, timed in enumerate(apart):
             place = self._apart(of, turn)[of]
             writers, readers = groups.edges.T
-            # inputs of the model are written by nobody
+            # no segment writes the inputs of the model
             remote = (place[writers] != place[readers]) & (timed.seconds[writers] > 0)
             entering = np.bincount(readers[remote], groups.tensor_bytes[groups.edge_tensor[remote]], minlength=self.groups)
             more = np.stack([timed.beyond(alone) for alone in cut])

@@ -1,4 +1,4 @@
-"""Estimate costs of groups on devices that are only described, beside those measured on real ones."""
+"""Estimate costs of groups on devices that are only described, beside costs measured on real ones."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def estimated(
     precision: str = "f32",
     compiling: Compiling | None = None,
 ) -> Costs:
-    """Estimate costs by the figures of described devices (roofline), and measure the real ones.
+    """Estimate costs on described devices by their figures (roofline), and measure the real devices.
 
     Args:
         model: the model.
         grouping: its groups.
-        cluster: the devices; each has figures or is real.
-        measure: measures the real ones among them, if there are any.
-        precision: in which they compute.
-        compiling: what programs are counted in.
+        cluster: the devices; each is real or has figures.
+        measure: measures the real devices among them, if there are any.
+        precision: precision in which the devices compute.
+        compiling: the count of compiled programs; None for a new one.
     """
     real = tuple(device for device in cluster.devices if not device.described)
     groups = grouping.groups

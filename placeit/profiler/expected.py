@@ -1,4 +1,4 @@
-"""Costs of devices that are not there yet."""
+"""Costs of devices that are expected to join a cluster."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["as_expected"]
 
 
 def as_expected(costs: Costs, cluster: Cluster, expected: Mapping[str, str]) -> Costs:
-    """Return the costs on a cluster that has devices which are expected as well: those of the device that each is like.
+    """Return the costs on a cluster with expected devices, each at the costs of an existing device that it is like.
 
-    A link between two devices that go by the same one is as slow as any of its links.
+    A link between two devices that are like the same one is as slow as the slowest of its links.
 
     Args:
-        costs: of two devices or more.
-        cluster: these and the expected ones.
-        expected: by name of an expected device, the one that it is like.
+        costs: costs on two devices or more.
+        cluster: these devices and the expected ones.
+        expected: by name of an expected device, the device that it is like.
     """
     if not expected:
         return costs

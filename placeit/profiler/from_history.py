@@ -1,4 +1,4 @@
-"""Costs of groups from the history of kernel times, without running the model."""
+"""Predict the costs of groups from the history of kernel times, without running the model."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = ["remembered"]
 def remembered(
     model: Model, grouping: Grouping, cluster: Cluster, cache: Cache, *, precision: str, compiling: Compiling
 ) -> tuple[Costs, Mapping[str, Error | None]]:
-    """Predict the costs of groups from what other models took on the same devices; links that are not kept are probed.
+    """Predict the costs of groups from other models' times on the same devices; links that are not cached are probed.
 
     Returns:
-        The costs, and for each device by how much whole models are predicted wrongly there.
+        The costs, and for each device the error of predicted times of whole models; None if it is unknown.
 
     Raises:
         DeviceError: no model was profiled on some device, or it exists in simulation only.

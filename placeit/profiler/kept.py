@@ -1,4 +1,4 @@
-"""Costs in the cache: what they hold for, whether they are what was put there, and whether they still hold."""
+"""Costs in the cache: their key, whether an entry is valid, and whether it still holds."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ __all__ = ["contradicted", "cost_key", "costs_of", "find"]
 
 _log = logging.getLogger("placeit")
 _CHECKS = 3  # blocks of runs that tell whether cached costs still hold
-_RUNS = 3  # that a block takes of a model that takes long, a first run before it included
-_MARGIN = 1.1  # between what was measured then and now: no two processes are alike
+_RUNS = 3  # runs in a block of a model that takes long, the first one, which does not count, included
+_MARGIN = 1.1  # factor between the intervals of then and now that changes nothing: no two processes are alike
 
 
 def cost_key(grouping: Grouping, cluster: Cluster, runtime: Runtime) -> dict[str, Any]:
-    """Return everything that measured costs are valid for, in JSON-compatible form."""
+    """Return the conditions that measured costs hold for, in JSON-compatible form."""
     return {
         "what": "group costs" if runtime.streams is None else "group costs on streams",  # which copy what segments make
         "model": runtime.model.identity,
         "groups": grouping.group_of.tolist(),
         "devices": [device_key(device) for device in cluster.devices],
-        # devices beside each other decide in which form the model is cut, and in which order tensors cross borders
+        # the other devices decide in which form the model is cut, and in which order tensors cross borders
         "parts": type(runtime.model).__qualname__,
         "channels last": sorted(runtime.book.channels_last),
         "programs": [device.program_key for device in runtime.devices],
@@ -50,12 +50,12 @@ def cost_key(grouping: Grouping, cluster: Cluster, runtime: Runtime) -> dict[str
 
 
 def find(cache: Cache, key: Any, can: NDArray[np.bool_]) -> Kept | None:
-    """Look for costs of groups that can run on devices as ``can``, ``bool[G, D]``, says."""
+    """Return the cached costs of groups that can run on devices as ``can``, ``bool[G, D]``, says; None if there are none."""
     return cache.find(key, functools.partial(_valid, can=can))
 
 
 def costs_of(found: Kept, links: LinkCosts, cluster: Cluster, *, cached: bool) -> Costs:
-    """Return measured costs from the form in which the cache keeps them, with the links of this session."""
+    """Return measured costs from the form that the cache keeps, with the links of this session."""
     kept = found.value
     core = np.array([[np.inf if x is None else x for x in row] for row in kept["core"]])
     cut, groups, error = kept["sampling"]
@@ -82,10 +82,10 @@ def costs_of(found: Kept, links: LinkCosts, cluster: Cluster, *, cached: bool) -
 def contradicted(
     kept: Kept, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], budget_s: float, progress: Progress | None
 ) -> bool:
-    """Return whether the whole model takes another time than when the costs were measured, on some device; says so if it does.
+    """Return whether the whole model's time has changed on some device since the costs were measured; if so, warn.
 
-    It is run in up to three blocks of runs on each device, in turn. The interval of these times has to lie beyond the one that
-    was kept, by more than a margin. Where there is no time for a block of it, nothing is found.
+    The model is run in up to three blocks on each device, in turn. Its time has changed if the interval of these times lies
+    beyond the cached interval by more than a margin. If there is no time for one block, the result is False.
     """
     before = {d: tuple(ends) for d, ends in enumerate(kept.value["whole"]) if ends is not None}
     once = sum(high for _, high in before.values())
@@ -128,7 +128,7 @@ def _span(low: float, high: float) -> str:
 
 
 def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
-    """Return whether a value from the cache is what :func:`profile` puts there: times of all groups that can run."""
+    """Return whether a cached value can be one that :func:`profile` has stored: times of all groups that can run."""
     groups, devices = can.shape
     if not isinstance(kept, dict) or not isinstance(kept.get("core"), list):
         return False
@@ -155,14 +155,14 @@ def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
 
 
 def _is_sampling(kept: Any) -> bool:
-    """Return whether a value from the cache says how many of how many groups were cut off, and the error of predictions."""
+    """Return whether a cached value is the number of groups cut off, the number of all, and the error of predictions."""
     if not isinstance(kept, list) or len(kept) != 3 or not all(type(count) is int for count in kept[:2]):
         return False
     return 0 < kept[0] <= kept[1] and (kept[2] is None or bool(are_times(kept[2])))
 
 
 def _is_blocks(kept: Any) -> bool:
-    """Return whether a value from the cache says how many blocks were run, how many were disturbed, and if these count."""
+    """Return whether a cached value is the number of blocks, the number of disturbed ones, and whether these count."""
     if not isinstance(kept, list) or len(kept) != 3 or not all(type(count) is int for count in kept[:2]):
         return False
     return 0 <= kept[1] <= kept[0] and type(kept[2]) is bool

@@ -1,4 +1,4 @@
-"""The history of kernel times: what ops took on the devices of this machine, in every model that was profiled there."""
+"""The history of kernel times: the times of ops on this machine's devices, in every model that was profiled there."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["Beyond", "History", "Profiled", "history_key"]
 _log = logging.getLogger("placeit")
 _VERSION = 1
 _FILE = "kernels.sqlite3"
-_PATIENCE_S = 5.0  # for another process to end its writing
-_MOST_MODELS = 48  # for each device: what is older is deleted
-_LONGEST_S = 1e6
+_PATIENCE_S = 5.0  # seconds to wait for another process that writes
+_MOST_MODELS = 48  # most models kept for each device; older ones are deleted
+_LONGEST_S = 1e6  # most seconds of a model
 _TABLES = """
 CREATE TABLE model (
   id INTEGER PRIMARY KEY, device TEXT NOT NULL, model TEXT NOT NULL, name TEXT NOT NULL, seconds REAL NOT NULL,
@@ -44,14 +44,14 @@ CREATE INDEX kernel_of ON kernel (of);
 
 @dataclass(frozen=True)
 class Beyond:
-    """What a model's groups took on a device beyond their time inside the whole model.
+    """Costs of a model's groups on a device beyond their time inside the whole model.
 
     Attributes:
         dispatch: seconds to start a segment.
         cut_each: seconds that cutting off a group adds, whatever its size.
-        cut_byte: seconds that it adds for each byte at the border of the group.
-        load: seconds more while other devices work, as a share of the rest.
-        read: seconds for each byte that another device wrote.
+        cut_byte: further seconds for each byte at the border of the group.
+        load: additional time while other devices work, as a share of the other times.
+        read: additional seconds for each byte that another device wrote.
     """
 
     dispatch: float
@@ -66,13 +66,13 @@ class Profiled:
     """A model that was profiled on a device.
 
     Attributes:
-        identity: of the model; two models with the same one are the same.
-        name: of its file.
-        seconds: that all of its ops took inside the whole model.
-        beyond: what groups took beyond that.
-        traits: its ops, each sort of them once.
-        ops: ``float64[N]``, how many ops there are of each sort.
-        fused: ``float64[N]``, how many of them were computed by the kernel of another op, and so took no time of their own.
+        identity: identity of the model; models of equal identity are the same.
+        name: name of its file.
+        seconds: time of all its ops inside the whole model.
+        beyond: costs of its groups beyond that.
+        traits: traits of its ops, each sort of op once.
+        ops: ``float64[N]``, number of ops of each sort.
+        fused: ``float64[N]``, number of these that the kernel of another op computed, so that they took no time.
         taken: ``float64[N]``, mean seconds of the others.
     """
 
@@ -87,15 +87,15 @@ class Profiled:
 
 
 class History:
-    """A database in the folder of the cost cache.
+    """The database of kernel times, in the folder of the cost cache.
 
-    A device is known by what its times depend on: the machine, the runtime and its version, the driver, cores, precision. So
-    what was measured elsewhere, or with another version, is not found. Processes may share the file. A history that cannot be
-    read or written is no error: one warning is logged, and the work goes on without it. A damaged one is set aside, with a
-    warning that says where, and a new one is begun.
+    A device is identified by everything that its times depend on: the machine, the runtime and its version, the driver, cores,
+    precision. So times from elsewhere, or from another version, are not found. Processes may share the file. A history that
+    cannot be read or written is no error: one warning is logged, and the work goes on without it. A damaged file is set aside,
+    with a warning that says where, and a new one is started.
 
     Args:
-        folder: of the cost cache.
+        folder: folder of the cost cache.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -103,7 +103,7 @@ class History:
         self._works = True
 
     def add(self, device: Mapping[str, Any], profiled: Profiled) -> None:
-        """Keep what a model took on a device, in place of what was kept of the same model there."""
+        """Store the times of a model on a device, in place of earlier ones of the same model there."""
         with self._open(make=True) as base:
             if base is None:
                 return
@@ -152,7 +152,7 @@ class History:
 
     @contextlib.contextmanager
     def _open(self, *, make: bool) -> Iterator[sqlite3.Connection | None]:
-        """Open the database for one change or question; None if there is none, or none that works."""
+        """Open the database for one transaction; yield None if it does not exist, or does not work."""
         if not self._works or not (make or self.path.exists()):
             yield None
             return
@@ -185,7 +185,7 @@ class History:
         return base
 
     def _give_up(self, error: Exception) -> None:
-        """Warn, and set the file aside if it is at fault; what cannot be read or written is left alone."""
+        """Warn, and set the file aside if it is damaged; a file that cannot be read or written is left alone."""
         if isinstance(error, OSError | sqlite3.OperationalError) and "malformed" not in str(error):
             self._works = False
             _log.warning("The history of kernel times %s cannot be used: %s", self.path, error)
@@ -199,19 +199,19 @@ class History:
 def _profiled(
     identity: str, name: str, seconds: float, beyond: Sequence[float], kernels: Sequence[tuple[Any, ...]]
 ) -> Profiled:
-    """Check what was read. Raises ValueError for what was never written."""
+    """Return a model from rows of the database. Raises ValueError for values that are never written."""
     numbers = np.array([(ops, fused, taken) for *_, ops, fused, taken in kernels], float).reshape(-1, 3)
     sizes = np.array([json.loads(row[3]) for row in kernels], float).reshape(len(kernels), -1)
     every = (np.array([seconds, *beyond], float), numbers, sizes)
     if not kernels or not all(np.isfinite(values).all() and (values >= 0).all() for values in every) or seconds > _LONGEST_S:
-        raise ValueError(f"the times of the model {name!r} are none")
+        raise ValueError(f"the times of the model {name!r} are not valid")
     sorts = zip(kernels, sizes.tolist(), strict=True)
     traits = OpTraits.of_sorts([(kind, fed, read_by, size) for (kind, fed, read_by, *_), size in sorts])
     return Profiled(identity, name, seconds, Beyond(*beyond), traits, *numbers.T)
 
 
 def history_key(device: Device, precision: str) -> dict[str, Any]:
-    """Return what the times of ops on a device depend on."""
+    """Return everything that the times of ops on a device depend on."""
     return device_key(device) | {"precision": precision}
 
 

@@ -1,4 +1,4 @@
-"""Predicts what ops take on a device from the history of that device: a regression over what ops of other models took."""
+"""Predict the times of ops on a device from the history of that device: a regression over the ops of other models."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from placeit.runtime.devices.kernels import Kernel
 __all__ = ["Error", "KernelTimes", "profiled"]
 
 _MOST = 1500  # sorts of ops that are learned from, the newest: the work grows with the third power
-_SHORTEST_S = 1e-6  # below it times cannot be told apart
-_COUNTS_S = 2e-5  # ops that take longer count for the rates in inverse proportion to their time
-# covariance of the logarithms of two ops' times beyond the rates: of all, of a kind, of alike sizes, of both, and fed by a kind
+_SHORTEST_S = 1e-6  # seconds below which times cannot be told apart
+_COUNTS_S = 2e-5  # seconds above which an op counts for the rates in inverse proportion to its time
+# covariance of the logarithms of two ops' times beyond the rates: any two, one kind, alike sizes, both, and fed by one kind
 _ALL, _KIND, _SIZE, _KIND_SIZE, _FED_SIZE = 0.2, 0.3, 0.2, 0.4, 0.1
-_NOISE, _NOISY_S = 0.02, 5e-6  # of a time, and the time at which that has doubled
-# sizes are alike within so many doublings: operations, weights, bytes read and written, channels, operations per byte written
+_NOISE, _NOISY_S = 0.02, 5e-6  # variance of the logarithm of a long time, and the seconds at which it has doubled
+# doublings within which sizes are alike: operations, weights, bytes read and written, channels, operations per byte written
 _DOUBLINGS = np.array([3.0, 4.0, 8.0, 8.0, 8.0, 3.0])
-_SMALLEST = np.array([1e3, 1e2, 1e2, 1e2, 1.0])
+_SMALLEST = np.array([1e3, 1e2, 1e2, 1e2, 1.0])  # added to sizes before their logarithms are taken
 
 
 @dataclass(frozen=True)
 class Error:
-    """By how much whole models are predicted wrongly, each from the history without it.
+    """Errors of predicted times of whole models, each predicted from the history without it.
 
     Attributes:
-        models: how many.
-        median: of the absolute errors, as shares of the measured time.
+        models: number of models.
+        median: median of the absolute errors, as shares of the measured time.
         worst: the largest of them.
     """
 
@@ -43,19 +43,19 @@ class Error:
 
 
 def profiled(identity: str, name: str, graph: OpGraph, kernels: Sequence[Kernel], seconds: float, beyond: Beyond) -> Profiled:
-    """Divide what a model took on a device among its ops.
+    """Divide a model's time on a device among its ops.
 
-    The time of a kernel is that of its op with the most operations; the others were fused with it, and take none. Runtimes name
-    a kernel after the last of its ops at times, so an op without a time of its own gets that of the op that it alone feeds,
-    unless that has more operations.
+    A kernel's time goes to its op with the most operations; its other ops were fused, and take no time. A runtime may name a
+    kernel after the last of its ops. So an op without a time gets the time of the op that it alone feeds, unless the latter has
+    more operations.
 
     Args:
-        identity: of the model.
-        name: of its file.
+        identity: identity of the model.
+        name: name of its file.
         graph: its task graph.
-        kernels: what a pass over it consists of.
-        seconds: that all of it took.
-        beyond: what groups took beyond that.
+        kernels: the kernels of a pass over it.
+        seconds: time of the whole pass.
+        beyond: costs of its groups beyond that.
     """
     taken, flops = np.zeros(len(graph)), graph.flops
     for kernel in kernels:
@@ -80,15 +80,15 @@ def profiled(identity: str, name: str, graph: OpGraph, kernels: Sequence[Kernel]
 
 
 class KernelTimes:
-    """A regression over what the ops of some models took on one device.
+    """A regression over the times of some models' ops on one device.
 
-    Rates (seconds per op, per operation, per byte of weights, per byte read or written) give a first figure; how far the
-    logarithm of an op's time is from it is a Gaussian process over its kind, its neighbours and its sizes (Rasmussen and
+    Rates (seconds per op, per operation, per byte of weights, per byte read or written) give a first figure. The deviation of
+    the logarithm of an op's time from it is a Gaussian process over its kind, its neighbours and its sizes (Rasmussen and
     Williams, Gaussian Processes for Machine Learning, 2006, algorithm 2.1; Matern covariance with nu = 3/2, fixed parameters).
-    Whether an op is fused into another one, and so takes nothing, is counted for its kind and its neighbours.
+    The chance that an op is fused into another one, and so takes no time, is counted for its kind and its neighbours.
 
     Args:
-        models: one at least.
+        models: the models, at least one.
     """
 
     def __init__(self, models: Sequence[Profiled]) -> None:
@@ -105,7 +105,7 @@ class KernelTimes:
         self._fit(np.ones(len(these), bool))
 
     def _fit(self, known: NDArray[np.bool_]) -> None:
-        """Fit to some of the sorts. The inverse of the covariance of some follows from that of all, by its blocks."""
+        """Fit to some of the sorts, ``bool[N]``. The inverse of their covariance follows from the inverse of all, by blocks."""
         self._known, out = known, ~known
         rows, weights = _loads(self._traits), 1 / np.sqrt(np.maximum(self._taken, _COUNTS_S))
         self._rates = nonnegative_fit((rows * weights[:, None])[known], (self._taken * weights)[known])
@@ -115,14 +115,14 @@ class KernelTimes:
         self._weights = found[known] - between @ np.linalg.solve(among, found[out])
 
     def seconds(self, traits: OpTraits) -> NDArray[np.float64]:
-        """Predict what ops take inside a whole model: ``float64[N]``."""
+        """Predict the seconds of ops inside a whole model: ``float64[N]``."""
         rates = _loads(traits) @ self._rates
         beyond = _covariance(traits, _some(self._traits, np.flatnonzero(self._known))) @ self._weights
         alone = np.maximum((rates + _SHORTEST_S) * np.exp(beyond) - _SHORTEST_S, 0.0)
         return np.asarray(alone * (1 - self._fusing.chance(traits)), np.float64)
 
     def error(self) -> Error | None:
-        """Predict each model from the others; None if there are no others."""
+        """Return the errors of predicting each model from the others; None if there are no others."""
         if len(self._models) < 2:
             return None
         found, fusing = [], self._fusing
@@ -137,7 +137,7 @@ class KernelTimes:
 
 
 class _Fusing:
-    """How often ops take nothing, as they are fused into others: by kind, and more exactly by kind and neighbours."""
+    """Frequencies of ops that take no time, since they are fused into others: by kind, and also by kind and neighbours."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, ...], tuple[float, float]] = {}
@@ -155,7 +155,7 @@ class _Fusing:
         return made
 
     def chance(self, traits: OpTraits) -> NDArray[np.float64]:
-        """``float64[N]``: the share of ops with the same neighbours, where there are few drawn towards that of the kind."""
+        """Return the share of fused ops among equal neighbours, ``float64[N]``; if these are few, drawn to the kind's share."""
         chances = np.empty(len(traits))
         for i, (kind, fed, read_by, _) in enumerate(traits.sorts()):
             chance = 0.5
@@ -167,13 +167,13 @@ class _Fusing:
 
 
 def _loads(traits: OpTraits) -> NDArray[np.float64]:
-    """``float64[N, 4]``: what rates apply to."""
+    """Return the loads that rates apply to, ``float64[N, 4]``: 1, operations, bytes of weights, bytes read and written."""
     flops, weights, entering, written, _ = traits.size.T
     return np.stack([np.ones(len(flops)), flops, weights, entering + written], axis=1)
 
 
 def _covariance(these: OpTraits, those: OpTraits) -> NDArray[np.float64]:
-    """``float64[N, M]``, of the logarithms of times beyond the rates."""
+    """Return the covariances of the logarithms of times beyond the rates: ``float64[N, M]``."""
     kind = _equal(these.kind, those.kind)
     fed = kind & _equal(these.fed, those.fed)
     place, there = _place(these), _place(those)
@@ -184,13 +184,13 @@ def _covariance(these: OpTraits, those: OpTraits) -> NDArray[np.float64]:
 
 
 def _equal(these: NDArray[np.str_], those: NDArray[np.str_]) -> NDArray[np.bool_]:
-    """``bool[N, M]``; comparing numbers is much faster than comparing texts."""
+    """Return which pairs are equal, ``bool[N, M]``; comparing numbers is much faster than comparing texts."""
     number = np.unique(np.concatenate([these, those]), return_inverse=True)[1].ravel()
     return np.asarray(number[: len(these), None] == number[len(these) :], np.bool_)
 
 
 def _place(traits: OpTraits) -> NDArray[np.float64]:
-    """``float64[N, 6]``: sizes in doublings, in units in which they are alike."""
+    """Return sizes in doublings, divided by the doublings within which they are alike: ``float64[N, 6]``."""
     flops, written = traits.size[:, 0], traits.size[:, 3]
     logs = np.log2(traits.size + _SMALLEST)
     return np.asarray(np.column_stack([logs, np.log2((flops + 1) / (written + 1))]) / _DOUBLINGS, np.float64)

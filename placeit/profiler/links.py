@@ -1,4 +1,4 @@
-"""Measures the overhead of starting a segment on a device, and of passing a tensor to another device."""
+"""Measure the overhead of starting a segment on a device, and of passing a tensor to another device."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from placeit.runtime.runtime import Runtime
 
 __all__ = ["LinkCosts", "device_key", "probe"]
 
-_HOPS = 12
-_SMALL, _LARGE = 256, 1 << 19
-_ITEM_BYTES = 4
-_PASSES, _WARMUP = 11, 2
+_HOPS = 12  # segments of a chain
+_SMALL, _LARGE = 256, 1 << 19  # elements of the tensors of the two chains
+_ITEM_BYTES = 4  # bytes of an element
+_PASSES, _WARMUP = 11, 2  # runs of each chain that count, and warm-up runs before them
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +42,8 @@ class LinkCosts:
     Attributes:
         dispatch: ``float64[D]``, seconds from the end of one segment to the end of the next on the same device, when the next
             computes next to nothing.
-        empty: ``float64[D]``, the part of it that such a segment itself takes.
-        cluster: the cluster with the links that it lacked.
+        empty: ``float64[D]``, the part of ``dispatch`` that such a segment itself takes.
+        cluster: the cluster, with the links added that it lacked.
     """
 
     dispatch: NDArray[np.float64]
@@ -52,7 +52,7 @@ class LinkCosts:
 
 
 def device_key(device: Device) -> dict[str, Any]:
-    """Properties of a device that measured costs depend on: the device, its driver, and its slowdown."""
+    """Return the properties of a device that measured costs depend on: the device, its driver, and its slowdown."""
     return {
         "kind": device.kind,
         "runtime": device_kind(device).version(),
@@ -78,18 +78,19 @@ def probe(
     """Measure dispatch on every device and every link that the cluster does not describe.
 
     A chain of 12 element-wise segments runs on one device and then back and forth between two, with a small and with a large
-    tensor, all of them in turn. What a hop adds to a segment is the link: its latency with the small tensor, its bandwidth
-    from what the large one adds to that. Going back and forth measures both directions together; each gets half.
+    tensor, all of them in turn. The time that a hop adds to a segment is the link's: its latency with the small tensor, and its
+    bandwidth from the additional time with the large one. Going back and forth measures both directions together; each gets
+    half.
 
     Args:
         cluster: real devices.
-        chain: :meth:`placeit.backends.base.Model.chain` of the model that is to run there. Without it, one that runs on all of
-            the devices: OpenVINO's, ONNX Runtime's where one of the devices asks for that, PyTorch's on NVIDIA GPUs.
+        chain: :meth:`placeit.backends.base.Model.chain` of the model that is to run there. Without it, a chain that runs on all
+            of the devices: OpenVINO's, ONNX Runtime's where one of the devices asks for that, PyTorch's on NVIDIA GPUs.
         precision: inference precision of every device.
         cache: where to look for earlier results and keep new ones.
-        afresh: whether to measure even what the cache holds.
-        deadline: by :func:`placeit.core.clock.now`, when to make do with fewer passes, at least one, and to keep nothing.
-        compiling: what the chains are counted in that have to be compiled.
+        afresh: whether to measure links that the cache holds as well.
+        deadline: when to make do with fewer passes, at least one, and to cache nothing; by :func:`placeit.core.clock.now`.
+        compiling: the count of compiled programs, which the chains are added to.
     """
     if chain is None:
         cluster, chain = _any_chain(cluster)
@@ -118,7 +119,7 @@ def probe(
 
 
 def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
-    """Find what runs on all devices, and return the cluster as it is driven then."""
+    """Return the cluster as it is driven to run a chain on all its devices, and the maker of such chains."""
     kinds = {device.kind for device in cluster.devices}
     if kinds.isdisjoint(("ort", "torch", "cuda")):
         from placeit.backends.openvino.model import relu_chain
@@ -137,7 +138,7 @@ def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
 
 
 def _valid(kept: Any, devices: int, unknown: list[list[int]]) -> bool:
-    """Return whether a value from the cache is what :func:`_measure` returns for so many devices and these links."""
+    """Return whether a cached value can be a result of :func:`_measure` for this number of devices and these links."""
     if not isinstance(kept, dict) or not isinstance(kept.get("links"), list):
         return False
     links = kept["links"]
@@ -154,9 +155,10 @@ def _valid(kept: Any, devices: int, unknown: list[list[int]]) -> bool:
 def _measure(
     cluster: Cluster, precision: str, chain: Callable[[int, int], Model], deadline: float, compiling: Compiling | None
 ) -> tuple[dict[str, Any], int]:
-    """Return dispatch times, those of empty segments, and [source, destination, bytes per second or None, seconds] of links.
+    """Return measured times as the cache keeps them, and the least number of passes that one of them is the median of.
 
-    And the fewest passes that any of it is the median of.
+    They are the seconds of dispatch and of empty segments by device, and [source, destination, bytes per second or None,
+    seconds] for each link.
     """
     names, unknown = cluster.names, set(cluster.missing_links())
     cluster = replace(cluster, links={})  # an emulated link would count for the real one in the other direction, too
@@ -185,7 +187,7 @@ def _measure(
 def _time_routes(
     runtime: Runtime, grouping: Grouping, routes: list[tuple[int, int]], deadline: float
 ) -> dict[tuple[int, int], tuple[float, float, int]]:
-    """Median seconds per hop, and of a segment, of chains that alternate between two devices, interleaved; and of how many."""
+    """Time interleaved chains that alternate between two devices: median seconds per hop, of a segment, and number of runs."""
     groups = len(grouping.groups)
     segmenter = Segmenter(grouping, Costs.zero(len(grouping.groups), runtime.cluster))
     samples: dict[tuple[int, int], list[float]] = {route: [] for route in routes}

@@ -1,4 +1,4 @@
-"""What other processes do on this machine: how busy it is, and whether they disturb a measurement."""
+"""The load of other processes on this machine, and whether they disturb a measurement."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["MachineLoad", "Reading", "Watch"]
 
 _STAT = Path("/proc/stat")
 _TASKS = Path("/proc/self/task")
-_IDLE = (3, 4)  # idle, and idle while a disk works
-_STEAL = 7  # time that a hypervisor took away
+_IDLE = (3, 4)  # columns of /proc/stat: idle, and idle while a disk works
+_STEAL = 7  # column of /proc/stat: time that a hypervisor took away
 _LEAST_S = 0.5e-3  # seconds on run queues that mean nothing: threads wake up on cores that are about to be free
 _SHARE = 0.05  # share of a period, on run queues or taken by a hypervisor, from which on it is disturbed
-_SLOWER = 1.5  # times as long as at best that the control takes in a disturbed period
-_SPINS, _STEPS = 5, 1000  # of the control, which takes about 0.1 ms
+_SLOWER = 1.5  # times its best time, above which the control shows a disturbed period
+_SPINS, _STEPS = 5, 1000  # repetitions of the control, and their steps; it takes about 0.1 ms
 
 
 class MachineLoad:
-    """Counts the CPU time of other processes since its construction."""
+    """Count of the CPU time of other processes since its construction."""
 
     def __init__(self) -> None:
         self._begin = _clocks()
@@ -30,7 +30,7 @@ class MachineLoad:
     def cores(self) -> float | None:
         """Return how many cores other processes kept busy, on average; None if the system does not report it.
 
-        Time that a hypervisor took away counts as work of others.
+        Time that a hypervisor took away counts as work of other processes.
         """
         begin, end = self._begin, _clocks()
         if begin is None or end is None or end[0] <= begin[0]:
@@ -40,13 +40,13 @@ class MachineLoad:
 
 
 class Reading(NamedTuple):
-    """What the system counts up to now, in seconds; what it does not report is 0.
+    """Counters of the system at a moment, in seconds; 0 for a counter that the system does not report.
 
     Attributes:
-        wall: on the wall.
-        waiting: for which threads of this process could have run and no core was free for them.
-        stolen: that a hypervisor took away from cores.
-        control: for which the control ran just now, a fixed piece of Python.
+        wall: wall-clock time.
+        waiting: time for which threads of this process could have run, but no core was free for them.
+        stolen: time that a hypervisor took away from cores.
+        control: time that the control, a fixed piece of Python, took just now.
     """
 
     wall: float
@@ -56,13 +56,13 @@ class Reading(NamedTuple):
 
 
 class Watch:
-    """Tells for each of several periods whether something else on the machine disturbed it.
+    """A monitor that tells, for each of several periods, whether other work on the machine disturbed it.
 
     A period is disturbed if threads of this process waited on run queues, or a hypervisor took cores away, for more than 5 % of
-    it, or if the control after it takes 1.5 times as long as at best.
+    it, or if the control after it takes more than 1.5 times its best time.
 
     Args:
-        read: gives what is counted up to now.
+        read: returns the counters at this moment.
     """
 
     def __init__(self, read: Callable[[], Reading] | None = None) -> None:
@@ -79,7 +79,7 @@ class Watch:
         """Return whether the period that began last was disturbed until now.
 
         Args:
-            alone: false if threads of this process had to wait for each other: what they waited does not count then.
+            alone: False if threads of this process had to wait for each other: the time that they waited does not count then.
         """
         now, begun = self._read(), self._begun
         self._best = min(self._best, now.control)
@@ -98,7 +98,7 @@ def _reading() -> Reading:
 
 
 def _waiting() -> float:
-    """Seconds that the threads of this process have been on run queues."""
+    """Return the seconds that the threads of this process have been on run queues."""
     total = 0
     try:
         for thread in _TASKS.iterdir():
@@ -122,7 +122,7 @@ def _control() -> float:
 
 
 def _ticks() -> list[int] | None:
-    """Return the ticks of all cores by what they were spent on; None if the system does not report them."""
+    """Return the ticks of all cores, by column of ``/proc/stat``; None if the system does not report them."""
     try:
         name, *ticks = _STAT.read_text(encoding="ascii").split("\n", 1)[0].split()
         counts = [int(count) for count in ticks[:8]]  # time of guests is part of the first two already
@@ -132,7 +132,7 @@ def _ticks() -> list[int] | None:
 
 
 def _clocks() -> tuple[float, float, float] | None:
-    """Return seconds on the wall, seconds that all cores were busy, and those of this process and its children."""
+    """Return seconds: wall-clock time, busy time of all cores, and CPU time of this process and its children."""
     ticks = _ticks()
     if ticks is None:
         return None

@@ -1,4 +1,4 @@
-"""What groups read of their weights, and the rates at which devices read memory, alone and together."""
+"""Bytes that groups read of their weights, and rates at which devices read memory, alone and together."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from placeit.profiler.peaks import read_rate
 __all__ = ["LEAST_BYTES", "Rates", "group_reads", "shared_reads", "weights_read"]
 
 LEAST_BYTES, _MOST_BYTES = 1 << 25, 1 << 27
-"""Bytes of weights below which caches hold most of them, so that rates say little; and beyond which rates stay the same."""
+"""Bytes of weights below which caches hold most of them, so that rates say little; and above which rates stay the same."""
 
 Measure = Callable[[Device, int], float | None]
 
 
 def weights_read(graph: OpGraph) -> NDArray[np.float64]:
-    """Count the bytes of its weights, and of a state, that each op reads in a run: ``float64[V]``.
+    """Return the bytes of weights and state that each op reads in a run: ``float64[V]``.
 
-    An op that computes nothing, such as ``Gather``, reads as many as it writes. Of an ``If``, it is not known.
+    An op that computes nothing, such as ``Gather``, reads as many as it writes. For an ``If`` the number is unknown, and 0.
     """
     written = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
     read = np.where(graph.flops > 0, graph.param_bytes, np.minimum(graph.param_bytes, written))
@@ -39,17 +39,17 @@ def weights_read(graph: OpGraph) -> NDArray[np.float64]:
 
 
 def group_reads(grouping: Grouping) -> NDArray[np.float64]:
-    """Count the bytes of its weights, and of its state, that each group reads in a run: ``float64[G]``."""
+    """Return the bytes of weights and state that each group reads in a run: ``float64[G]``."""
     return np.bincount(grouping.group_of, weights_read(grouping.graph), len(grouping.groups)).astype(np.float64)
 
 
 class Rates:
-    """Rates at which devices read memory, for a model of so many bytes of weights, since caches may hold a part of these.
+    """Rates at which devices read memory, for a given size of weights, since caches may hold a part of these.
 
     Args:
         size: bytes of the model's weights.
-        cache: where to look for rates and keep new ones; None for nowhere.
-        measure: measures the rate of a device for some bytes.
+        cache: where to look for rates and keep new ones; None for no cache.
+        measure: measures the rate of a device for a number of bytes.
     """
 
     def __init__(self, size: float, cache: Cache | None, measure: Measure = read_rate) -> None:
@@ -65,8 +65,8 @@ class Rates:
     def of(self, device: Device) -> float | None:
         """Return the bytes per second that a device reads by itself.
 
-        A described device has a figure for it. Core sets, and what else OpenVINO drives, are measured through OpenVINO, unless
-        the cache knows. None for other devices, and if the model has less than 34 MB of weights.
+        A described device has a figure for it. Core sets, and other devices that OpenVINO drives, are measured through
+        OpenVINO unless the rate is cached. None for other devices, and if the model has less than 34 MB of weights.
         """
         if device.described:
             return device.bytes_per_s
@@ -86,12 +86,13 @@ class Rates:
 def shared_reads(grouping: Grouping, costs: Costs, rates: Rates) -> MemoryReads | None:
     """Return what groups read from the memory of this machine, if several core sets of the cluster share it; else None.
 
-    Its rate is that of all these cores together, and at least what they were seen to read while all of them ran the model.
+    The memory's rate is the rate of all these cores together, and at least the one at which they read while all of them ran the
+    model.
 
     Args:
         grouping: the groups.
-        costs: what they cost.
-        rates: of devices.
+        costs: their costs.
+        rates: rates of the devices.
     """
     cluster, read = costs.cluster, group_reads(grouping)
     here = np.array([device.core_set and not device.where.node for device in cluster.devices], bool)
@@ -102,7 +103,7 @@ def shared_reads(grouping: Grouping, costs: Costs, rates: Rates) -> MemoryReads 
     if rate is None:
         return None
     busy = (costs.core + np.maximum(costs.load, 0.0))[:, apart]
-    seen = float((read.sum() / np.maximum(busy.sum(axis=0), 1e-12)).sum())  # a device that cannot run all counts nothing
+    seen = float((read.sum() / np.maximum(busy.sum(axis=0), 1e-12)).sum())  # a device that cannot run all groups adds 0
     return MemoryReads(read, here[None], np.array([max(rate, seen)]))
 
 

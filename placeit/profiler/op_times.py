@@ -25,11 +25,11 @@ class OpTime:
     """Time of an op, or of a kernel that corresponds to no op, such as a layout conversion.
 
     Attributes:
-        segment: number in the plan.
-        op: name; None for a kernel that stands for no op.
-        kind: of the op, or of the kernel.
-        kernel: name of the kernel that computes it; None if no kernel says so, because it was folded into others.
-        sharers: how many ops the kernel stands for.
+        segment: number of its segment in the plan.
+        op: name of the op; None for a kernel that stands for no op.
+        kind: kind of the op, or of the kernel.
+        kernel: name of the kernel that computes it; None if no kernel names it, because it was folded into others.
+        sharers: number of ops that the kernel stands for.
         seconds: mean of several runs, an equal part of the kernel's time for each op that it stands for; None if not counted.
     """
 
@@ -44,10 +44,10 @@ class OpTime:
 def op_times(
     model: Model, grouping: Grouping, cluster: Cluster, plan: Plan, *, precision: str = "f32", passes: int = 10
 ) -> list[OpTime]:
-    """Run a plan with OpenVINO's counters on, and return the time of each op, in place while other devices work.
+    """Run a plan with OpenVINO's counters on, and return the time of each op in its segment, with other devices at work.
 
-    Counting slows kernels a little, so nothing else is timed meanwhile. Segments of other runtimes, which do not count, of
-    models that are cut already, and all segments where streams drive the devices, are left out.
+    Counting slows kernels a little, so nothing else is timed in these runs. Left out are segments of other runtimes, which do
+    not count, segments of models that are cut already, and all segments if streams drive the devices.
 
     Raises:
         DeviceError: a segment cannot be compiled.

@@ -1,4 +1,4 @@
-"""What the time of an op depends on, whatever model it is in."""
+"""Traits of ops that their times depend on, whatever model they are in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Sort = tuple[str, str, str, list[float]]
 
 _CONVOLUTIONS = ("Convolution", "GroupConvolution", "Conv")
 _PRODUCTS = ("MatMul", "Gemm")
-_DENSE = 8.0  # operations for each element of its output, from which on an op multiplies weights
+_DENSE = 8.0  # operations for each element of its output, above which an op is taken to multiply weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class OpTraits:
     def of_graph(cls, graph: OpGraph) -> OpTraits:
         """Return the traits of all ops of a task graph, in its order.
 
-        Weights that the file computes by ops count as those that the operations need: some exporters' files, and the ONNX
+        If the file computes weights by ops, their bytes are estimated from the operations: some exporters' files, and the ONNX
         project's small test models, have no constants.
         """
         count = len(graph)
@@ -73,16 +73,16 @@ class OpTraits:
 
     @classmethod
     def of_sorts(cls, sorts: Sequence[Sort]) -> OpTraits:
-        """Return the traits of ops that are given one by one."""
+        """Return the traits of ops that are given as a sequence, one for each op."""
         kind, fed, read_by, size = zip(*sorts, strict=True)
         return cls(np.array(kind), np.array(fed), np.array(read_by), np.array(size, float))
 
     def sorts(self) -> list[Sort]:
-        """Return the traits of each op by itself."""
+        """Return the traits as a list, one for each op."""
         return list(zip(self.kind.tolist(), self.fed.tolist(), self.read_by.tolist(), self.size.tolist(), strict=True))
 
     def distinct(self) -> tuple[OpTraits, NDArray[np.int64]]:
-        """Return the sorts of ops, each once, and the number of each op's sort among them: ``int64[N]``."""
+        """Return the traits of each sort of op, once, and the number of each op's sort among them: ``int64[N]``."""
         number: dict[tuple[str, str, str, tuple[float, ...]], int] = {}
         of = [number.setdefault((kind, fed, read_by, tuple(size)), len(number)) for kind, fed, read_by, size in self.sorts()]
         return OpTraits.of_sorts([(*rest, list(size)) for *rest, size in number]), np.array(of)  # type: ignore[misc]

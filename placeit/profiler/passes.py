@@ -1,7 +1,7 @@
-"""Runs a plan in blocks of consecutive runs, and records the times of its segments and of the hand-overs between them.
+"""Run a plan in blocks of consecutive runs, and record the times of its segments and of the hand-overs between them.
 
-A model that runs again and again finds in the caches what its run before has left there. If programs took turns run by run,
-each would find the weights of the others instead: products with one row then take up to twice as long.
+A model that runs repeatedly finds in the caches what its previous run left there. If programs took turns run by run, each would
+find the weights of the others instead: products with one row then take up to twice as long.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ __all__ = ["Block", "Calm", "Passes", "Progress", "Watching", "counted", "left_o
 Run = TypeVar("Run")
 
 Progress = Callable[[str, float], None]
-"""``progress(what, share)``: what is being done, and which share of it is done."""
+"""``progress(what, share)``: the current step, and the share of it that is done."""
 
 FEWEST_CALM = 3
-"""Undisturbed blocks from which on no others count."""
+"""Number of undisturbed blocks from which on disturbed blocks do not count."""
 
 _WARM = -1  # turn of a run that is no block
-_NARROW = 1.05  # the high end of an interval over the low one
-_FEWEST_BLOCKS = 4  # blocks from which on their range says whether times have settled; an interval needs more
-_WARMING = 0.25  # of the time that is left, which a second run may take
-_FALL = 0.03  # share by which the next run is shorter while a block is not steady yet
-_MOST_LEFT_OUT = 4  # runs of a block, at most
-_BLOCK_S = 5e-3  # seconds of the runs of a block that count, at least
+_NARROW = 1.05  # high end of an interval over its low end, up to which it is narrow
+_FEWEST_BLOCKS = 4  # blocks from which on their range tells whether times are steady; an interval needs more
+_WARMING = 0.25  # share of the time left that a second run may take
+_FALL = 0.03  # share by which a run is shorter than the one before while a block is not steady yet
+_MOST_LEFT_OUT = 4  # most runs of a block that do not count
+_BLOCK_S = 5e-3  # least seconds of the runs of a block that count
 _SLOW_S = 0.05  # seconds of a run from which on one run of a block counts
-_MOST_RUNS = 10  # runs of a block that count, at most
+_MOST_RUNS = 10  # most runs of a block that count
 
 
 class Watching(Protocol):
-    """Tells whether something else disturbs the machine; :class:`placeit.profiler.load.Watch` is one."""
+    """A monitor that tells whether other work disturbs the machine, such as :class:`placeit.profiler.load.Watch`."""
 
     def begin(self) -> None:
         """Begin a period."""
         ...
 
     def disturbed(self, *, alone: bool = True) -> bool:
-        """Return whether the period was disturbed until now; not ``alone`` if threads of this process had no core each."""
+        """Return whether the period was disturbed until now; ``alone`` is False if threads of this process share cores."""
         ...
 
 
 class Calm:
-    """A machine on which nothing else runs."""
+    """A monitor for a machine on which nothing else runs."""
 
     def begin(self) -> None:
         """Begin a period."""
@@ -72,11 +72,11 @@ class Calm:
 def left_out(seconds: Sequence[float]) -> int:
     """Return how many of the first runs of a block do not count.
 
-    The first run never does, as it finds the caches full of what ran before. The next one does not either while the run after
-    it takes less by more than 3 %, up to 4 runs in all.
+    The first run never counts, since the caches hold the data of an earlier program. The next one does not count either while
+    the run after it is shorter by more than 3 %, up to 4 runs in all.
 
     Args:
-        seconds: of each run of the block so far, in order, one at least.
+        seconds: seconds of each run of the block so far, in order; at least one.
     """
     count = 1
     while count < min(_MOST_LEFT_OUT, len(seconds) - 1) and seconds[count + 1] < seconds[count] * (1.0 - _FALL):
@@ -85,7 +85,7 @@ def left_out(seconds: Sequence[float]) -> int:
 
 
 def counted(seconds: float) -> int:
-    """Return how many runs of a block are to count, by the seconds of one run: 5 ms of them, or 2, or 1 of more than 50 ms."""
+    """Return how many runs of a block count, by the seconds of one: 5 ms of runs, at least 2 (1 if over 50 ms), at most 10."""
     fewest = 1 if seconds > _SLOW_S else 2
     return min(max(math.ceil(_BLOCK_S / seconds), fewest), _MOST_RUNS) if seconds > 0 else _MOST_RUNS
 
@@ -95,7 +95,7 @@ def steady_runs(run: Callable[[], Run], seconds: Callable[[Run], float]) -> list
 
     Args:
         run: runs once.
-        seconds: tells of what a run returned how long it took.
+        seconds: returns the seconds of a run from its result.
     """
     runs = [run()]
     times = [seconds(runs[0])]
@@ -113,8 +113,8 @@ class Block:
         whole: seconds of a run.
         segments: ``float64[S]``, seconds of each segment; zero if it runs nothing.
         gaps: seconds of hand-overs by route; see :attr:`Passes.handovers`.
-        host: seconds for which the caller waited while no segment had begun or all had ended; NaN if that is not known.
-        disturbed: whether something else on the machine disturbed it.
+        host: seconds for which the caller waited while no segment had begun or all had ended; NaN if unknown.
+        disturbed: whether other work on the machine disturbed it.
     """
 
     whole: float
@@ -125,7 +125,7 @@ class Block:
 
     @classmethod
     def of(cls, runs: Sequence[Block], *, disturbed: bool) -> Block:
-        """Return the medians of runs, each as a block of one run."""
+        """Return the medians of runs, each given as a block of one run."""
         routes = runs[0].gaps.keys()
         return cls(
             float(np.median([run.whole for run in runs])),
@@ -137,18 +137,18 @@ class Block:
 
 
 class Passes:
-    """A plan with one segment per group, or one segment for all groups, timed in place, block by block.
+    """Times of a plan that has one segment per group, or one segment for all groups, in place and block by block.
 
-    In place means: with the cache contents that the segments before it leave. Of a model that keeps state, a run is in the
-    middle of a sequence: requests that only lead to others have run before, and the state is as large as they leave it.
+    In place means with the caches as the previous segments leave them. For a model that keeps state, a run is in the middle of
+    a sequence: requests that only lead up to it have run before, and the state has the size that they leave.
 
     Args:
-        executor: of the plan, with inputs in place unless requests are given.
-        requests: what it is timed on; none for the inputs in place.
+        executor: executor of the plan, with inputs set unless requests are given.
+        requests: the requests to time; empty for the inputs that are set.
         watch: tells which blocks are disturbed.
 
     Attributes:
-        runs: of the blocks alone, without those that were repeated.
+        runs: number of runs in blocks alone, without the blocks that were repeated.
     """
 
     def __init__(self, executor: PlanExecutor, requests: Sequence[Sample] = (), watch: Watching | None = None) -> None:
@@ -163,7 +163,7 @@ class Passes:
         self.runs = 0
 
     def run(self, turn: int = _WARM) -> float:
-        """Run once, alone, as the block of a turn, and return its seconds; without a turn it counts until there is a block."""
+        """Run once, alone, as the block of a turn, and return the seconds; without a turn, it counts until there is a block."""
         self._alone[turn] = run = self._once()
         self._first_host = run.host
         return run.whole
@@ -171,20 +171,20 @@ class Passes:
     def run_warm(self, deadline: float) -> None:
         """Run once, and if there is time for it, again, and forget the first run.
 
-        In its first run a device sets things up: a GPU loads every kernel that it meets, which was seen to take 200 times as
+        A device sets things up in its first run: a GPU loads every kernel that it meets, which was seen to take 200 times as
         long as the run itself.
 
         Args:
-            deadline: by ``placeit.core.clock``; a second run that takes as long as the first is to be a small part of the time
-                until then.
+            deadline: by :func:`placeit.core.clock.now`. There is time for a second run if the first took less than a quarter of
+                the time until then.
         """
         if self.run() < _WARMING * (deadline - clock.now()):
             self.run()
 
     def block(self, turn: int) -> Block:
-        """Run alone, again and again until the runs are steady and enough of them count; keep it as the block of a turn.
+        """Run alone, repeatedly, until the runs are steady and enough of them count; keep them as the block of a turn.
 
-        Of two blocks of a turn, the one that is undisturbed is kept, or the first.
+        Of two blocks of a turn, the undisturbed one is kept, or else the first.
         """
         self._watch.begin()
         before, runs = self._made, self._runs()
@@ -197,10 +197,10 @@ class Passes:
         """Run a block while other plans run repeatedly on other devices.
 
         Args:
-            others: what runs beside it, one at least.
-            turn: its number.
-            phase: how far into a pass of theirs it begins, in [0, 1): so that not everybody is at the same op, with the same
-                weights, at the same time.
+            others: the plans that run beside it, at least one.
+            turn: number of the turn.
+            phase: how far into a pass of the others it begins, in [0, 1), so that they are not all at the same op, with the
+                same weights, at the same time.
         """
         over = threading.Event()
         self._watch.begin()
@@ -216,7 +216,7 @@ class Passes:
         return _keep(self._loaded, turn, Block.of(runs, disturbed=self._watch.disturbed(alone=False)))
 
     def forget(self) -> None:
-        """Drop all times measured so far, which were for warming up."""
+        """Drop all times measured so far, which were for warm-up."""
         self._alone.clear()
         self._loaded.clear()
         self.runs = 0
@@ -228,9 +228,9 @@ class Passes:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the median seconds of blocks alone; their range if they are fewer than six.
+        """95 % confidence interval of the median seconds of blocks alone; their range if there are fewer than six.
 
-        If fewer than three are undisturbed, it is the range of all, the disturbed ones included.
+        If fewer than three are undisturbed, it is the range of all, disturbed ones included.
         """
         few = _too_few(self._alone)
         seconds = [block.whole for block in (self._alone if few else _sound(self._alone)).values()]
@@ -246,13 +246,13 @@ class Passes:
 
     @property
     def disturbed(self) -> tuple[int, int]:
-        """How many blocks there are, alone and beside others, and how many of them were disturbed."""
+        """Number of blocks, alone and beside others, and number of disturbed ones among them."""
         every = [*self._alone.values(), *self._loaded.values()]
         return len(every), sum(block.disturbed for block in every)
 
     @property
     def unsure(self) -> bool:
-        """True if disturbed blocks count, as there are too few others."""
+        """True if disturbed blocks count, since there are too few others."""
         return _too_few(self._alone) or _too_few(self._loaded)
 
     @property
@@ -262,17 +262,17 @@ class Passes:
 
     @property
     def load(self) -> NDArray[np.float64]:
-        """``float64[G]``, what segments take more beside others: the median over turns; zero if nothing ran beside others."""
+        """``float64[G]``, additional seconds of segments beside other plans: the median over turns; zero if none ran so."""
         if not self._loaded:
             return np.zeros(len(self._segment))
         return _paired(self._loaded, self._alone, lambda loaded, alone: loaded.segments - alone.segments)[self._segment]
 
     def beyond(self, other: Passes, share: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-        """Return what each group's segment takes beyond another plan, ``float64[G]``: the median over turns.
+        """Return the seconds of each group's segment beyond its time in another plan, ``float64[G]``: the median over turns.
 
         Args:
             other: the other plan.
-            share: ``float64[G]``, which part of a run of the other plan is taken off; None for the group's segment there.
+            share: ``float64[G]``, share of a run of the other plan to subtract; None to subtract the group's segment there.
         """
         mine, its = self._segment, other._segment
 
@@ -292,8 +292,8 @@ class Passes:
     def handovers(self) -> Mapping[tuple[int, int], float]:
         """Median over blocks of the mean seconds between the time when a segment could start and its start.
 
-        By the device of what ended last before it (what it waited for, or what kept its device), and its own. Where a tensor
-        moved, its seconds on the link by the plan are left out.
+        Keys are two devices: of the segment that ended last before it (which it waited for, or which kept its device busy), and
+        its own. If a tensor moved, its seconds on the link by the plan are subtracted.
         """
         found: dict[tuple[int, int], list[float]] = {}
         for block in _sound(self._alone).values():
@@ -310,7 +310,7 @@ class Passes:
         return self._executor.times(in_row) if self._several else self._executor.time()
 
     def _runs(self) -> list[Block]:
-        """Run until enough runs count, and return these."""
+        """Run until enough runs count, and return the ones that do."""
         if self._several:  # only the last run of each request is known, and the runs before it are left out
             return [self._once(1 + counted(self._alone[min(self._alone)].whole if self._alone else math.inf))]
         return steady_runs(self._once, lambda run: run.whole)
@@ -329,13 +329,13 @@ class Passes:
         elif self._several:
             host = max(0.0, seconds - extent)
         else:
-            # times of a virtual clock, which are not of this call, say nothing of how long its caller waits
+            # a virtual clock's times lie outside this call, and do not tell how long its caller waits
             during = ran.any() and begin[ran].min() < answered and end[ran].max() > called
             host = max(0.0, answered - called - extent) if during else 0.0
         return Block(seconds, end - begin, self._handovers(begin, end), host, disturbed=False)
 
     def _last(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return ``float64[S]`` twice, when each segment began and ended in the last run; zero if it runs nothing."""
+        """Return the begin and the end of each segment in the last run, ``float64[S]`` each; zero if it runs nothing."""
         times = np.zeros((len(self._executor.plan.segments), 2))
         for span in self._executor.spans():
             if span.segment is not None:
@@ -346,7 +346,7 @@ class Passes:
         plan = self._executor.plan
         problem, place = plan.problem, plan.placement
         gaps: dict[tuple[int, int], list[float]] = {}
-        freed: dict[int, float] = {}  # when what ran before on a device ended
+        freed: dict[int, float] = {}  # end of the last segment on each device
         before: list[list[tuple[int, float]]] = [[] for _ in plan.segments]
         for (u, v), nbytes in zip(problem.edges.tolist(), problem.edge_bytes.tolist(), strict=True):
             before[v].append((u, nbytes))
@@ -371,7 +371,7 @@ def _paired(
 ) -> NDArray[np.float64]:
     """Return the median difference of two kinds of blocks over the turns that have sound blocks of both.
 
-    Where no turn has, it is the difference of their medians.
+    If there is no such turn, it is the difference of their medians.
     """
     sound, sound_others = _sound(some), _sound(others)
     turns = sound.keys() & sound_others.keys()
@@ -383,7 +383,7 @@ def _paired(
 def _sound(blocks: Mapping[int, Block]) -> Mapping[int, Block]:
     """Return the blocks that count: the undisturbed ones, or if there are too few, the faster half of all.
 
-    What disturbs a run makes it longer, so the faster ones are nearer to what it takes.
+    A disturbance makes a run longer, so the faster ones are nearer to the true time.
     """
     if not _too_few(blocks):
         return {turn: block for turn, block in blocks.items() if not block.disturbed}
@@ -392,7 +392,7 @@ def _sound(blocks: Mapping[int, Block]) -> Mapping[int, Block]:
 
 
 def _too_few(blocks: Mapping[int, Block]) -> bool:
-    """Return whether there are fewer than three undisturbed blocks, and others."""
+    """Return whether fewer than three blocks are undisturbed, and some are disturbed."""
     return sum(not block.disturbed for block in blocks.values()) < min(FEWEST_CALM, len(blocks))
 
 
@@ -404,7 +404,7 @@ def _keep(blocks: dict[int, Block], turn: int, block: Block) -> Block:
 
 
 def unslowed(runtime: Runtime, grouping: Grouping, stack: contextlib.ExitStack) -> Runtime:
-    """Return a runtime without emulated links: what one takes is known, and nobody should wait for it."""
+    """Return a runtime without emulated links: their delays are known, and need not be waited for."""
     if all(link.origin != "emulated" for link in runtime.cluster.links.values()):
         return runtime
     bare = replace(runtime.cluster, links={})

@@ -18,22 +18,22 @@ from placeit.runtime.runtime import Runtime
 
 __all__ = ["Peak", "peak_of", "read_rate"]
 
-_SIZE = 1024  # of the matrices: more than 2 GFLOP, and 4 MB each
-_READ = 1 << 26  # bytes that are read: more than most caches hold
+_SIZE = 1024  # rows and columns of the matrices: a product is more than 2 GFLOP, a matrix 4 MB
+_READ = 1 << 26  # bytes to read: more than most caches hold
 _ROW = 1024  # elements of a row
-_RUNS = 8
+_RUNS = 8  # runs of a model, of which the fastest counts
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Floating-point operations, and bytes read, per second that were reached; None for what could not be measured."""
+    """Floating-point operations, and bytes read, per second that were reached; None for a rate that could not be measured."""
 
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
 
 
 def peak_of(device: Device, precision: str = "f32") -> Peak:
-    """Measure a device that OpenVINO drives; nothing is known of others. It takes about a second.
+    """Measure the peak rates of a device in about a second; both are None unless OpenVINO drives it.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
@@ -45,12 +45,12 @@ def peak_of(device: Device, precision: str = "f32") -> Peak:
 
 
 def read_rate(device: Device, size: int = _READ, precision: str = "f32") -> float | None:
-    """Measure the bytes per second at which a device that OpenVINO drives reads its memory; None if it does not run that.
+    """Measure the bytes per second at which a device that OpenVINO drives reads its memory; None if this does not run there.
 
     Args:
         device: the device.
-        size: bytes to read, over and over; of a few, caches hold some.
-        precision: in which it computes.
+        size: bytes to read, repeatedly; if there are few, caches hold some of them.
+        precision: precision in which the device computes.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
@@ -69,7 +69,7 @@ def _product() -> OpenVinoModel:
 
 
 def _maxima(rows: int) -> OpenVinoModel:
-    """A row that is copied, so that the copies are in the memory of the device, and the maximum of each copy."""
+    """Return a model that makes copies of a row in the device's memory, and takes the maximum of each copy."""
     openvino = import_openvino()
     ops = openvino.opset13
     value = ops.parameter([1, _ROW], openvino.Type.f32, name="x")
@@ -79,7 +79,7 @@ def _maxima(rows: int) -> OpenVinoModel:
 
 
 def _seconds(model: OpenVinoModel, device: Device, precision: str) -> float | None:
-    """Seconds of the last segment in the fastest of a few runs; None if the device does not run the model."""
+    """Return the seconds of the last segment in the fastest of a few runs; None if the device does not run the model."""
     with contextlib.suppress(PlaceitError):
         cluster, grouping = Cluster((device,)), Grouping.singletons(model.graph)
         groups = len(grouping.groups)

@@ -21,10 +21,10 @@ class ProfileReport(Shown):
     """Results of profiling a model.
 
     Attributes:
-        model: its path.
-        precision: in which devices computed.
+        model: path of the model.
+        precision: precision in which devices computed.
         grouping: its ops in groups.
-        costs: what these cost on the devices.
+        costs: costs of these groups on the devices.
         compiling: programs that were compiled, by kind of device.
     """
 
@@ -35,7 +35,7 @@ class ProfileReport(Shown):
     compiling: Mapping[str, Compiled]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON has it, which is what ``placeit profile --json`` prints."""
+        """Return the report as a dict, as ``placeit profile --json`` prints it."""
         costs, grouping, graph = self.costs, self.grouping, self.grouping.graph
         groups, names = grouping.groups, costs.cluster.names
         return jsonable_dict(

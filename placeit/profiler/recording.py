@@ -1,7 +1,8 @@
 """Recordings: what a run of a model did, when and where, as a versioned JSON file.
 
-``placeit schema recording`` describes it. Times are seconds from the beginning of the recording; ops, segments, tensors and
-spans are named by their positions in the lists of the file. What could not be measured or read is null or not listed.
+``placeit schema recording`` describes the format. Times are seconds from the beginning of the recording; ops, segments, tensors
+and spans are named by their positions in the lists of the file. Values that could not be measured or read are null or not
+listed.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ __all__ = [
 
 _FORMAT, _VERSION = "placeit-recording", 1
 
-MOST_SPANS = 50_000  # of a recording, so that its file stays below 20 MB
+MOST_SPANS = 50_000  # most spans of a recording, so that its file stays below 20 MB
 
 HOST = "host"
-"""Stands for the host's memory where a copy of an accelerator begins or ends."""
+"""Name of the host's memory, where a copy of an accelerator begins or ends."""
 
 What: TypeAlias = Literal["computing", "transfer", "waiting"]
 
@@ -66,8 +67,8 @@ class RecordedModel:
     Attributes:
         name: the file's name.
         path: the file.
-        digest: identity of its task graph, as placement files have it.
-        precision: in which devices computed.
+        digest: digest of its task graph, as placement files have it.
+        precision: precision in which devices computed.
     """
 
     name: str
@@ -82,16 +83,16 @@ class RecordedDevice:
 
     Attributes:
         name: unique.
-        kind: of its runtime.
-        full_name: what the driver calls it.
+        kind: kind of its runtime.
+        full_name: its name by the driver.
         driver: versions of runtime and driver.
-        node: where it is; empty for this machine.
+        node: the node that it is on; empty for this machine.
         cores: CPU cores that it is bound to.
         conflicts: names of devices that never run at the same time as it.
-        memory_bytes: what it has; None if unknown.
+        memory_bytes: size of its memory; None if unknown.
         slowdown: factor by which it is slowed on purpose; 1 for none.
-        peak_flops_per_s: highest rate that was measured there; None if none was.
-        peak_bytes_per_s: highest rate that was measured there; None if none was.
+        peak_flops_per_s: highest arithmetic rate that was measured there; None if none was measured.
+        peak_bytes_per_s: highest rate of reading memory that was measured there; None if none was measured.
     """
 
     name: str
@@ -109,7 +110,7 @@ class RecordedDevice:
 
 @dataclass(frozen=True)
 class RecordedLink:
-    """A link; None for a bandwidth too high to be measured."""
+    """A link; its bandwidth is None if it is too high to be measured."""
 
     src: str
     dst: str
@@ -127,9 +128,9 @@ class RecordedOp:
         kind: what it computes.
         group: position in ``RecordedGraph.groups``.
         flops: floating-point operations of one request.
-        bytes: of the tensors that it reads and writes.
-        param_bytes: of its constants.
-        shapes: of the tensors that it makes.
+        bytes: bytes of the tensors that it reads and writes.
+        param_bytes: bytes of its constants.
+        shapes: shapes of the tensors that it makes.
     """
 
     name: str
@@ -156,13 +157,13 @@ class RecordedSegment:
 
     Attributes:
         device: name.
-        replica: which replica it belongs to; 0 if there is one only.
+        replica: number of the replica that it belongs to; 0 if there is only one.
         ops: positions in the graph.
         runs: False if it only hands inputs or outputs of the model through, and so has no spans.
-        measured_s: median of the recorded requests; None if it did not run.
-        predicted_s: by the costs, without waiting; None if costs are not known.
+        measured_s: median seconds in the recorded requests; None if it did not run.
+        predicted_s: seconds by the costs, without waiting; None if costs are unknown.
         cut_share: share of ``predicted_s`` that cutting costs (dispatch, layout conversions, lost fusion, reading what another
-            device wrote); None if costs are not known.
+            device wrote); None if costs are unknown.
     """
 
     device: str
@@ -193,7 +194,7 @@ class RecordedTensor:
 
 @dataclass(frozen=True)
 class RecordedPlan:
-    """Segments, those of all replicas, and the tensors between them."""
+    """Segments of all replicas, and the tensors between them."""
 
     segments: tuple[RecordedSegment, ...]
     tensors: tuple[RecordedTensor, ...]
@@ -215,7 +216,7 @@ class RecordedSpan:
 
     Attributes:
         kind: ``compute`` or ``copy``.
-        where: name of the device; of a copy, those of source and destination, one of which may be :data:`HOST`.
+        where: name of the device; for a copy, names of source and destination, one of which may be :data:`HOST`.
         request: position in ``Recording.requests``.
         segment: position in the plan; None for a copy.
         tensor: position in the plan; None for a segment.
@@ -239,7 +240,7 @@ class RecordedSpan:
 
 @dataclass(frozen=True)
 class RecordedEvent:
-    """Something that happened to a server: what, when, and why, in a sentence."""
+    """An event of a server: its name, when it happened, and the reason, in a sentence."""
 
     name: str
     start_s: float
@@ -255,10 +256,10 @@ class States:
         device: name.
         executing_s: it ran a segment.
         sending_s: it ran nothing, and a tensor was on its way from it.
-        waiting_data_s: it had something left to run, and inputs of that were missing.
-        waiting_conflict_s: a segment was ready, and a device ran that it shares cores with.
+        waiting_data_s: requests in flight had a segment left for it, but inputs of the segment were missing.
+        waiting_conflict_s: a segment was ready, but another device that shares cores with it was running.
         waiting_scheduler_s: a segment was ready, and nothing else was in its way.
-        idle_s: no request in flight had anything left for it.
+        idle_s: no request in flight had a segment left for it.
     """
 
     device: str
@@ -306,12 +307,12 @@ class CriticalPath:
 
     Attributes:
         latency_s: from the arrival of a request to its end.
-        computing_s: segments on the critical path, without what cutting them off costs.
-        cuts_s: what cutting costs of their time, by the costs that were profiled; None if costs are not known.
-        transfers_s: tensors on their way.
-        waiting_s: for a device, a link, or the scheduler.
-        request: of median latency, whose path ``steps`` are.
-        steps: without gaps, from its arrival to its end.
+        computing_s: time of segments on the critical path, without the cost of cutting them off.
+        cuts_s: cost of cutting in their time, by the profiled costs; None if costs are unknown.
+        transfers_s: time in which tensors are on their way.
+        waiting_s: time of waiting for a device, a link, or the scheduler.
+        request: position of the request of median latency, whose path ``steps`` has.
+        steps: steps of that path without gaps, from the request's arrival to its end.
     """
 
     latency_s: float
@@ -329,15 +330,15 @@ class OpTime:
 
     Attributes:
         op: position in the graph; None for a kernel that stands for no op, such as a layout conversion.
-        kind: of the op, or of the kernel.
+        kind: kind of the op, or of the kernel.
         segment: position in the plan.
         device: name.
-        kernel: name of the kernel that computed it, maybe together with other ops; None if none says so.
-        measured_s: mean of several requests, an equal part of the kernel's time for each op that it computes; None if no kernel
-            says so, because the op was folded into others.
-        predicted_s: by the costs; None if these are not known of the op alone.
-        flops_per_s: that the kernel reached; None if it was not measured.
-        bytes_per_s: that the kernel reached, by its tensors and constants; None if it was not measured.
+        kernel: name of the kernel that computed it, maybe together with other ops; None if no kernel names it.
+        measured_s: mean seconds over several requests, an equal part of the kernel's time for each op that it computes; None if
+            no kernel names the op, because it was folded into others.
+        predicted_s: seconds by the costs; None if these are unknown for the op alone.
+        flops_per_s: arithmetic rate of the kernel; None if it was not measured.
+        bytes_per_s: rate of the kernel's memory traffic, by its tensors and constants; None if it was not measured.
     """
 
     op: int | None
@@ -353,13 +354,13 @@ class OpTime:
 
 @dataclass(frozen=True)
 class GroupTime:
-    """Time of a group inside its segment; None for what is not known.
+    """Time of a group inside its segment; None for a time that is unknown.
 
     Attributes:
         group: position in ``RecordedGraph.groups``.
         device: name.
-        measured_s: sum of its ops.
-        predicted_s: by the costs, without cuts.
+        measured_s: sum of the times of its ops.
+        predicted_s: seconds by the costs, without cuts.
     """
 
     group: int
@@ -370,7 +371,7 @@ class GroupTime:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The simulator's prediction for one request on the same plan, of the first replica."""
+    """The simulator's prediction for one request on the same plan, the first replica's if there are several."""
 
     makespan_s: float
     spans: tuple[RecordedSpan, ...]
@@ -378,7 +379,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Recording(Drawn):
-    """A recording. Without a placement nothing ran, and ``plan`` and what follows is empty; ``costs`` is there instead.
+    """A recording of a run. Without a placement nothing ran, and it has ``costs`` in place of a plan and times.
 
     Attributes:
         made: when it was made, ISO 8601.
@@ -388,20 +389,20 @@ class Recording(Drawn):
         devices: in the order of their numbers.
         links: as far as they are known.
         graph: the task graph.
-        plan: None without a placement.
+        plan: the plan; None without a placement.
         wall_s: seconds that were recorded.
-        requests: as they began.
-        spans: by start; those of one device never overlap.
-        events: what happened to the server, if one ran.
-        states: of each device.
-        link_use: of each link that was used.
+        requests: in the order in which they began.
+        spans: sorted by start; spans of one device never overlap.
+        events: events of the server, if one ran.
+        states: states of each device.
+        link_use: use of each link that was used.
         critical_path: None if nothing ran.
-        ops: times inside segments, of devices that count them.
-        groups: the same, added up.
-        predicted: None if costs are not known.
-        samples: of the process, and of meters that could be read.
-        costs: what ``placeit profile --json`` prints; None if costs were not profiled.
-        search: what ``placeit optimize --json`` prints, and curves of learning; None if nothing was searched for.
+        ops: times of ops inside segments, for devices that count them.
+        groups: times of groups inside segments, as sums over their ops.
+        predicted: None if costs are unknown.
+        samples: series of the process, and of meters that could be read.
+        costs: the JSON of ``placeit profile --json``; None if costs were not profiled.
+        search: the JSON of ``placeit optimize --json``, with curves of learning; None if there was no search.
     """
 
     made: str
@@ -428,7 +429,7 @@ class Recording(Drawn):
 
 
 def write_recording(path: str | Path, recording: Recording) -> None:
-    """Write a recording in one step, so that nothing is half-written. Raises FileError."""
+    """Write a recording in one step, so that no incomplete file is left. Raises FileError."""
     sections = {field.name: _plain(getattr(recording, field.name)) for field in fields(recording)}
     texts = {name: _text(name, value) for name, value in sections.items()}
     head = {"format": _FORMAT, "version": _VERSION, "digests": {name: _digest(text) for name, text in texts.items()}}
@@ -460,14 +461,14 @@ def read_recording(path: str | Path) -> Recording:
 
 
 class _FieldError(ValueError):
-    """A field that is not what it should be."""
+    """An error that names a field with an invalid value."""
 
     def __init__(self, field: str, what: str) -> None:
         super().__init__(f"'{field}' {what}")
         self.field, self.what = field, what
 
     def inside(self, outer: str) -> _FieldError:
-        """Return the error of a field of a field."""
+        """Return the error of the same field as a field of an outer one."""
         dot = "." if self.field and not self.field.startswith("[") else ""
         return _FieldError(f"{outer}{dot}{self.field}", self.what)
 
@@ -484,7 +485,7 @@ def _digest(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Turn dataclasses into what JSON holds."""
+    """Convert dataclasses and tuples to JSON-compatible values."""
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if is_dataclass(value):
@@ -494,7 +495,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """Return what reads a value of a type, by its annotation. It raises _FieldError."""
+    """Return a function that reads a value of a type, by the type's annotation. The function raises _FieldError."""
     origin, of = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         some = _reader(of[0])
@@ -511,7 +512,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 
 def _last(of: tuple[Any, ...]) -> Callable[[Any], Any]:
-    """Return what reads the last item of a list, and, of a list of any length, those after the first."""
+    """Return the reader of a tuple's last item; for a tuple of any length, of every item."""
     return _reader(of[0] if of[-1] is Ellipsis else of[-1])
 
 
@@ -564,7 +565,7 @@ def _read_mapping(read: Callable[[Any], Any], value: Any) -> Any:
 
 def _read_float(value: Any) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):  # of a whole number with hundreds of digits
+        with contextlib.suppress(OverflowError):  # an integer may have hundreds of digits
             number = float(value)
             if math.isfinite(number):
                 return number
@@ -584,7 +585,7 @@ def _read_plain(kind: type, value: Any) -> Any:
 
 
 def _check(recording: Recording) -> None:
-    """Check that positions and names lead somewhere."""
+    """Raise _FieldError unless all positions and names refer to existing items."""
     names = [device.name for device in recording.devices]
     if len(set(names)) != len(names) or not names:
         raise _FieldError("devices", "must have names that differ, and at least one")

@@ -1,4 +1,4 @@
-"""Choose the groups to measure as segments of their own, and derive the cut costs of the others from theirs."""
+"""Choose the groups to measure as separate segments, and predict the cut costs of the others from theirs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from placeit.planning.coarsen import Grouping
 
 __all__ = ["alike", "border_bytes", "choose", "predict"]
 
-# distances: no kind of op in common, twice the bytes, other neighbours; and of equal groups, since measured times vary
+# distances: no kind of op in common; twice the bytes; other neighbours; equal groups, since measured times vary
 _OTHER_KINDS, _OTHER_SIZE, _OTHER_BORDER, _EQUAL = 4.0, 0.5, 0.5, 0.1
-_FARTHEST = 8.0  # no two groups are more unlike than that
-_NEAR = 3.0  # how fast the weight of a measured group falls with its distance
-_FREE = 0.5  # what a group counts at least that costs no further program
+_FARTHEST = 8.0  # largest distance of two groups
+_NEAR = 3.0  # rate at which the weight of a measured group falls with its distance
+_FREE = 0.5  # number of programs that a group counts as at least, even if it adds none
 
 
 def alike(grouping: Grouping, channels_last: frozenset[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Say how unlike groups are, by what their borders cost: ``float64[G, G]``, and ``float64[G]``, the bytes of their borders.
+    """Return distances of groups by the costs of their borders, ``float64[G, G]``, and the borders' bytes, ``float64[G]``.
 
-    Groups are alike if they have the same kinds of ops, tensors of the same kinds at their borders (the kind of op at the other
-    end, and the layout), and as many bytes there.
+    Two groups are near if they have the same kinds of ops, tensors of the same kinds at their borders (the kind of op at the
+    other end, and the layout), and as many bytes there.
 
     Args:
         grouping: groups of ops.
@@ -54,7 +54,7 @@ def alike(grouping: Grouping, channels_last: frozenset[int]) -> tuple[NDArray[np
 
 
 def border_bytes(groups: OpGraph) -> NDArray[np.float64]:
-    """Bytes of the tensors that each group writes for others, and reads of others: ``float64[G]``."""
+    """Return the bytes of the tensors that each group writes for other groups or reads from them: ``float64[G]``."""
     bytes_ = np.bincount(groups.tensor_op, groups.tensor_bytes, len(groups)).astype(np.float64)
     np.add.at(bytes_, groups.edges[:, 1], groups.tensor_bytes[groups.edge_tensor])
     return bytes_
@@ -63,19 +63,20 @@ def border_bytes(groups: OpGraph) -> NDArray[np.float64]:
 def choose(distance: NDArray[np.float64], weight: NDArray[np.float64], *, most: float, gap: float) -> NDArray[np.bool_]:
     """Choose the groups to measure alone, so that each group is like one of them: ``bool[G]``.
 
-    Groups are in topological order, and those between two chosen ones run as one segment. Greedily takes the group that brings
-    the others nearest to a chosen one, by weight and per additional program (the facility location problem).
+    Groups are in topological order, and the groups between two chosen ones run as one segment. The choice is greedy: it takes
+    the group that most reduces the weighted distances of all groups to a chosen one, per additional program (the facility
+    location problem).
 
     Args:
         distance: ``float64[G, G]``, how unlike groups are.
         weight: ``float64[G]``, how much each group matters.
-        most: how many programs there may be, at least one group being chosen.
+        most: most programs; at least one group is chosen in any case.
         gap: programs of each run of groups that are not chosen.
     """
     chosen, nearest, programs = np.zeros(len(weight), bool), np.full(len(weight), _FARTHEST), gap
     while True:
         closed = np.concatenate([[True], chosen, [True]])
-        more = 1 + gap * (2.0 - closed[:-2] - closed[2:] - 1)  # it may split a run in two, or be all that is left of one
+        more = 1 + gap * (2.0 - closed[:-2] - closed[2:] - 1)  # a group may split a run in two, or be the last one of a run
         gain = (weight[:, None] * np.maximum(0.0, nearest[:, None] - distance)).sum(axis=0) / np.maximum(more, _FREE)
         gain[chosen | ((programs + more > most) & chosen.any())] = 0.0
         g = int(gain.argmax())
@@ -88,15 +89,15 @@ def choose(distance: NDArray[np.float64], weight: NDArray[np.float64], *, most: 
 def predict(
     cut: NDArray[np.float64], known: NDArray[np.bool_], distance: NDArray[np.float64], bytes_: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Predict cut costs of all groups from those of some, by the bytes of their borders: ``float64[G]``.
+    """Predict the cut costs of all groups from the known ones, by the bytes of their borders: ``float64[G]``.
 
-    Each known group counts the less, the more unlike it is.
+    The weight of a known group falls with its distance.
 
     Args:
         cut: ``float64[G]``, seconds.
-        known: ``bool[G]``, the groups of which these are known, one at least.
+        known: ``bool[G]``, the groups whose cut costs are known, at least one.
         distance: ``float64[G, G]``, how unlike groups are.
-        bytes_: ``float64[G]``, of their borders.
+        bytes_: ``float64[G]``, bytes of their borders.
     """
     near = distance[:, known]
     share = np.exp(-_NEAR * (near - near.min(axis=1, keepdims=True)))

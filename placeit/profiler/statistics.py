@@ -9,7 +9,7 @@ __all__ = ["mape", "pearson", "spearman"]
 
 
 def mape(predicted: ArrayLike, measured: ArrayLike) -> float | None:
-    """Mean absolute percentage error: mean of ``|predicted - measured| / measured``.
+    """Return the mean absolute percentage error: mean of ``|predicted - measured| / measured``.
 
     Args:
         predicted: ``float[N]``.
@@ -21,13 +21,13 @@ def mape(predicted: ArrayLike, measured: ArrayLike) -> float | None:
     x, y = _pair(predicted, measured)
     if len(y) == 0 or not _finite(x, y) or (y == 0).any():
         return None
-    with np.errstate(over="ignore"):  # an error too large for a number is none
+    with np.errstate(over="ignore"):  # the error may overflow
         error = float(np.mean(np.abs(x / y - 1)))
     return error if np.isfinite(error) else None
 
 
 def pearson(x: ArrayLike, y: ArrayLike) -> float | None:
-    """Pearson's correlation of ``float[N]`` and ``float[N]``.
+    """Return Pearson's correlation of ``float[N]`` and ``float[N]``.
 
     Returns:
         A number in [-1, 1]; None if there are fewer than two points, one list is constant, or a value is not finite.
@@ -41,7 +41,7 @@ def pearson(x: ArrayLike, y: ArrayLike) -> float | None:
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float | None:
-    """Spearman's rank correlation: Pearson's of the ranks, equal values sharing the mean of theirs.
+    """Return Spearman's rank correlation: Pearson's correlation of the ranks. Equal values share the mean of their ranks.
 
     Returns:
         A number in [-1, 1]; None where :func:`pearson` of the ranks is not defined, or a value is NaN.

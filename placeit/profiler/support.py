@@ -25,7 +25,7 @@ def supported_ops(model: Model, cluster: Cluster) -> NDArray[np.bool_]:
     """
     graph = model.graph
     can = np.ones((len(graph), len(cluster)), bool)
-    if model.placed:  # for devices that were asked then
+    if model.placed:  # it was made for devices whose runtimes were asked then
         return can
     answers: dict[tuple[str, str], Collection[str]] = {}
     for d, device in enumerate(cluster.devices):

@@ -25,9 +25,9 @@ _Pairs = list[tuple[float, float]]
 
 
 def dependencies(plan: RecordedPlan, spans: Sequence[RecordedSpan]) -> list[tuple[int, ...]]:
-    """For each span those that made or brought what it reads, by their positions.
+    """Return, for each span, the positions of the spans that made or moved the tensors it reads.
 
-    A tensor that no span made, such as an input of the model, has none.
+    A tensor that no span made, such as an input of the model, adds none.
     """
     computed: dict[tuple[int, int], int] = {}
     arrived: dict[tuple[int, int, str], list[int]] = {}
@@ -73,11 +73,11 @@ def states(
     """Divide the wall time of each device among its states.
 
     Args:
-        plan: what ran.
-        requests: when they were in flight.
-        spans: what ran and moved.
+        plan: the plan that ran.
+        requests: the requests, with the times when they were in flight.
+        spans: the segments that ran and the tensors that moved.
         conflicts: for each device, the devices that it shares cores with.
-        wall_s: seconds from 0 on.
+        wall_s: wall time in seconds; it starts at 0.
     """
     waited = dependencies(plan, spans)
     running: dict[str, _Pairs] = {name: [] for name in conflicts}
@@ -116,14 +116,14 @@ def states(
 
 
 def _covered(pairs: _Pairs, moments: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """``bool[N]``, whether some interval holds what follows a moment."""
+    """Return for each moment whether some interval holds the time right after it: ``bool[N]``."""
     starts, ends = (np.sort([pair[k] for pair in pairs]) for k in (0, 1))
     covered: NDArray[np.bool_] = np.searchsorted(starts, moments, "right") > np.searchsorted(ends, moments, "right")
     return covered
 
 
 def link_use(plan: RecordedPlan, spans: Sequence[RecordedSpan]) -> tuple[LinkUse, ...]:
-    """Sum up what each link moved. A tensor that takes several steps to its destination counts once."""
+    """Return the use of each link. A tensor that crosses a link in several steps counts once."""
     moved: dict[tuple[str, ...], list[RecordedSpan]] = {}
     for span in spans:
         if span.kind == "copy":
@@ -146,11 +146,12 @@ def critical_path(
     spans: Sequence[RecordedSpan],
     conflicts: Mapping[str, Sequence[str]],
 ) -> CriticalPath | None:
-    """Find what kept each request from ending earlier, and what that was; None without requests.
+    """Return the critical paths of requests, as mean seconds of their parts; None without requests.
 
-    From the span of a request that ended last, the path goes back to whichever ended last of what it waited for: the spans that
-    made or brought what it reads, and what the request had on the same device, one that it shares cores with, or the same link
-    before. What lies between two of them is waiting, and so is what the spans of other requests took.
+    A path goes back from the span of a request that ended last. Each step leads to the span that ended last among the ones that
+    it waited for. These are the spans that made or moved the tensors it reads, and the request's previous span on the same
+    device, on a device that it shares cores with, or on the same link. The time between two spans of the path is waiting, and
+    so is the time of the spans of other requests.
     """
     if not requests:
         return None

@@ -20,8 +20,8 @@ from placeit.runtime.spans import Event, Span, SpanKind
 
 __all__ = ["Counter", "utilization", "write_chrome_trace", "write_recording_trace"]
 
-_SHOWN = 20  # ops of a segment, with each of its spans
-_WINDOWS = 200  # in which the utilisation of a device is shown
+_SHOWN = 20  # most ops of a segment that each of its spans lists
+_WINDOWS = 200  # most windows of time that the utilisation of a device is shown for
 
 _Kind = SpanKind | Literal["event"]
 _PROCESSES: dict[_Kind, tuple[int, str]] = {"compute": (1, "devices"), "copy": (2, "links"), "event": (3, "events")}
@@ -47,17 +47,17 @@ def write_chrome_trace(
 ) -> None:
     """Write a trace in the Chrome trace event format: one track per device and link, times relative to the first span.
 
-    What happened to a server is on a track of its own, as a mark if it took no time.
+    Events of a server are on a separate track, as marks if they took no time.
 
     Spans that overlap on one track (several requests in flight) are drawn in further lanes of it, since the format only
-    draws what is nested.
+    draws nested spans.
 
     Args:
         path: the file, ``*.json``.
         spans: in any order.
         devices: tracks that come first, in this order, even if nothing ran on them.
         flows: arrows from one span to another, by their positions.
-        counters: figures over time, of the clock of the spans.
+        counters: figures over time, by the clock of the spans.
 
     Raises:
         FileError: the file cannot be written.
@@ -90,7 +90,7 @@ def write_chrome_trace(
     found.sort(key=lambda event: (event["ts"], event["tid"]))
     for number, (producer, consumer) in enumerate(flows, start=1):
         (pid, tid, begin, end), (to_pid, to_tid, until, _) = places[id(spans[producer])], places[id(spans[consumer])]
-        # a nanosecond before the end: what begins then on the same track would have the arrow; earlier if clocks are apart
+        # a nanosecond before the end, or a span that begins then on this track would get the arrow; earlier if clocks differ
         start = min(max(begin, round(end - 0.001, 3)), until)
         if start >= begin:
             flow: dict[str, Any] = {"name": "flow", "cat": "flow", "id": number}
@@ -106,7 +106,7 @@ def write_chrome_trace(
 
 
 def write_recording_trace(path: str | Path, recording: Recording) -> None:
-    """Write a recording as a trace: its spans, arrows from producers to consumers, and what was sampled and counted.
+    """Write a recording as a trace: its spans, arrows from producers to consumers, and its samples and counts.
 
     Args:
         path: the file, ``*.json``.
@@ -135,7 +135,7 @@ def write_recording_trace(path: str | Path, recording: Recording) -> None:
 
 
 def _counters(recording: Recording) -> Iterator[Counter]:
-    """Utilisation of each device, requests that wait and are in flight, and all samples."""
+    """Yield the utilisation of each device, the requests that wait and are in flight, and all samples."""
     if recording.requests:
         edges = np.linspace(0.0, recording.wall_s, 1 + min(_WINDOWS, 1 + len(recording.spans)))
         for device in recording.devices:
@@ -170,7 +170,7 @@ def _named(pid: int, process: str) -> list[dict[str, Any]]:
 def utilization(
     spans: Iterable[Span], window: tuple[float, float] | None = None, *, devices: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Share of a window in which each track was busy, in [0, 1]; overlapping spans count once.
+    """Return the share of a window in which each track was busy, in [0, 1]; overlapping spans count once.
 
     Args:
         spans: in any order.
@@ -199,7 +199,7 @@ def _metadata(event: str, pid: int, tid: int, **args: str | int) -> dict[str, An
 
 
 def _args(span: Span | Event) -> dict[str, Any]:
-    """Return what a trace viewer shows when a span is selected."""
+    """Return the facts that a trace viewer shows when a span is selected."""
     if isinstance(span, Event):
         return {"why": span.why}
     request = {"request": span.request} | ({"sequence": span.sequence} if span.sequence else {})
@@ -210,7 +210,7 @@ def _args(span: Span | Event) -> dict[str, Any]:
 
 
 def _lanes(spans: Sequence[Span | Event], devices: Sequence[str]) -> dict[tuple[_Kind, str, int], list[Span | Event]]:
-    """Spans by kind, track and lane, so that no two overlap in a lane; devices come before links, and those before events."""
+    """Return spans by kind, track and lane, without overlaps in a lane: first devices, then links, then events."""
     lanes: dict[tuple[_Kind, str, int], list[Span | Event]] = {("compute", device, 0): [] for device in devices}
     free: dict[tuple[_Kind, str], list[tuple[float, int]]] = {("compute", device): [(-math.inf, 0)] for device in devices}
     for span in sorted(spans, key=lambda span: (span.start, span.finish)):

@@ -1,4 +1,4 @@
-"""Results as tables for other programs."""
+"""Format results as CSV tables for other programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["profile", "recording", "run"]
 
 
 def profile(found: ProfileReport) -> str:
-    """A row for each group and device; what a device cannot run has no times."""
+    """Return a table with a row for each group and device; times are empty where a device cannot run the group."""
     costs, groups = found.costs, found.grouping.groups
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -33,9 +33,9 @@ def profile(found: ProfileReport) -> str:
 
 
 def recording(found: Recording) -> str:
-    """A row for each ``span`` (a segment that ran, a tensor that moved), and for each ``op`` and ``kernel`` that was timed.
+    """Return a table with a row for each ``span`` (segment or transfer), and for each ``op`` and ``kernel`` that was timed.
 
-    ``name`` is the first op of a segment, what makes a tensor, or the op or kernel itself. What was not measured is empty.
+    ``name`` is the first op of a segment, the op that writes a tensor, or the op or kernel itself. Unmeasured cells are empty.
     """
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
@@ -48,7 +48,7 @@ def recording(found: Recording) -> str:
             name = "" if one.tensor is None else found.plan.tensors[one.tensor].name
             name = name if one.segment is None else firsts[one.segment]
             where = (*one.where, "")[:2]
-            what = (one.request, one.segment, "", one.start_s, one.finish_s - one.start_s)  # None is written as nothing
+            what = (one.request, one.segment, "", one.start_s, one.finish_s - one.start_s)  # None becomes an empty cell
             table.writerow(("span", name, one.kind, *where, *what, "", ""))
     for timed in found.ops:
         row, what_ran = ("kernel", timed.kernel) if timed.op is None else ("op", ops[timed.op].name)
@@ -58,15 +58,14 @@ def recording(found: Recording) -> str:
 
 
 def run(report: RunReport, grouping: Grouping, ops: Sequence[OpTime]) -> str:
-    """A row for each ``segment``, for each ``op`` in it, and for each ``kernel`` in it that stands for no op.
+    """Return a table with a row for each ``segment``, each ``op`` in it, and each ``kernel`` in it that stands for no op.
 
-    ``ops`` of a row is how many ops the segment has, or the kernel that computes the op stands for. What was not measured is
-    empty.
+    The cell ``ops`` is the number of ops of the segment, or of the kernel that computes the op. Unmeasured cells are empty.
 
     Args:
-        report: of the segments.
+        report: report with the segments.
         grouping: ops and groups of the plan that ran.
-        ops: what each op took.
+        ops: measured time of each op.
     """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

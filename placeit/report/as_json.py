@@ -1,4 +1,4 @@
-"""Describe in JSON what no result's ``to_dict`` does: a search in a recording, and a recording in figures."""
+"""Describe in JSON a search in a recording, and a recording in figures, which no result's ``to_dict`` covers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["recording", "search"]
 
-_LONGEST = 10  # kernels that a summary names
+_LONGEST = 10  # most kernels that a summary names
 
 
 def search(found: Optimized) -> dict[str, Any]:
-    """Describe a search as a recording has it: its ``to_dict()``, the seconds of each run, and curves of learning."""
+    """Return a search as recordings store it: its ``to_dict()``, the seconds of each run, and learning curves."""
     data = found.to_dict()
     for race, of in zip(data["races"], found.races, strict=True):
         race["samples_s"] = {name: one.samples.tolist() for name, one in of.measured.items()}
@@ -28,12 +28,12 @@ def search(found: Optimized) -> dict[str, Any]:
 
 
 def recording(found: Recording, placement_file: str | Path, files: Mapping[str, Path | None]) -> dict[str, Any]:
-    """Describe a recording in figures.
+    """Return a summary of a recording in figures.
 
     Args:
         found: the recording.
-        placement_file: where the placement is from.
-        files: what else may be written, by what it is; None for what is not.
+        placement_file: file of the placement.
+        files: further files by their content; None for a file that is not written.
     """
     path = found.critical_path
     parts = ("latency_s", "computing_s", "cuts_s", "transfers_s", "waiting_s")

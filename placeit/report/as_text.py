@@ -1,4 +1,4 @@
-"""Results as people read them."""
+"""Print results for people."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _REFERENCES = "References are what OpenVINO does by itself on these devices. They are no placements, and cannot be chosen."
 
-_LONGEST = 10  # kernels that a summary shows
+_LONGEST = 10  # most kernels that a summary shows
 
 __all__ = [
     "answer",
@@ -76,7 +76,7 @@ def estimate(console: Console, found: Estimate) -> None:
 
 
 def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -> None:
-    """Print what running a placement showed, and which files are written, by what they are; None for those that are not."""
+    """Print the results of running a placement, and the written files. ``files`` is by content; None for a file not written."""
     latency, error = report.latency, report.output_error
     ended = ", ended by Ctrl-C: no traced run and no outputs" if report.interrupted else ""
     disturbed = disturbed_rounds(report.disturbed, report.left_out, len(latency.samples), "runs")
@@ -122,13 +122,13 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
 
 
 def disturbed_rounds(disturbed: int, left_out: int, rounds: int, what: str = "rounds") -> str | None:
-    """Say in how many rounds of a race other work disturbed the machine; None if it did in none.
+    """Return a text that says in how many rounds of a race other work disturbed the machine; None if in no round.
 
     Args:
-        disturbed: how many of those that count.
-        left_out: how many others, which do not count.
-        rounds: how many count.
-        what: what rounds are called.
+        disturbed: number of disturbed rounds among the rounds that count.
+        left_out: number of disturbed rounds that do not count.
+        rounds: number of rounds that count.
+        what: name of the rounds.
     """
     if disturbed:
         return (
@@ -139,7 +139,7 @@ def disturbed_rounds(disturbed: int, left_out: int, rounds: int, what: str = "ro
 
 
 def at_rate(rate: float, candidates: Iterable[Candidate]) -> str:
-    """Say at which rate runs were started, and whose runs take longer than a period."""
+    """Return a text that says at which rate runs were started, and whose runs take longer than a period."""
     late = [one.name for one in candidates if one.measured is not None and one.measured.median > 1 / rate]
     said = f"runs start at {rate:g} per second"
     if not late:
@@ -159,7 +159,7 @@ def _at_size(one: AtSize) -> tuple[str, ...]:
 
 
 def ran(report: RunReport | RateReport) -> str:
-    """Return what running a placement showed in one line: the latency, or the rate of requests with theirs."""
+    """Return the results of running a placement in one line: the latency, or the rate of requests with their latencies."""
     from placeit.measuring.run_report import RunReport
 
     if isinstance(report, RunReport):
@@ -173,7 +173,7 @@ def ran(report: RunReport | RateReport) -> str:
 
 
 def recording(console: Console, found: Recording, files: Mapping[str, Path | None], *, failed: str | None = None) -> None:
-    """Print what devices and links did in a recording, which kernels took the time, and what the latency consists of."""
+    """Print what devices and links did in a recording, which kernels took most time, and the parts of the latency."""
     path = found.critical_path
     figures = {"requests": str(len(found.requests))}
     if path is not None:
@@ -240,7 +240,7 @@ def _precision(report: RunReport) -> str:
 
 
 def rate(console: Console, report: RateReport, files: Mapping[str, Path | None]) -> None:
-    """Print what running a placement under load showed, and which files are written, as :func:`run` does."""
+    """Print the results of running a placement under load, and the written files, as :func:`run` does."""
     served, load = report.served, report.served.load
     ended = ", until Ctrl-C" if served.interrupted else ""
     how = "each when another had ended" if report.rate is None else f"{report.rate:g} per second, {report.arrivals}"
@@ -274,7 +274,7 @@ def rate(console: Console, report: RateReport, files: Mapping[str, Path | None])
 
 
 def comparison(console: Console, found: Comparison) -> None:
-    """Print what is fastest, a table of what was compared, and why something is out."""
+    """Print the fastest placement, a table of all compared ones, and why some are missing."""
     figures = {"fastest": fastest(found)}
     if (disturbed := disturbed_rounds(found.disturbed, found.left_out, found.rounds)) is not None:
         figures["machine"] = disturbed
@@ -321,7 +321,7 @@ def comparison(console: Console, found: Comparison) -> None:
 
 
 def fastest(found: Comparison) -> str:
-    """Return which of what was compared takes the least time, in one line, and how much less than the next one."""
+    """Return in one line which of the compared placements takes the least time, and its ratio to the next one."""
     from placeit.measuring.incumbent import compared
 
     best, *others = (one for one in found.candidates if one.failed is None)
@@ -336,7 +336,7 @@ def fastest(found: Comparison) -> str:
 
 
 def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) -> None:
-    """Print what groups cost on devices, and which files that is written to."""
+    """Print the costs of groups on devices, and the files that they are written to."""
     costs, groups = found.costs, found.grouping.groups
     figures = {} if (busy := _disturbance(costs.profiled)) is None else {"machine": busy}
     figures |= {"whole model": whole_model(found)}
@@ -366,14 +366,14 @@ def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) 
 
 
 def whole_model(found: ProfileReport) -> str:
-    """Return what a run of the whole model takes on each device, in one line, by the costs that were measured."""
+    """Return in one line the time of the whole model on each device, by measured costs."""
     costs = found.costs
     took = map(text.seconds, costs.whole)
     return ", ".join(f"{name} {time}" for name, time in zip(costs.cluster.names, took, strict=True))
 
 
 def _said(profiled: Profiled) -> str:
-    """Say how old costs are, and what else the machine did when they were measured."""
+    """Return a text that says how old costs are, and how busy the machine was when they were measured."""
     from placeit.core.units import about_seconds
 
     ago = about_seconds(time.time() - profiled.at)
@@ -404,15 +404,15 @@ def optimized(
     points: Sequence[Path] = (),
     command: Sequence[str] = (),
 ) -> None:
-    """Print the answer, then a table for each race, and what else the search came to.
+    """Print the answer, a table for each race, and the further results of the search.
 
     Args:
-        console: where to.
+        console: the console to print to.
         found: the result.
         path: file of the placement, None if it is not written.
         recording: file of the recorded search, None if it is not written.
         points: files of the points of a front of latency and energy.
-        command: what to run next, in words for a shell; empty for nothing.
+        command: next command to run, as words for a shell; empty for none.
     """
     answer, rest = _facts(found)
     files = {"placement": path, "recording": recording}
@@ -428,7 +428,7 @@ def optimized(
 
 
 def _show_candidates(console: Console, found: Optimized) -> None:
-    """Print what was measured, a table for each race, and why something was not."""
+    """Print the measured candidates, a table for each race, and why others were not measured."""
     best = found.best_single
     others = [candidate for candidate in found.candidates if candidate.placer == "single" and candidate is not best]
     singles = [*([] if best is None else [best]), *others]
@@ -484,7 +484,7 @@ def _show_candidates(console: Console, found: Optimized) -> None:
 
 
 def _show_front(console: Console, found: Optimized, files: Sequence[Path]) -> None:
-    """Print the front of latency and energy, if it was asked for, with the file of each point."""
+    """Print the front of latency and energy, if it was searched for, with the file of each point."""
     if found.pareto is None:
         return
     names = [file.name for file in files[: len(found.pareto)]] or [""] * len(found.pareto)
@@ -503,14 +503,14 @@ def _show_front(console: Console, found: Optimized, files: Sequence[Path]) -> No
     text.table(console, heads, rows, left=2, spare=[] if files else ["placement"])
     named = any(one.candidate.name == found.chosen.name for one in found.pareto)
     said = ["No placement that was found is better than one of these in latency or energy without being worse in the other."]
-    said += ["The answer is marked *." if named else f"The answer, {found.chosen.name}, is none of them by these values."]
+    said += ["The answer is marked *." if named else f"The answer, {found.chosen.name}, is not one of them by these values."]
     said += ["`placeit run` takes the file of any of them."] if files else []
     text.paragraph(console, " ".join(said))
     console.print()
 
 
 def _show_spending(console: Console, found: Optimized) -> None:
-    """Print what the time went into, and what each placer made of its share."""
+    """Print how the search spent its time, and the results of each placer."""
     unit = found.objective.unit
     roles = {"answer": "the answer", "start": "start of the search for the answer", None: ""}
     rows = [
@@ -530,7 +530,7 @@ def _show_spending(console: Console, found: Optimized) -> None:
 
 
 def _section(found: Optimized, candidate: Candidate) -> str:
-    """Title of the table that a candidate stands in: each race has its own, since times of different races do not compare."""
+    """Return the title of a candidate's table; each race has a table, since times of different races do not compare."""
     if candidate.failed is not None:
         return "failed"
     if candidate.race is None:
@@ -545,7 +545,7 @@ def _section(found: Optimized, candidate: Candidate) -> str:
 
 
 def _facts(found: Optimized) -> tuple[dict[str, str | Sequence[str]], dict[str, str]]:
-    """Sum up: the answer, and what else there is to say. What was not measured is not mentioned."""
+    """Return the answer and other facts of a search, by heading. Unmeasured facts are left out."""
     errors, best, error = found.simulator_error, found.best_single, found.chosen.output_error
     described = [device.name for device in found.cluster.devices if device.described]
     costs = "by measured costs" if not described else f"by costs that are described for {', '.join(described)}"
@@ -589,7 +589,7 @@ def _facts(found: Optimized) -> tuple[dict[str, str | Sequence[str]], dict[str, 
 
 
 def answer(found: Optimized, path: Path | None) -> str:
-    """Return what was found in one line: the candidate, its value, its speed-up, and the file of the placement."""
+    """Return the answer in one line: the candidate, its value, its speed-up, and the file of the placement."""
     chosen, best, objective = found.chosen, found.best_single, found.objective
     values = [text.seconds(chosen.simulated_s), text.seconds(None if chosen.measured is None else chosen.measured.median)]
     if not objective.is_measured:
@@ -607,7 +607,7 @@ def answer(found: Optimized, path: Path | None) -> str:
 
 
 def _disturbance(profiled: Profiled | None) -> str | None:
-    """Say that the machine was busy with something else while costs were measured; None if it was not, as far as is known."""
+    """Return a text that says that the machine was busy while costs were measured; None if it was not, or if unknown."""
     if profiled is None or not profiled.disturbed:
         return None
     load = "" if profiled.load is None else f", while other processes kept {profiled.load:.1f} cores busy"
@@ -621,7 +621,7 @@ def _disturbance(profiled: Profiled | None) -> str | None:
 
 
 def _compiling(kinds: Mapping[str, Compiled]) -> str | None:
-    """Say how many programs were compiled for each kind of device, and in which time; None if none was needed."""
+    """Return how many programs were compiled for each kind of device, and in which time; None if none was needed."""
     said = [
         f"{kind} {one.compiled} program{'s' if one.compiled != 1 else ''}"
         f"{f' and {one.from_disk} from disk' if one.from_disk else ''} in {text.duration(one.seconds)}"
@@ -632,7 +632,7 @@ def _compiling(kinds: Mapping[str, Compiled]) -> str | None:
 
 
 def _service_facts(service: Service | None) -> dict[str, str | None]:
-    """Say what the answer serves, what limits it, and how requests fare at the rate that was asked about."""
+    """Return the answer's throughput, its limits, and how requests fare at the requested rate, by heading."""
     if service is None:
         return {}
     limits = list(dict.fromkeys(one.name for one in service.bottlenecks))
@@ -657,7 +657,7 @@ def _service_facts(service: Service | None) -> dict[str, str | None]:
 
 
 def _precisions(found: Optimized) -> Iterator[str]:
-    """Say what another precision would take, over the same device as it was asked for."""
+    """Yield a text for each other precision: its time, and its ratio to the same device in the requested precision."""
     for other in found.precisions:
         measured = other.row.measured
         if measured is None:
@@ -669,7 +669,7 @@ def _precisions(found: Optimized) -> Iterator[str]:
 
 
 def _references(found: Optimized) -> Iterator[str]:
-    """Say what OpenVINO takes by itself, over the answer."""
+    """Yield a text for each way of OpenVINO itself to run the model: its time, and its ratio to the answer."""
     for one in found.references:
         if one.row.measured is not None:
             on = f", on {', '.join(one.row.used)}" if one.row.used else ""
@@ -678,14 +678,14 @@ def _references(found: Optimized) -> Iterator[str]:
 
 
 def _devices(candidate: Candidate) -> str:
-    """Devices of a candidate with their ops; of a reference, the devices that OpenVINO has used."""
+    """Return the devices of a candidate with their ops; of a reference, the devices that OpenVINO has used."""
     if candidate.reference is not None:
         return ", ".join(candidate.used) or text.NOTHING
     return text.ops_by_device(candidate.placement.counts())
 
 
 def _name(candidate: Candidate | Unplanned) -> str:
-    """Name of a candidate, of the placer that proposed it unless that is a part of the name, and whether it was a start."""
+    """Return a candidate's name, with the placer that proposed it unless the name says so, and whether it was a start."""
     given = getattr(candidate, "given", False)
     what = [candidate.placer, *(["start"] if given and candidate.placer != "start" else [])]
     said = ", ".join(one for one in what if one not in candidate.name)
@@ -693,14 +693,14 @@ def _name(candidate: Candidate | Unplanned) -> str:
 
 
 def _values(candidate: Candidate, objective: Objective) -> list[str]:
-    """Objective of a candidate: by its simulated schedule, and by the times of its runs; joules also by meters."""
+    """Return the objective of a candidate by its simulated schedule and by the times of its runs; joules also by meters."""
     of_runs = [candidate.modelled, candidate.joules] if objective.unit == "J" else [candidate.value]
     values = [candidate.simulated_value, *(None if value is None else value.median for value in of_runs)]
     return [text.amount(value, objective.unit, least=-3) for value in values]
 
 
 def _speedup(found: Optimized, single: Candidate, candidate: Candidate) -> str:
-    """Speed-up over a single device, where the two were measured in the same race."""
+    """Return the speed-up over a single device, if both were measured in the same race."""
     ratio = found.speedup_over(single, candidate)
     return text.NOTHING if ratio is None else f"{ratio.ratio:.2f}"
 

@@ -1,4 +1,4 @@
-"""Why ops are where they are, and how placements differ, as people read it."""
+"""Print why ops are where they are, and how placements differ, for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["difference", "effect", "explanation"]
 
-_LISTED = 5  # ops of a group or a segment
+_LISTED = 5  # most ops of a group or a segment that are listed
 
 
 def explanation(console: Console, found: Explanation) -> None:
@@ -93,7 +93,7 @@ def difference(console: Console, found: Difference) -> None:
 
 
 def effect(found: Difference) -> str:
-    """Return what the moves from the first placement to the second change, in one line: measured, or else in simulation."""
+    """Return the effect of all moves from the first placement to the second in one line: measured, or else simulated."""
     if (ratio := found.speedup) is not None:
         return f"{found.names[1]} is {text.ratio(ratio)} times as fast as {found.names[0]} (measured)"
     if not found.moved:
@@ -102,7 +102,7 @@ def effect(found: Difference) -> str:
 
 
 def change(value: float | None) -> str:
-    """Write by how much a time changes: ``+1.23 ms``, ``-45.6 us``, ``none``."""
+    """Format the change of a time: ``+1.23 ms``, ``-45.6 us``, ``none``."""
     if value is None:
         return text.NOTHING
     return "none" if abs(value) < 1e-12 else f"{'+' if value > 0 else ''}{text.signed_seconds(value)}"

@@ -1,4 +1,4 @@
-"""Figures of recordings for papers, by matplotlib: each function returns one, which ``savefig`` writes as PNG, SVG or PDF."""
+"""Figures of recordings for papers, by matplotlib; ``savefig`` writes each of them as PNG, SVG or PDF."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["candidates_figure", "graph_figure", "pareto_figure", "timeline_figure", "utilization_figure"]
 
-_MOST = 30  # candidates in a figure
+_MOST = 30  # most candidates in a figure
 
 
 def timeline_figure(recording: Recording) -> Figure:
-    """Draw the measured request, the best single device and the simulated request on one time axis, as far as they are known.
+    """Return a figure of the measured request, the best single device and the simulated request, as far as they are known.
 
     Raises:
         UsageError: matplotlib is not installed, or nothing ran.
@@ -56,7 +56,7 @@ def timeline_figure(recording: Recording) -> Figure:
 
 
 def utilization_figure(recording: Recording) -> Figure:
-    """Draw the share of the time that each device spent in each state.
+    """Return a figure of the share of the time that each device spent in each state.
 
     Raises:
         UsageError: matplotlib is not installed, or nothing ran.
@@ -81,7 +81,7 @@ def utilization_figure(recording: Recording) -> Figure:
 
 
 def candidates_figure(search: Mapping[str, Any] | None) -> Figure:
-    """Draw what was simulated and measured of each candidate of the search, with the 95 % intervals.
+    """Return a figure of the simulated and measured values of each candidate, with the 95 % intervals.
 
     Raises:
         UsageError: matplotlib is not installed, or nothing was searched for.
@@ -113,7 +113,7 @@ def candidates_figure(search: Mapping[str, Any] | None) -> Figure:
 
 
 def pareto_figure(search: Mapping[str, Any] | None) -> Figure:
-    """Draw the front of latency and energy: measured points are filled, simulated ones are not.
+    """Return a figure of the front of latency and energy; measured points are filled, simulated ones are not.
 
     Raises:
         UsageError: matplotlib is not installed, or no front was searched for.
@@ -140,7 +140,7 @@ def pareto_figure(search: Mapping[str, Any] | None) -> Figure:
 
 
 def graph_figure(recording: Recording) -> Figure:
-    """Draw the task graph by layers, each op in the colour and shape of its device.
+    """Return a figure of the task graph by layers, each op in the colour and shape of its device.
 
     Raises:
         UsageError: matplotlib is not installed, or there are no ops.
@@ -177,7 +177,7 @@ def graph_figure(recording: Recording) -> Figure:
 
 
 def _figure(width: float, height: float, parts: int, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Make a figure that belongs to no window, with axes above each other."""
+    """Return a figure without a window, and its axes, which are above each other."""
     made: Figure = import_extra("A figure", "plot", "matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
     ratios = {"height_ratios": options.pop("height_ratios")} if "height_ratios" in options else {}
     axes = made.subplots(parts, squeeze=False, **options, **ratios)

@@ -1,4 +1,4 @@
-"""Which kernels of a recording take the time, and how near they come to the peak of their device."""
+"""Find the kernels of a recording that take the most time, and how near they come to the peak of their device."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["Kernel", "Kind", "kernels", "kinds"]
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel.
+    """A kernel in a recording.
 
     Attributes:
-        name: its most expensive op, or the kernel's own if it stands for no op.
-        kind: of that op, or of the kernel.
-        device: where it ran.
-        ops: how many ops it stands for.
-        seconds: mean of a request.
-        share: of the time of all kernels.
-        flops_per_s: that it reached; None for no op.
-        bytes_per_s: that it reached; None for no op.
-        flops_share: of the measured peak of the device; None if that is not known.
-        bytes_share: of the measured peak of the device; None if that is not known.
+        name: name of its most expensive op, or of the kernel if it stands for no op.
+        kind: kind of that op, or of the kernel.
+        device: device that it ran on.
+        ops: number of ops that it stands for.
+        seconds: mean seconds of a request.
+        share: share of the time of all kernels.
+        flops_per_s: reached rate; None if it stands for no op.
+        bytes_per_s: reached rate; None if it stands for no op.
+        flops_share: share of the measured peak of the device; None if the peak is unknown.
+        bytes_share: share of the measured peak of the device; None if the peak is unknown.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Kind:
 
 
 def kernels(recording: Recording) -> list[Kernel]:
-    """Kernels of a recording, the longest first."""
+    """Return the kernels of a recording, the longest first."""
     together: dict[tuple[int, str], list[OpTime]] = {}
     for n, one in enumerate(recording.ops):
         if one.measured_s is not None:
@@ -63,7 +63,7 @@ def kernels(recording: Recording) -> list[Kernel]:
 
 
 def kinds(recording: Recording) -> list[Kind]:
-    """Kernels of a recording by their kind, the longest first."""
+    """Return the kernels of a recording by their kind, the longest first."""
     of: dict[str, list[Kernel]] = {}
     for one in kernels(recording):
         of.setdefault(one.kind, []).append(one)

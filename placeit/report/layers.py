@@ -1,6 +1,6 @@
-"""Draw task graphs by layers: an op is right of everything that it reads.
+"""Lay out task graphs by layers: an op is to the right of everything that it reads.
 
-The steps are those of Sugiyama, Tagawa and Toda, "Methods for Visual Understanding of Hierarchical System Structures" (1981).
+The steps follow Sugiyama, Tagawa and Toda, "Methods for Visual Understanding of Hierarchical System Structures" (1981).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 __all__ = ["Drawing", "draw"]
 
-_SWEEPS = 6  # through all layers, of ordering and of placing each
-_LONGEST = 24  # layers that an edge is led through between others; a longer one is a straight line
+_SWEEPS = 6  # passes over all layers, for ordering and for placing
+_LONGEST = 24  # most layers through which an edge is led between others; a longer edge is a straight line
 
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """Where the ops of a task graph are, and how its edges run.
+    """The positions of the ops of a task graph, and the lines of its edges.
 
     Attributes:
         x: ``float64[V]``, the layer of each op.
-        y: ``float64[V]``, its place in the layer; those of one layer are at least 1 apart.
-        lines: for each edge its corners, ``float64[K, 2]``, from producer to consumer.
+        y: ``float64[V]``, the position of each op in its layer; positions in one layer are at least 1 apart.
+        lines: the corners of each edge, ``float64[K, 2]``, from producer to consumer.
     """
 
     x: NDArray[np.float64]
@@ -34,7 +34,7 @@ class Drawing:
 
 
 def draw(nodes: int, edges: Sequence[tuple[int, int]]) -> Drawing:
-    """Lay out a task graph from left to right.
+    """Return the layout of a task graph from left to right.
 
     Args:
         nodes: number of ops.
@@ -67,7 +67,7 @@ def draw(nodes: int, edges: Sequence[tuple[int, int]]) -> Drawing:
 
 
 def _layers(nodes: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the layer of each op: behind all that it reads; of one that reads nothing, just before what reads it."""
+    """Return the layer of each op: right after the ops that it reads, or, without any, right before the ops that read it."""
     layer, reads = [0] * nodes, [False] * nodes
     for u, v in sorted(edges, key=lambda edge: edge[1]):
         layer[v] = max(layer[v], layer[u] + 1)
@@ -79,7 +79,7 @@ def _layers(nodes: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _order(rows: list[list[int]], before: list[list[int]], after: list[list[int]]) -> list[float]:
-    """Sort each layer, in place, by the mean place of the neighbours in the layer before or after; return places."""
+    """Sort each layer, in place, by the mean position of neighbours in the layer before or after; return the positions."""
     y = [0.0] * len(before)
     for row in rows:
         for i, v in enumerate(row):
@@ -98,8 +98,8 @@ def _order(rows: list[list[int]], before: list[list[int]], after: list[list[int]
 def _place(row: list[int], near: list[list[int]], y: list[float]) -> None:
     """Move the members of a layer as near to the mean of their neighbours as their order and a distance of 1 allow.
 
-    The least squares are those of an isotonic regression of the places less their numbers: neighbours that want to pass each
-    other are pooled.
+    This is an isotonic least-squares regression of the positions less their numbers: members that would pass each other are
+    pooled.
     """
     pools: list[tuple[float, int]] = []
     for i, v in enumerate(row):

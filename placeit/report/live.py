@@ -1,4 +1,4 @@
-"""Show what a server does while it does it: a view on a terminal, lines elsewhere."""
+"""Show the numbers of a server while it serves: a view on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveView"]
 
-_LOOK_S, _LINE_S = 0.5, 5.0  # between two views on a terminal, and between two lines elsewhere
-_WINDOW_S = 5.0  # that rates and utilisation are about
-_BAR, _WIDE = 20, 70  # columns of a bar, and of a terminal that has room for bars
-_EVENTS = ("lost", "news", "first answer", "left out", "nothing is left")  # that are shown, of a server's
-_SHOWN = 3  # events
+_LOOK_S, _LINE_S = 0.5, 5.0  # seconds between two views on a terminal, and between two lines elsewhere
+_WINDOW_S = 5.0  # seconds for which rates and utilisation are computed
+_BAR, _WIDE = 20, 70  # columns of a bar, and least columns of a terminal with bars
+_EVENTS = ("lost", "news", "first answer", "left out", "nothing is left")  # server events that are shown
+_SHOWN = 3  # most events that are shown
 
 
 class LiveView:
-    """What a server does, shown from :meth:`start` on until this is closed. A context manager.
+    """View of a server's numbers, from :meth:`start` until it is closed. A context manager.
 
     Args:
-        read: gives the server's numbers.
-        console: where to; None for standard error.
+        read: returns the server's numbers.
+        console: console to write to; None for standard error.
     """
 
     def __init__(self, read: Callable[[], ServerStats], console: Console | None = None) -> None:
@@ -50,12 +50,12 @@ class LiveView:
         self._worker: Worker | None = None
 
     def start(self) -> None:
-        """Show it from now on: twice a second on a terminal, and as a line every five seconds elsewhere."""
+        """Start to show the numbers: twice a second on a terminal, and as a line every five seconds elsewhere."""
         from rich.live import Live
 
         self._worker = Worker("placeit live")
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            own = sys.stdout is not None and sys.stdout.isatty()  # or what is printed there would come to another place
+            own = sys.stdout is not None and sys.stdout.isatty()  # otherwise output to it would be redirected
             self._live = Live(self.render(), console=self._console, auto_refresh=False, redirect_stdout=own)
             self._live.start(refresh=True)
         self._worker.submit(self._watch)
@@ -67,7 +67,7 @@ class LiveView:
         self.close()
 
     def close(self) -> None:
-        """Show the last numbers, and end; a second call has no effect."""
+        """Show the last numbers, and end the view; a second call has no effect."""
         with self._lock:
             if self._over.is_open:
                 return
@@ -85,8 +85,8 @@ class LiveView:
             self.refresh()
 
     def refresh(self) -> None:
-        """Look at the server, and show what has changed."""
-        with self._lock, contextlib.suppress(OSError):  # nobody reads it any more
+        """Read the server's numbers, and show them."""
+        with self._lock, contextlib.suppress(OSError):  # its reader has gone
             self._look()
             if self._live is not None:
                 self._live.update(self.render(), refresh=True)
@@ -99,12 +99,12 @@ class LiveView:
             self._looks.popleft()
 
     def render(self) -> Text:
-        """Return the view of the last look, as wide as the console."""
+        """Return the view of the last numbers, as wide as the console."""
         from rich.console import Console
         from rich.text import Text
 
         now, width = self._looks[-1], self._console.width
-        nowhere = io.TextIOWrapper(io.BytesIO(), self._console.encoding)  # which decides what lines are drawn with
+        nowhere = io.TextIOWrapper(io.BytesIO(), self._console.encoding)  # its encoding decides how lines are drawn
         page = Console(
             file=nowhere,
             width=width,
@@ -130,7 +130,7 @@ class LiveView:
         return view
 
     def line(self) -> str:
-        """Return the numbers of the last look as one line."""
+        """Return the last numbers as one line."""
         now = self._looks[-1]
         busy = [f"{device.name} {text.percent(self._busy([device]))}" for device in now.devices if device.up]
         lost = [device.name for device in now.devices if not device.up]
@@ -140,7 +140,7 @@ class LiveView:
         return text.printable(f"{now.at - self._begin.at:.0f} s: {'; '.join(parts)}".replace("\n", " "))
 
     def _figures(self, now: ServerStats) -> dict[str, str]:
-        """Return what is said of requests, by its heading."""
+        """Return the numbers of requests as texts, by heading."""
         names = "p50", "p95", "p99"
         times = (f"{name} {text.seconds(value)}" for name, value in zip(names, now.percentiles(0.5, 0.95, 0.99), strict=True))
         outcomes = (f"{count} {what}" for what, count in now.outcomes.items() if count or what in ("succeeded", "failed"))
@@ -154,7 +154,7 @@ class LiveView:
         }
 
     def _rows(self, now: ServerStats, *, bars: bool) -> list[tuple[str, ...]]:
-        """Return the rows of the table of devices, those of each node below a row for it."""
+        """Return the rows of the table of devices: a row for each node, and the rows of its devices below it."""
         rows = []
         nodes = dict.fromkeys(device.node for device in now.devices)
         for node in nodes:
@@ -167,7 +167,7 @@ class LiveView:
         return rows
 
     def _use(self, devices: Sequence[DeviceStats], bars: bool) -> list[str]:
-        """Return the cells that say how busy devices are on average."""
+        """Return the cells that show how busy devices are on average."""
         busy = self._busy(devices)
         full = 0 if busy is None else round(busy * _BAR)
         return [text.percent(busy), *(["#" * full + "." * (_BAR - full)] if bars else [])]
@@ -175,14 +175,14 @@ class LiveView:
     def _busy(self, devices: Sequence[DeviceStats]) -> float | None:
         """Return the share of the last seconds that devices were busy, on average.
 
-        Segments count when their request has ended, and may have run before.
+        A segment counts when its request has ended, so it may have run earlier.
         """
         names = {device.name for device in devices}
         spent = self._rate(lambda stats: sum(device.busy_s for device in stats.devices if device.name in names))
         return None if spent is None else min(1.0, spent / len(devices))
 
     def _rate(self, count: Callable[[ServerStats], float]) -> float | None:
-        """Return how much something has grown per second in the last seconds; None if no time has passed."""
+        """Return how much a count has grown per second in the last seconds; None if no time has passed."""
         first, last = self._looks[0], self._looks[-1]
         return (count(last) - count(first)) / (last.at - first.at) if last.at > first.at else None
 

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 __all__ = ["HOST", "Metrics", "Numbered", "registry_of"]
 
-HOST = "127.0.0.1"  # nothing but this machine reaches it
+HOST = "127.0.0.1"  # only this machine can reach it
 _QUANTILES = 0.5, 0.95, 0.99
-_LOOK_S, _SILENT_S = 0.1, 5.0  # between two looks whether to end, and until a client that says nothing is left
+_LOOK_S, _SILENT_S = 0.1, 5.0  # seconds between two checks whether to end, and until a silent client is disconnected
 
 
 Numbered: TypeAlias = Sequence[tuple[Mapping[str, str], ServerStats]]
-"""Labels of servers, which have the same names, and the numbers of each."""
+"""Labels and numbers of servers; all servers have the same label names."""
 
 
 def registry_of(read: Callable[[], Numbered]) -> CollectorRegistry:
-    """Return a registry of prometheus-client that has the numbers of servers, and nothing else.
+    """Return a registry of prometheus-client that has the numbers of servers only.
 
     Raises:
         UsageError: prometheus-client is not installed.
@@ -46,7 +46,7 @@ def registry_of(read: Callable[[], Numbered]) -> CollectorRegistry:
 
 
 class _Collector:
-    """What prometheus-client asks for numbers."""
+    """Collector, which prometheus-client asks for the numbers."""
 
     def __init__(self, read: Callable[[], Numbered]) -> None:
         self._read = read
@@ -112,17 +112,17 @@ class _Collector:
 
 
 class Metrics:
-    """A page of the numbers of a server, for Prometheus, until it is closed. A context manager.
+    """A page of a server's numbers, for Prometheus, until it is closed. A context manager.
 
     Args:
-        port: of 127.0.0.1; 0 for any that is free.
-        read: gives the numbers; None for an empty page until :attr:`read` is set.
+        port: port of 127.0.0.1; 0 for any free port.
+        read: returns the numbers; None for an empty page until :attr:`read` is set.
 
     Attributes:
-        read: gives the numbers.
+        read: returns the numbers.
 
     Raises:
-        UsageError: prometheus-client is not installed, there is no such port, or it is taken.
+        UsageError: prometheus-client is not installed, or the port does not exist or is taken.
     """
 
     def __init__(self, port: int = 0, read: Callable[[], ServerStats] | None = None) -> None:
@@ -147,12 +147,12 @@ class Metrics:
 
     @property
     def port(self) -> int:
-        """Number of its port."""
+        """Port number of the page."""
         return self._http.server_port
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """Address of the page."""
         return f"http://{HOST}:{self.port}/metrics"
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Http(ThreadingMixIn, WSGIServer):
-    """Answers each client on a thread of its own; those threads end when it is closed."""
+    """HTTP server with a thread per client; these threads end when it is closed."""
 
     def __init__(self, *args: Any) -> None:
         self._clients: set[Any] = set()
@@ -188,16 +188,16 @@ class _Http(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Leave a client."""
+        """Disconnect a client."""
         self._clients.discard(request)
         super().shutdown_request(request)
 
     def server_close(self) -> None:
-        """Leave all clients, and release the port."""
+        """Disconnect all clients, and release the port."""
         for client in list(self._clients):
             with contextlib.suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)
         super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that have gone, or said nothing."""
+        """Ignore clients that have gone, or were silent for too long."""

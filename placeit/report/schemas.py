@@ -1,4 +1,4 @@
-"""JSON Schemas of what ``--json`` prints and of recordings (draft 2020-12), made of ``schemas.yaml``."""
+"""JSON Schemas (draft 2020-12) of ``--json`` output and of recordings, generated from ``schemas.yaml``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _TYPES = {"text": "string", "integer": "integer", "number": "number", "flag": "b
 
 
 def identity(name: str) -> str | None:
-    """Return what the field ``schema`` of a command's JSON says, such as ``placeit.optimize/1``; None if it has no schema.
+    """Return the value of ``schema`` in a command's JSON, such as ``placeit.optimize/1``; None if it has no schema.
 
     Args:
-        name: of the command; of one in a group, ``group.command``.
+        name: name of the command; ``group.command`` for a command in a group.
     """
     found = re.search(rf"^{re.escape(name)}/\d+(?=:)", _text(), re.MULTILINE)
     return found and f"placeit.{found[0]}"
@@ -25,7 +25,7 @@ def identity(name: str) -> str | None:
 
 @functools.cache
 def schemas() -> Mapping[str, dict[str, Any]]:
-    """Return all schemas, each complete in itself, by identity."""
+    """Return all schemas, by identity; each is self-contained."""
     import yaml
 
     forms = yaml.safe_load(_text())
@@ -42,7 +42,7 @@ def _document(title: str, form: Any) -> dict[str, Any]:
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     if isinstance(form, list):
         return head | {"oneOf": [_output(title, one) for one in form]}
-    if "format" in form:  # of a file, which names that in place of a schema
+    if "format" in form:  # a file, which states its format instead of a schema
         return head | _schema(form)
     return head | _output(title, form)
 

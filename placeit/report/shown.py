@@ -1,4 +1,4 @@
-"""Contents of the pictures of a recording, for whichever library draws them."""
+"""Contents of the pictures of a recording, for any library that draws them."""
 
 from __future__ import annotations
 
@@ -34,43 +34,43 @@ __all__ = [
 ]
 
 PATH = "critical path"
-_NAMED = 3  # ops of a segment that are named
+_NAMED = 3  # most ops of a segment that are named
 
 
 def name_of(name: object) -> str:
-    """Write a name, so that no character of it can upset the page, and it is not too long."""
+    """Return a name as text of limited length, without characters that could upset the page."""
     return shortened(printable(str(name)).replace("\n", "?"))
 
 
 def number(value: object) -> float | None:
-    """Return what is a finite number, else None."""
+    """Return a value if it is a finite number, else None."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
 
 
 def records(value: object) -> list[Mapping[str, Any]]:
-    """Return those members of a list that are objects with names."""
+    """Return the members of a list that are objects with names."""
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, Sequence) else []
 
 
 def device_names(recording: Recording) -> list[str]:
-    """Return the names of the devices as they are shown, in their order."""
+    """Return the names of the devices, as they are shown, in order."""
     return [name_of(device.name) for device in recording.devices]
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Something that took a while.
+    """A period of time that is drawn as a bar.
 
     Attributes:
         track: the line that it is drawn on.
-        device: whose colour it has; None for a transfer or for waiting.
+        device: the device whose colour it has; None for a transfer or for waiting.
         start_s: seconds from the beginning of the timeline.
         finish_s: seconds; not before ``start_s``.
-        what: it was: ``segment 3``.
+        what: its name: ``segment 3``.
         about: its ops, or its bytes.
         critical: whether it is on the critical path.
         request: number of its request.
-        other: whether that is not the request that the timeline is about.
+        other: whether its request is another one than the timeline's.
     """
 
     track: str
@@ -89,9 +89,9 @@ class Timeline:
     """Segments and transfers along a time axis.
 
     Attributes:
-        title: what it shows.
+        title: its title.
         tracks: its lines, from top to bottom.
-        bars: in any order.
+        bars: the bars, in any order.
     """
 
     title: str
@@ -105,7 +105,7 @@ class Timeline:
 
 
 def timelines(recording: Recording) -> list[Timeline]:
-    """Return the timelines of the measured request, of the best single device, and of the simulated request, if known."""
+    """Return the timelines of the measured request, the best single device and the simulated request, as far as known."""
     found = [_measured(recording), _single(recording), _predicted(recording)]
     return [one for one in found if one is not None and one.bars]
 
@@ -169,14 +169,14 @@ def _bar(recording: Recording, span: RecordedSpan, origin: float) -> Bar:
 
 
 def _tracks(recording: Recording, bars: Iterable[Bar]) -> tuple[str, ...]:
-    """Devices that ran something come first, then links."""
+    """Return the lines of bars: devices that ran something, then links."""
     used = dict.fromkeys(bar.track for bar in bars)
     devices = [name for name in device_names(recording) if name in used]
     return (*devices, *sorted(track for track in used if track not in devices))
 
 
 def states(of: States) -> dict[str, float]:
-    """Return the seconds that a device spent in each state, by its name in ``style.STATES``."""
+    """Return the seconds that a device spent in each state, by the state's name in ``style.STATES``."""
     return {
         "executing": of.executing_s,
         "sending": of.sending_s,
@@ -189,22 +189,22 @@ def states(of: States) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class CandidateRow:
-    """A candidate of a search; None for what is not known.
+    """A candidate of a search; unknown values are None.
 
     Attributes:
-        name: unique.
-        placer: who proposed it.
+        name: its unique name.
+        placer: placer that proposed it.
         where: ops by device.
-        segments: how many.
-        simulated: the objective, before it ran.
-        measured: the objective, by its last race.
+        segments: number of segments.
+        simulated: simulated objective, before it ran.
+        measured: measured objective, by its last race.
         low: lower end of the 95 % interval.
-        high: upper end.
-        modelled: joules of the same runs by the power model; for energy only.
-        joules: joules of the same runs by meters; for energy only.
-        race: number of that race.
+        high: upper end of the 95 % interval.
+        modelled: joules of the measured runs by the power model; for energy only.
+        joules: joules of the measured runs by meters; for energy only.
+        race: number of its last race.
         chosen: whether it is the answer.
-        note: why it is out, or did not run.
+        note: why it failed, or did not run.
     """
 
     name: str
@@ -223,7 +223,7 @@ class CandidateRow:
 
 
 def candidates(search: Mapping[str, Any] | None) -> list[CandidateRow]:
-    """Return the candidates of the search, measured ones first, the fastest at the top; none if nothing was searched for."""
+    """Return the candidates of a search, measured ones first, the fastest first; empty without a search."""
     search = search or {}
     chosen = search.get("chosen")
     answer = chosen.get("name") if isinstance(chosen, Mapping) else None
@@ -259,12 +259,12 @@ class FrontRow:
     """A point of a front of latency and energy.
 
     Attributes:
-        name: of its placement.
+        name: name of its placement.
         where: ops by device.
         latency_s: seconds of a request.
         energy_j: joules of a request.
-        source: where the two are from: ``measured``, ``measured, energy modelled`` or ``simulated``.
-        file: of the placement; empty if it was not written.
+        source: origin of both values: ``measured``, ``measured, energy modelled`` or ``simulated``.
+        file: file of the placement; empty if it was not written.
         chosen: whether it is the answer.
     """
 
@@ -278,7 +278,7 @@ class FrontRow:
 
 
 def front(search: Mapping[str, Any] | None) -> list[FrontRow]:
-    """Return the front of latency and energy of a search, the fastest first; empty if it was not asked for."""
+    """Return the front of latency and energy of a search, the fastest first; empty if it was not searched for."""
     search = search or {}
     chosen, rows = search.get("chosen"), []
     answer = chosen.get("name") if isinstance(chosen, Mapping) else None
@@ -302,7 +302,7 @@ def front(search: Mapping[str, Any] | None) -> list[FrontRow]:
 
 
 def decision(recording: Recording) -> str:
-    """Say in a sentence what was decided, or what a request takes."""
+    """Return a sentence that says what was decided, or what a request takes."""
     search = recording.search or {}
     chosen = search.get("chosen")
     if isinstance(chosen, Mapping) and isinstance(search.get("reason"), str):
@@ -324,23 +324,23 @@ def _listed(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class OpRow:
-    """An op, or a kernel that stands for none; None for what is not known.
+    """An op, or a kernel that stands for no op; unknown values are None.
 
     Attributes:
-        op: position in the graph; None for such a kernel.
-        name: of the op.
-        kind: of the op or kernel.
-        device: name; empty without a placement.
+        op: position in the graph; None for a kernel that stands for no op.
+        name: name of the op.
+        kind: kind of the op or kernel.
+        device: name of the device; empty without a placement.
         segment: position in the plan.
         group: name of its group.
-        shapes: of what it makes.
-        flops: of one request.
-        bytes: that it reads and writes, with its constants.
-        measured_s: in a request.
-        predicted_s: by the costs.
-        flops_per_s: reached.
-        bytes_per_s: reached.
-        kernel: that computes it, maybe with other ops; empty if unknown.
+        shapes: shapes of its outputs.
+        flops: operations of one request.
+        bytes: bytes that it reads and writes in one request, with its constants.
+        measured_s: measured seconds in a request.
+        predicted_s: seconds in a request by the costs.
+        flops_per_s: reached rate.
+        bytes_per_s: reached rate.
+        kernel: kernel that computes it, maybe with other ops; empty if unknown.
     """
 
     op: int | None
@@ -360,7 +360,7 @@ class OpRow:
 
 
 def op_rows(recording: Recording) -> list[OpRow]:
-    """Return all ops and kernels, the most expensive first; of replicas, the first."""
+    """Return all ops and kernels, the most expensive first; with replicas, of the first replica."""
     graph, plan = recording.graph, recording.plan
     rows = [
         OpRow(
@@ -401,5 +401,5 @@ def _timed(row: OpRow, timed: OpTime) -> OpRow:
 
 
 def share(part: float | None, whole: float) -> str:
-    """Write a part of a whole as a percentage."""
+    """Format a part of a whole as a percentage."""
     return percent(part / whole) if part is not None and whole > 0 else percent(None)

@@ -1,6 +1,6 @@
-"""Colours, patterns and markers by which devices and states are told apart, also without seeing colours.
+"""Colours, patterns and markers that distinguish devices and states, also for people who do not see colours.
 
-The colours are those of Okabe and Ito, "Color Universal Design" (2008), which show on white and on black.
+The colours are from Okabe and Ito, "Color Universal Design" (2008); they are visible on white and on black.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ __all__ = ["CRITICAL", "GREY", "STATES", "Look", "looks", "shortened"]
 GREY = "#8c8c8c"
 CRITICAL = "#e6004c"
 
-_LONGEST = 200  # characters of a name that are shown
+_LONGEST = 200  # most characters of a name that are shown
 
 
 @dataclass(frozen=True)
 class Look:
-    """Colour and pattern of a device or a state.
+    """The look of a device or a state.
 
     Attributes:
-        color: of its area.
-        pattern: of its area, as Bokeh calls it; empty for none.
-        hatch: the same as matplotlib calls it.
-        marker: of its ops, as Bokeh calls it.
-        mark: the same as matplotlib calls it.
+        color: colour of its area.
+        pattern: pattern of its area, by Bokeh's name; empty for none.
+        hatch: pattern of its area, by matplotlib's name.
+        marker: marker of its ops, by Bokeh's name.
+        mark: marker of its ops, by matplotlib's name.
     """
 
     color: str
@@ -57,7 +57,7 @@ STATES = {
 
 
 def looks(devices: Iterable[str]) -> dict[str, Look]:
-    """Return how each device is drawn; after the eighth, colours and patterns repeat in other pairs."""
+    """Return the look of each device; after the eighth, colours and patterns repeat in other pairs."""
     found = {}
     for i, name in enumerate(devices):
         round_, at = divmod(i, len(_DEVICES))
@@ -67,7 +67,7 @@ def looks(devices: Iterable[str]) -> dict[str, Look]:
 
 
 def shortened(name: str, longest: int = _LONGEST) -> str:
-    """Leave out the middle of a name that is too long, and say how long it is."""
+    """Leave out the middle of a name that is too long, and state its length."""
     if len(name) <= longest:
         return name
     note = f"… ({len(name)} characters) …"

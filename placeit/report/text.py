@@ -1,4 +1,4 @@
-"""Write results for people: units, tables, lists of facts."""
+"""Print results for people: units, tables, lists of facts."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ __all__ = [
 ]
 
 NOTHING = "-"
-"""Stands for what was not measured."""
+"""Text for a value that was not measured."""
 
 _PREFIXES = {-3: "n", -2: "u", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P"}
 
 
 def amount(value: float | None, unit: str = "", *, least: int = 0) -> str:
-    """Write a quantity with three digits and a decimal prefix: ``1.23 GFLOP``.
+    """Format a quantity with three digits and a decimal prefix: ``1.23 GFLOP``.
 
     Args:
         value: at least 0; None or not finite if it was not measured.
-        unit: of the value.
-        least: smallest prefix, as a power of 1000; what has no prefix comes in whole numbers.
+        unit: unit of the value.
+        least: smallest prefix, as a power of 1000; numbers without a prefix are whole numbers.
     """
     if value is None or not math.isfinite(value):
         return NOTHING
@@ -62,34 +62,34 @@ def amount(value: float | None, unit: str = "", *, least: int = 0) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Write a time: ``46.8 ms``, ``25.1 us``."""
+    """Format a time: ``46.8 ms``, ``25.1 us``."""
     return amount(value, "s", least=-3)
 
 
 def signed_seconds(value: float | None) -> str:
-    """Write a time that may be negative, such as what a cut adds, which is a difference of measured times."""
+    """Format a time that may be negative, such as the cost of a cut, which is a difference of measured times."""
     return seconds(value) if value is None or value >= 0 else f"-{seconds(-value)}"
 
 
 def duration(value: float) -> str:
-    """Write how long something took, in seconds of one decimal, so that rows of it can be added up: ``12.3 s``."""
+    """Format a duration in seconds with one decimal, so that rows of durations can be added up: ``12.3 s``."""
     return f"{value:.1f} s"
 
 
 def interval(measured: Measurement | None) -> str:
-    """Write the confidence interval of a measurement in the unit of its ends: ``46.1 ms .. 47.5 ms``."""
+    """Format the confidence interval of a measurement in the unit of its ends: ``46.1 ms .. 47.5 ms``."""
     if measured is None or not math.isfinite(measured.ci_high):
         return NOTHING
     return f"{seconds(measured.ci_low)} .. {seconds(measured.ci_high)}"
 
 
 def rate(value: float | None) -> str:
-    """Write how many requests there are per second: ``0.25``, ``33.1``, ``9.56 k``."""
+    """Format a number of requests per second: ``0.25``, ``33.1``, ``9.56 k``."""
     return f"{value:.3g}" if value is not None and value < 999.5 else amount(value)
 
 
 def ratio(value: Ratio | None) -> str:
-    """Write a ratio with its confidence interval: ``1.21 (1.18 .. 1.24)``."""
+    """Format a ratio with its confidence interval: ``1.21 (1.18 .. 1.24)``."""
     if value is None:
         return NOTHING
     ends = f" ({value.ci_low:.2f} .. {value.ci_high:.2f})" if math.isfinite(value.ci_high) else ""
@@ -97,23 +97,23 @@ def ratio(value: Ratio | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Write a share: ``83 %``; with one decimal below ten percent."""
+    """Format a share: ``83 %``; with one decimal below ten percent."""
     if share is None or not math.isfinite(share):
         return NOTHING
     return f"{share:.1%}".replace("%", " %") if abs(share) < 0.0995 else f"{share:.0%}".replace("%", " %")
 
 
 def watts(power: float | None) -> str:
-    """Write a power: ``72 W``."""
+    """Format a power: ``72 W``."""
     return NOTHING if power is None else f"{power:.0f} W"
 
 
 def error(value: OutputDifference | None) -> str:
-    """Write how far outputs are from the reference, relative to its largest value: ``1.2e-07``, ``exact``, ``not checked``.
+    """Format the error of outputs, relative to the reference's largest value: ``1.2e-07``, ``exact``, ``not checked``.
 
-    In another precision than float32, that against float32 comes first, and then that against the whole model in the same
-    precision. An error that was found is written also where the absence of one would prove little, and so is which share of the
-    values are no numbers on either side, so that they have no error.
+    In another precision than float32, the error against float32 comes first, and then the error against the whole model in
+    that precision. An error that was found is shown even if the absence of an error would prove little. The share of values
+    that are NaN or infinite on both sides, and so have no error, is shown as well.
     """
     if value is None:
         return NOTHING
@@ -128,14 +128,14 @@ def error(value: OutputDifference | None) -> str:
 
 
 def show_unchecked(console: Console, errors: Iterable[OutputDifference | None]) -> None:
-    """Say why right outputs prove little, where that is so."""
+    """Print why right outputs would prove little, if that is so."""
     for why in dict.fromkeys(value.not_checked for value in errors if value is not None):
         if why is not None:
             paragraph(console, f"Outputs are not checked: {why}.")
 
 
 def show_failures(console: Console, failed: Mapping[str, str | None], *, title: str = "failed") -> None:
-    """Say why something failed (or what the title says), if anything did: what did for the same reason, together."""
+    """Print why things failed (or what the title says), if any did, with things of one reason together."""
     names: dict[str, list[str]] = {}
     for name, why in failed.items():
         if why is not None:
@@ -147,12 +147,12 @@ def show_failures(console: Console, failed: Mapping[str, str | None], *, title: 
 
 
 def shape(sizes: Sequence[int | str]) -> str:
-    """Write a tensor's sizes: ``1x3x224x224``, ``1x[1..512@128]``, ``scalar``."""
+    """Format a tensor's sizes: ``1x3x224x224``, ``1x[1..512@128]``, ``scalar``."""
     return "x".join(f"[{size}]" if isinstance(size, str) else str(size) for size in sizes) or "scalar"
 
 
 def ops_by_device(counts: Mapping[str, int]) -> str:
-    """Write where ops are, devices without any left out: ``CPU@0 120, CPU@1 58``."""
+    """Format the number of ops on each device that has ops: ``CPU@0 120, CPU@1 58``."""
     return ", ".join(f"{device} {ops}" for device, ops in counts.items() if ops)
 
 
@@ -177,18 +177,18 @@ def tables(
     left: int = 1,
     spare: Sequence[str] = (),
 ) -> None:
-    """Print tables of the same columns below each other.
+    """Print tables with one set of columns below each other.
 
-    A row is a line. Where the lines are too wide, spare columns are left out, then those on the right, and a line says so. On a
-    terminal, headings and text are broken before that; elsewhere, where `grep` and `awk` may read them, text is shortened, and
-    a cell without anything is a dash, so that two or more spaces divide the cells of every line. What has less than 70 columns
-    is stacked: a line for each cell.
+    A row is a line. If lines are too wide, spare columns are left out, then columns on the right, and a line says so. On a
+    terminal, headings and text are wrapped before that. Elsewhere, where `grep` and `awk` may read the output, text is
+    shortened, and an empty cell is a dash, so that two or more spaces separate the cells of every line. With less than 70
+    columns, rows are stacked: a line for each cell.
 
     Args:
-        console: where to.
+        console: console to print to.
         columns: headings.
         sections: cells of each table, by the line above it; an empty line is left out, and so is a table without rows.
-        left: how many columns, from the left, are text; the rest are figures and aligned to the right.
+        left: number of columns, from the left, that are text; the rest are figures and aligned to the right.
         spare: headings of columns that can be left out, the least needed first.
     """
     folded = console.is_terminal
@@ -221,17 +221,17 @@ def tables(
 
 
 _GAP = 2
-"""Columns of the terminal between two of a table."""
+"""Columns of the terminal between two columns of a table."""
 _TABLES = 70
-"""Columns of the terminal below which tables that do not fit as they are get stacked."""
+"""Columns of the terminal below which tables that do not fit are stacked."""
 _NARROW, _NARROWEST = 24, 16
-"""To what text is broken, or shortened, before a column is left out, and before one is that is not spare."""
+"""Widths to which text is wrapped or shortened: before a spare column is left out, and before another column is."""
 
 
 def _layout(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, spare: Sequence[str]
 ) -> tuple[list[int], list[int] | None]:
-    """Return which columns to show, and how wide each is to be; None for the latter if they are to be stacked."""
+    """Return the columns to show, and their widths; None instead of widths to stack the rows."""
     shown = list(range(len(columns)))
     widths = _widths(console, shown, columns, rows, left, console.width)
     if widths is not None:
@@ -254,10 +254,9 @@ def _across(widths: Sequence[int]) -> int:
 def _widths(
     console: Console, shown: Sequence[int], columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, narrowest: int
 ) -> list[int] | None:
-    """Return how wide each column that is shown is to be, None if there is no room for all of them.
+    """Return the width of each shown column; None if there is no room for all of them.
 
-    Where there is little, headings are broken if this is a terminal, and then text, to columns that are as wide as
-    ``narrowest``.
+    If there is little room, headings are wrapped on a terminal, and then text, to columns not narrower than ``narrowest``.
     """
     from rich.cells import cell_len
 
@@ -269,7 +268,7 @@ def _widths(
         if widths[widest] <= narrowest:
             return None
         widths[widest] -= 1
-    for at, i in enumerate(shown):  # where there is room, headings stay in one line
+    for at, i in enumerate(shown):  # if there is room, headings stay on one line
         widths[at] += max(0, min(cell_len(columns[i]) - widths[at], console.width - _across(widths)))
     return widths
 
@@ -277,7 +276,7 @@ def _widths(
 def _row(
     console: Console, widths: Sequence[int], cells: Sequence[str], left: int, *, folded: bool, heading: bool = False
 ) -> None:
-    """Print a row of a table: its cells broken into lines, or each shortened to one."""
+    """Print a row of a table, with its cells wrapped to lines, or each shortened to one line."""
     from itertools import zip_longest
 
     from rich.cells import cell_len
@@ -289,7 +288,7 @@ def _row(
         return [shortened(cell, width)]
 
     broken = [lines(cell, width) for cell, width in zip(cells, widths, strict=True)]
-    if heading:  # its last line is above the cells
+    if heading:  # the last line of a heading is right above the cells
         broken = [[*[""] * (max(map(len, broken)) - len(one)), *one] for one in broken]
     for parts in zip_longest(*broken, fillvalue=""):
         padded = []
@@ -300,7 +299,7 @@ def _row(
 
 
 def shortened(name: str, width: int) -> str:
-    """Leave out the middle of a name that is wider than that many columns."""
+    """Leave out the middle of a name that is wider than ``width`` columns."""
     from rich.cells import cell_len
 
     if cell_len(name) <= width:
@@ -320,7 +319,7 @@ def _stack(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str
 
 
 def facts(console: Console, lines: Mapping[str, str | Sequence[str]]) -> None:
-    """Print names and what they are, in two columns; a sequence is the words of a command, to be copied to a shell."""
+    """Print names and values in two columns; a sequence is the words of a command, to be copied to a shell."""
     width = max(map(len, lines), default=0)
     for name, value in lines.items():
         label = f"{name:{width}}  "
@@ -331,7 +330,7 @@ def facts(console: Console, lines: Mapping[str, str | Sequence[str]]) -> None:
 
 
 def _shell(words: Sequence[str], label: str, width: int) -> str:
-    """Write a command for a shell, with a backslash where a line ends that is not the last."""
+    """Format a command for a shell, with a backslash at the end of each line but the last."""
     parts: list[str] = []
     for word in map(shlex.quote, words):
         if parts and parts[-1].startswith("-") and " " not in parts[-1]:  # the value of an option
@@ -349,14 +348,14 @@ def _shell(words: Sequence[str], label: str, width: int) -> str:
 
 
 def paragraph(console: Console, text: str, *, label: str = "", indent: int = 0, style: str = "") -> None:
-    """Print text, in lines as long as the terminal is wide; words that are longer, such as paths, are not broken.
+    """Print text in lines as long as the terminal is wide; longer words, such as paths, are not broken.
 
     Args:
-        console: where to.
+        console: console to print to.
         text: the text.
-        label: stands before it; the other lines begin below its end.
-        indent: where all lines but the first begin, without a label.
-        style: for the terminal.
+        label: text before it; the other lines start below its end.
+        indent: indentation of all lines but the first, without a label.
+        style: style on a terminal.
     """
     import textwrap
 
@@ -373,7 +372,7 @@ def paragraph(console: Console, text: str, *, label: str = "", indent: int = 0, 
 
 
 def show_notes(console: Console, cluster: Cluster) -> None:
-    """Say which devices and links are not what a real one would be."""
+    """Print which devices and links are emulated or described."""
     notes = [
         f"{device.name} is emulated: {device.address}, slowed {device.slowdown:g} times."
         for device in cluster.devices
@@ -392,5 +391,5 @@ def show_notes(console: Console, cluster: Cluster) -> None:
 
 
 def printable(text: str) -> str:
-    """Replace what could upset a terminal (control characters, names that are not Unicode) by question marks."""
+    """Replace characters that could upset a terminal (control characters, invalid Unicode) by question marks."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

@@ -23,11 +23,11 @@ from placeit.report.text import NOTHING, percent, seconds, signed_seconds
 
 __all__ = ["candidates", "frame", "graph", "html", "page", "pareto", "recording", "timeline", "utilization"]
 
-_ROWS = 12  # of a table in a notebook
+_ROWS = 12  # most rows of a table in a notebook
 
 
 def recording(found: Recording | Optimized) -> Recording:
-    """Return the recording of a result; that of a search has a few runs of its answer."""
+    """Return the recording of a result; a search's recording has a few runs of its answer."""
     if isinstance(found, Recording):
         return found
     return replace(found.recorded, search=as_json.search(found))
@@ -66,7 +66,7 @@ def pareto(found: Recording | Optimized) -> Any:
 
 @functools.singledispatch
 def _rows(found: object) -> list[dict[str, Any]]:
-    """Return the rows of a result, with the names of their columns."""
+    """Return the rows of a result, with the names of the columns."""
     raise TypeError(f"{type(found).__name__} has no table")
 
 
@@ -128,12 +128,12 @@ def _candidate(one: Candidate) -> dict[str, Any]:
 
 
 def frame(found: object) -> Any:
-    """Return a result as a table of pandas."""
+    """Return a result as a pandas table."""
     return import_extra("A table", "report", "pandas").DataFrame(_rows(found))
 
 
 def html(found: object) -> str:
-    """Write a result as a table for a notebook: at most so many rows, and a sentence above."""
+    """Return a result as HTML for a notebook: a sentence, and a table of at most 12 rows."""
     rows = _rows(found)
     lines = [f"<p>{escape(_sentence(found))}</p>", _table(rows[:_ROWS])]
     if len(rows) > _ROWS:

@@ -1,4 +1,4 @@
-"""A run of an executor under way."""
+"""The run of an executor that is under way."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class ActiveRun:
     """A call of ``times`` or ``serve``, until nothing of it runs any more.
 
     Args:
-        bell: of a run that requests are added to: rung whenever one has ended.
+        bell: rung whenever a request has ended, for a run that requests are added to; else None.
 
     Attributes:
-        thread: which asked for it.
-        deadline: seconds, by ``time.perf_counter``, until which that thread waits; infinite if it waits as long as it takes.
-        begun: whether lanes know of it.
-        error: what failed first.
-        failed: the request that it was of, by its number among those in flight, if that is known.
-        ended: the numbers of those that have ended, if there is a bell.
-        failures: what failed of these, by their numbers; there is none of those that have ended well.
-        begin: when it was asked for, or when its lanes began.
-        end: when all of it had ended.
-        over: open from then on.
+        thread: identifier of the thread that called.
+        deadline: seconds, by ``time.perf_counter``, until which that thread waits; infinite if it waits without limit.
+        begun: whether lanes have begun it.
+        error: the first error.
+        failed: the request with that error, by its number among those in flight, if that is known.
+        ended: numbers of the requests that have ended, if there is a bell.
+        failures: errors of these requests, by number; requests that have succeeded have no entry.
+        begin: seconds of the call, or of the begin on its lanes.
+        end: seconds at which all of it had ended.
+        over: opened at the end.
     """
 
     def __init__(self, bell: Bell | None = None) -> None:
@@ -57,18 +57,18 @@ class ActiveRun:
         return self._stopped
 
     def stop(self) -> None:
-        """Have nothing more of it start. Whoever says so need not hold a lock, so that an interrupt takes no more than that."""
+        """Have nothing more of it start. This takes no lock, so that it may be called after an interrupt at any point."""
         self._stopped = True
         if self._tell is not None:
             self._tell()
 
     def go(self, stop: Callable[[], object]) -> None:
-        """Begin on lanes that do not look at ``stopped``, and have to be told, by ``stop``."""
+        """Mark the run as begun on lanes that do not read ``stopped``; :meth:`stop` calls ``stop`` to tell them."""
         self.begun, self._tell = True, stop
-        if self._stopped:  # just before it was known whom to tell
+        if self._stopped:  # just before there was a function to call
             stop()
 
     @property
     def quiet(self) -> bool:
-        """True if nothing of it runs; of one that has been stopped, for good if seen while nobody decides anything."""
+        """True if nothing of it runs; if it has been stopped, this stays true when it was read with the executor's lock."""
         return self.over.is_open or (self.stopped and not self.begun)

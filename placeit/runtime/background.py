@@ -1,4 +1,4 @@
-"""Work that nobody waits for, in a process that serves requests: a share of a core, when nothing else wants it."""
+"""Background work in a process that serves requests: it uses a share of a core, when nothing else wants the core."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _kept_idle: set[int] = set()
 
 
 def in_background() -> bool:
-    """Return whether this thread works in the background: what could be divided among several is to stay on it."""
+    """Return whether this thread works in the background; work there is not to be divided among several threads."""
     return getattr(_here, "background", False)
 
 
 class Background:
-    """A thread under ``SCHED_IDLE`` that uses a share of a core: after each piece of work it rests as long as that asks for.
+    """A thread under ``SCHED_IDLE`` that uses a share of a core on average: it rests after each piece of work.
 
-    A piece cannot be divided: compiling a large model takes all of a core while nothing else wants it, and then a long rest.
-    CPU time counts, also that of threads which a runtime starts meanwhile. What such threads do in later pieces does not count,
-    as it cannot be told from the requests that they run.
+    A piece cannot be divided: compiling a large model takes all of a core while nothing else wants it, and a long rest follows.
+    CPU time counts, including the CPU time of threads that a runtime starts during a piece. Their CPU time in later pieces does
+    not count, as it cannot be told from the requests that they run.
 
-    Such threads inherit the priority, and would keep it, so that requests waited there for whatever else wants the cores. They
-    are given the main thread's when the piece is over. Only a process with ``CAP_SYS_NICE``, or a sufficient ``RLIMIT_NICE``,
-    may do that; others do at ordinary priority what starts threads.
+    Such threads inherit the low priority. With it, their requests would wait for everything else that wants the cores. So they
+    are given the main thread's priority when the piece is over. Only a process with ``CAP_SYS_NICE``, or a sufficient
+    ``RLIMIT_NICE``, may do that; in others, work that starts threads runs at ordinary priority.
 
     Args:
         core: share of a core, on average.
 
     Attributes:
-        seconds: of a core, used so far.
+        seconds: CPU seconds used so far.
     """
 
     def __init__(self, core: float) -> None:
@@ -57,11 +57,11 @@ class Background:
 
     @property
     def rested(self) -> bool:
-        """True if it has rested since the last piece of work for as long as it had to."""
+        """True if the rest after the last piece of work is over."""
         return time.monotonic() >= self._rest
 
     def begin(self, what: Callable[[], T], *, starts_threads: bool = False) -> Job[T]:
-        """Begin a piece of work, which may start threads that go on when it is over."""
+        """Begin a piece of work; ``starts_threads`` if it may start threads that go on when it is over."""
         job = Job(what)
         worker = self._ordinary if starts_threads else self._idle
         worker.submit(lambda: self._run(job))
@@ -73,7 +73,7 @@ class Background:
         self._ordinary.check()
 
     def close(self) -> None:
-        """Stop, when the piece of work under way has ended."""
+        """Stop the threads when the piece of work under way has ended."""
         self._idle.close()
         self._ordinary.close()
 
@@ -85,7 +85,7 @@ class Background:
         while self._may_rise and started:
             for thread in started:
                 _rise(thread, self._usual)
-            started = _started(before)  # by one of those, before it was given that priority
+            started = _started(before)  # by one of these, before its priority was raised
         self.seconds += spent
         self._rest = time.monotonic() + spent * (1 / self._core - 1)
         job.ended.open()
@@ -99,7 +99,7 @@ def _marked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _idle() -> Iterator[None]:
-    """Have the thread run when nothing else wants its core."""
+    """Have the thread run only when nothing else wants its core."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     _kept_idle.add(me := threading.get_native_id())
     try:
@@ -114,7 +114,7 @@ def _threads() -> set[int]:
 
 
 def _started(before: set[int]) -> list[int]:
-    """Threads that have been started since, and have the priority of this one, but for those that are to keep it."""
+    """Return threads that were started since ``before`` and have this thread's priority, except those that are to keep it."""
     mine, found = os.sched_getscheduler(0), list[int]()
     for thread in _threads() - before - _kept_idle:
         with contextlib.suppress(OSError):  # it has ended

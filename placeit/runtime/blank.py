@@ -9,15 +9,16 @@ from numpy.typing import NDArray
 
 __all__ = ["blank_value", "is_blank"]
 
-_ALL_ONES = 0xFF  # in every byte it is NaN in every floating-point type, those included that NumPy lacks and shows as others
+_ALL_ONES = 0xFF  # if all bytes are this, it is NaN in every floating-point type, also in types that NumPy lacks
 
 
 def blank_value(dtype: np.dtype[Any], sentinel: int) -> Any:
-    """NaN, or the sentinel for a type without NaN.
+    """Return NaN, or the sentinel for a type without NaN.
 
     Args:
-        dtype: of the elements.
-        sentinel: 0 or 1: any type has them, and what uses them as an index, if nobody writes the tensor, stays in its table.
+        dtype: type of the elements.
+        sentinel: 0 or 1. Every type has them, and an op that uses them as an index, as the tensor was not written, stays in
+            its table.
     """
     if dtype.kind in "fcV":
         return np.full(dtype.itemsize, _ALL_ONES, np.uint8).view(dtype)[0]

@@ -12,19 +12,19 @@ __all__ = ["Compiled", "Compiling"]
 _PRIOR_S = {"GPU": 0.1, "NPU": 0.1}
 _OTHERS_S = 0.002
 """Seconds to compile an op before anything was compiled, by kind of device: OpenVINO's GPU and NPU plugins generate kernels."""
-_LOADING_S = 0.1  # to load a program from disk, before any was
-_PRIOR_OPS, _PRIOR_PROGRAMS = 4, 2  # as many are supposed to have been seen to take that
+_LOADING_S = 0.1  # seconds to load a program from disk, before any was loaded
+_PRIOR_OPS, _PRIOR_PROGRAMS = 4, 2  # weight of these guesses, in ops and in programs
 
 
 @dataclass
 class Compiled:
-    """Programs of one kind of device.
+    """Counts of the programs for one kind of device.
 
     Attributes:
         compiled: how many were compiled.
         from_disk: how many had been compiled by an earlier process, or for an equal device, and were kept on disk.
         reused: how often one was needed that was still there.
-        seconds: spent on the first two; of those that are compiled at the same time, each counts for its share.
+        seconds: seconds spent on the first two; programs that are compiled at the same time share the seconds.
     """
 
     compiled: int = 0
@@ -34,11 +34,11 @@ class Compiled:
 
 
 class Compiling:
-    """Counts programs, and estimates from what they took how long others will take.
+    """Counts programs and their seconds, and estimates from these how long others will take.
 
     Attributes:
-        kinds: what was compiled, by :meth:`kind`.
-        progress: told what is being compiled, while somebody waits for it: ``progress(what, share)``; None for nobody.
+        kinds: counts by :meth:`kind`.
+        progress: called as ``progress(what, share)`` while a thread waits for segments to be compiled; None for no reports.
     """
 
     def __init__(self) -> None:
@@ -49,17 +49,17 @@ class Compiling:
 
     @staticmethod
     def kind(device: Device) -> str:
-        """Kind of a device: ``CPU``, ``GPU``; ``ort:CPU`` if OpenVINO does not drive it."""
+        """Return the kind of a device: ``CPU``, ``GPU``; ``ort:CPU`` if OpenVINO does not drive it."""
         family = "" if device.address is None else device.address.family
         return family if family and device.kind in ("openvino", family) else ":".join(filter(None, (device.kind, family)))
 
     @property
     def seconds(self) -> float:
-        """Seconds spent on all of it."""
+        """Seconds spent on all kinds."""
         return sum(one.seconds for one in self.kinds.values())
 
     def book(self, kind: str, seconds: float, ops: int, *, from_disk: bool = False) -> None:
-        """Count a program of so many ops."""
+        """Count a program of ``ops`` ops that took some seconds to compile, or to load from disk."""
         one = self.kinds.setdefault(kind, Compiled())
         one.seconds += seconds
         if from_disk:
@@ -70,11 +70,11 @@ class Compiling:
             self._compiling_s[kind] = self._compiling_s.get(kind, 0.0) + seconds
 
     def reuse(self, kind: str) -> None:
-        """Count a program that was there."""
+        """Count a program that was needed and was there already."""
         self.kinds.setdefault(kind, Compiled()).reused += 1
 
     def takes(self, kind: str, ops: int, *, on_disk: bool = False) -> float:
-        """Seconds that a program of so many ops takes, by those of its kind so far."""
+        """Estimate the seconds that a program of ``ops`` ops takes, from the programs of its kind so far."""
         compiling, seen = self._compiling_s.get(kind, 0.0), self._ops.get(kind, 0)
         each = (_PRIOR_OPS * _PRIOR_S.get(kind, _OTHERS_S) + compiling) / (_PRIOR_OPS + seen)
         if not on_disk:

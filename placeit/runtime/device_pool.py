@@ -22,7 +22,7 @@ from placeit.runtime.reopening import lost_of, reopened
 __all__ = ["DevicePool"]
 
 _GIVES_UP_S = 5.0
-_MOST_SPIN_S = 1e-3  # of spinning: what takes longer to wait for is worth a change of threads
+_MOST_SPIN_S = 1e-3  # most seconds of spinning: for a longer wait, a change of threads pays off
 
 
 class DevicePool:
@@ -31,11 +31,11 @@ class DevicePool:
     Args:
         cluster: real or emulated devices.
         precision: inference precision of every device.
-        devices: what to run on in place of the cluster's real devices, one for each of them.
+        devices: devices to run on in place of the cluster's real ones, one for each of them.
         transports: links to go with them, by (source, destination); None for the cluster's emulated ones, and for hand-overs
             through the host's memory where two devices have different memories.
-        streams: what drives all devices through streams instead.
-        wait: what else to do to have a run end, such as letting time pass on a virtual clock.
+        streams: drives all devices through streams instead.
+        wait: called to have a run end, for example by letting time pass on a virtual clock.
         expected: names of devices that need not be there yet: they count as lost until they are (:meth:`reopen`).
         spin_s: seconds that threads of devices wait awake before they sleep.
 
@@ -78,7 +78,7 @@ class DevicePool:
             self.transports = _open_links(cluster, self.devices, ()) if transports is None else dict(transports)
 
     def refuse(self) -> None:
-        """Have no run begin any more: :meth:`check_open` raises from now on."""
+        """Let no run begin any more: :meth:`check_open` raises from now on."""
         with self._lock:
             self._closed = True
 
@@ -95,20 +95,20 @@ class DevicePool:
                 stack.callback(device.close)
 
     def check_open(self) -> None:
-        """Raise ExecutionError if it is closed, or is being closed."""
+        """Raise ExecutionError if the pool is closed, or is being closed."""
         if self._closed:
             raise ExecutionError(self.why_closed())
 
     def why_closed(self) -> str:
-        """Say that nothing more can run, and what to do."""
+        """Return the message that nothing more can run, and what to do."""
         return f"{', '.join(self.cluster.names)} is closed, and nothing more can run there: open a new session or runtime."
 
     def lost(self) -> dict[frozenset[str], DeviceError]:
-        """Devices that are lost, and pairs of them whose link is; by their names, why."""
+        """Return why devices and links are lost: by the name of the device, or by the names of both ends of the link."""
         return lost_of(self.cluster.names, self.devices)
 
     def stats(self) -> list[DeviceStats]:
-        """Which devices are there, and how often each has come back."""
+        """Return which devices are there, and how often each has come back."""
         lost = self.lost()
         return [
             DeviceStats(
@@ -123,7 +123,7 @@ class DevicePool:
     def reopen(self) -> list[frozenset[str]]:
         """Open lost devices and links anew that are there again; return their names, as :meth:`lost` has them.
 
-        Executors that exist have lost them for good. It takes as long as a node takes to answer, a minute at most for each.
+        Existing executors do not get them back. Each node may take up to a minute to answer.
         """
         with self._reopening:
             before = self.devices
@@ -139,13 +139,13 @@ class DevicePool:
         return back if wanted else []
 
     def _end_reopening(self) -> None:
-        """Wait for what is being opened anew, which is given up as its devices are closed."""
+        """Wait for a call of :meth:`reopen`, which gives up as its devices are closed."""
         if self._reopening.acquire(timeout=_GIVES_UP_S):
             self._reopening.release()
 
     @contextlib.contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """Make a device ready for a plan; a DeviceError says that it is this one which cannot be."""
+        """Make a device ready for a plan in the block; a DeviceError there then names the device as its ``device``."""
         try:
             yield
         except DeviceError as error:
@@ -162,7 +162,7 @@ def _check_real(cluster: Cluster) -> None:
 def _open_streams(cluster: Cluster, precision: str) -> Streams | None:
     """Drive the whole cluster through streams, launched ahead, if a kind of device can.
 
-    What is slowed down on purpose has to be paced by the host, as do clusters of several kinds.
+    The host has to pace clusters of several kinds, and devices and links that are slowed down on purpose.
     """
     if any(device.emulated for device in cluster.devices) or any(link.origin == "emulated" for link in cluster.links.values()):
         return None

@@ -1,4 +1,4 @@
-"""What is known of a device that a server runs requests on."""
+"""State and counts of a device that a server runs requests on."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["DeviceStats"]
 
 @dataclass(frozen=True)
 class DeviceStats:
-    """What is known of a device.
+    """State and counts of a device.
 
     Attributes:
-        name: in its cluster.
+        name: name in its cluster.
         node: the machine that has it; empty for this one.
         up: whether it is there; False while it is lost.
         returns: how often it came back after it had been lost.
@@ -27,5 +27,5 @@ class DeviceStats:
 
     @property
     def losses(self) -> int:
-        """How often it was lost."""
+        """Number of times that it was lost."""
         return self.returns + (not self.up)

@@ -24,10 +24,10 @@ def choose_driver(device: Device, formats: Collection[Format], path: Path, why: 
     NVIDIA GPUs go to PyTorch, or else to ONNX Runtime.
 
     Args:
-        device: as it was found.
-        formats: of the model.
-        path: of the model, for the error.
-        why: why OpenVINO does not run the model, for the error; empty if it does, or that is plain from the file.
+        device: the device as it was found.
+        formats: formats of the model.
+        path: path of the model, for the error.
+        why: why OpenVINO does not run the model, for the error; empty if it does, or if the file makes that clear.
 
     Raises:
         DeviceError: nothing runs such a model there; says what to do.
@@ -64,8 +64,8 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
     """Return a cluster with the driver of each device chosen for a model; see :func:`choose_driver`.
 
     Raises:
-        DeviceError: as there; or two core sets are the same one, with one runtime; or a device runs fixed sizes only, and
-            those of the model are open.
+        DeviceError: a device cannot run the model; two core sets have the same cores and the same runtime; or a device runs
+            fixed sizes only, and sizes of the model are open.
     """
     devices = tuple(choose_driver(device, model.formats, model.path, getattr(model, "why", "")) for device in cluster.devices)
     for device, other in itertools.combinations((device for device in devices if device.core_set), 2):

@@ -1,4 +1,4 @@
-"""Runs plans on lanes: threads of devices and links, by a compiled loop that follows the scheduler's rules."""
+"""Runs plans on lanes, the threads of devices and links, by a compiled loop that follows the scheduler's rules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _EXIT_PATIENCE_S = 2.0  # for segments that run when the interpreter exits
 
 
 class _Over:
-    """Whether a run is over, as :class:`placeit.core.threads.Gate` tells it."""
+    """The end of a run, with the interface of :class:`placeit.core.threads.Gate`."""
 
     def __init__(self, engine: _core.Executor) -> None:
         self._engine = engine
@@ -54,7 +54,7 @@ class _Over:
 
 
 class _EngineRun(ActiveRun):
-    """The run that an engine is at, or the last one."""
+    """The current run of an engine, or its last one."""
 
     over: Any
 
@@ -90,8 +90,8 @@ class _EngineRun(ActiveRun):
 class Executor(PlanExecutor):
     """Runs a plan on lanes.
 
-    No device is idle while one of its segments is ready, and no link while it has something to move: each end is told to the
-    compiled rules on the thread where it happened, and what they answer is queued on the lanes of devices and links.
+    No device is idle while one of its segments is ready, and no link while it has something to move: the thread where a segment
+    or transfer ends applies the compiled rules, and queues the work that follows on the lanes of devices and links.
 
     Args:
         book: names, shapes and buffers of the plan's segments.
@@ -110,21 +110,21 @@ class Executor(PlanExecutor):
     ) -> None:
         super().__init__(plan, in_flight, book.inputs)
         self.book, self.pool, self._has_state = book, pool, bool(book.model.stateful)
-        # those of now: what is lost and opened anew is another device
+        # kept here: a device that is lost and opened anew is another object
         self._devices, self._transports = pool.devices, pool.transports
         compiled = iter(programs)
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
         self._scheduler = Scheduler(plan.problem, plan.placement, in_flight=in_flight)
         self._segments, self._nodes = len(plan.segments), len(plan.segments) + len(plan.problem.edges)
-        self._numbers, self._free = in_flight, list[int]()  # of slots that there is room for, and those that are not taken
+        self._numbers, self._free = in_flight, list[int]()  # count of slots with room, and free numbers
         self._uses = {pool.cluster.names[segment.device] for segment in plan.segments}
         self._needs_python = False
         self._open_lanes(in_flight)
-        self._slots = {number: self._slot(number) for number in range(in_flight)}  # and those of sequences
+        self._slots = {number: self._slot(number) for number in range(in_flight)}  # later also of sequences
         for slot in self._slots.values():
             self._connect(slot)
-        self._run = self._single = _EngineRun(self._engine)  # of times(), one after the other
-        self._blended: tuple[list[Ran], list[Moved]] | None = None  # in place of what ran last in the first slot
+        self._run = self._single = _EngineRun(self._engine)  # of all calls of times(), one after the other
+        self._blended: tuple[list[Ran], list[Moved]] | None = None  # replaces the last run in the first slot
         _OPEN.add(self)
 
     def _open_lanes(self, in_flight: int) -> None:
@@ -195,7 +195,7 @@ class Executor(PlanExecutor):
                 engine.set_start(node, lane, functools.partial(_move, slot, what, transport, source, destination))
 
     def open_slot(self) -> Slot:
-        """See :meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`."""
+        """Make a slot for a sequence; see :meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`."""
         self._check_open()
         with self._lock:
             number = self._free.pop() if self._free else self._numbers
@@ -217,7 +217,7 @@ class Executor(PlanExecutor):
         return slot
 
     def close_slot(self, slot: Slot) -> None:
-        """See :meth:`placeit.runtime.plan_executor.PlanExecutor.close_slot`."""
+        """Release a slot of a sequence; see :meth:`placeit.runtime.plan_executor.PlanExecutor.close_slot`."""
         with self._lock:
             if self._slots.get(slot.number) is slot:
                 self._engine.forget(slot.number)
@@ -237,7 +237,7 @@ class Executor(PlanExecutor):
 
     @property
     def _ordinary(self) -> list[Slot]:
-        """The slots of requests of no sequence; none once it is closed."""
+        """Slots for requests outside sequences; empty once the executor is closed."""
         return [slot for number, slot in [*self._slots.items()] if number < self.in_flight]
 
     @property
@@ -252,11 +252,11 @@ class Executor(PlanExecutor):
 
     @property
     def spun_s(self) -> float:
-        """Seconds that the threads of its lanes have spun, for whatever executor."""
+        """Seconds that the threads of its lanes have spun, for all executors that use them."""
         return sum(lane.spun for lane in {worker.lane for worker in self._workers})
 
     def join(self, queue: _core.RequestQueue, bell: Bell, every: int) -> int | None:
-        """See :meth:`placeit.runtime.plan_executor.PlanExecutor.join`."""
+        """Let a queue run its requests here; see :meth:`placeit.runtime.plan_executor.PlanExecutor.join`."""
         slots = self._ordinary
         if self.pool.wait is not None or bell.counter is None or any(slot.renew is not None for slot in slots):
             return None
@@ -273,7 +273,7 @@ class Executor(PlanExecutor):
         return queue.add(self._engine, memory, bell.counter, every)
 
     def told(self, number: int, ran: Sequence[Ran]) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
-        """See :meth:`placeit.runtime.plan_executor.PlanExecutor.told`."""
+        """Return what a request ran and moved; see :meth:`placeit.runtime.plan_executor.PlanExecutor.told`."""
         segments, moved, base = list[Ran](), list[Moved](), number * self._nodes
         for node, start, finish in ran:
             if node - base < self._segments:
@@ -285,29 +285,29 @@ class Executor(PlanExecutor):
 
     @property
     def host_paced(self) -> tuple[str, ...]:
-        """Names of the devices of this plan with streams that the host waits for."""
+        """Names of the devices of this plan whose streams the host waits for."""
         used = sorted({segment.device for segment in self.plan.programs})
         devices = [self._devices[d] for d in used]
         return tuple(device.name for device in devices if getattr(device, "host_paced", False))
 
     def devices(self) -> list[DeviceStats]:
-        """What is known of the devices of its cluster, whether it uses them or not."""
+        """Return the state and counts of each device of its cluster, whether the plan uses it or not."""
         return self.pool.stats()
 
     @property
     def gone(self) -> PlaceitError | None:
-        """Why nothing can run here any more, as a device that it uses, or a link between two, is lost; None while it can."""
+        """Error that a device of the plan, or a link between two, is lost, so that nothing can run any more; else None."""
         lost = lost_of(self.pool.cluster.names, self._devices)
         return next((why for names, why in lost.items() if names <= self._uses), None)
 
     def _let_go(self) -> bool:
-        # whatever is still running keeps this executor until it has ended
+        # a segment that is still running keeps this executor until it has ended
         if self._closed and not self._lost and self._engine.when_over(self._end_late):
             return False
         return super()._let_go()
 
     def _end_late(self) -> None:
-        """Release everything once a run has ended that was given up; on the thread that has ended it."""
+        """Release everything when a run that was given up has ended; called on the thread that has ended it."""
         with self._lock:
             super()._let_go()
 
@@ -323,7 +323,7 @@ class Executor(PlanExecutor):
             entrances[name].fill(value)
 
     def _put(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
-        """Have a request read inputs, which stay as they are until it has ended, and write to memory that no caller has."""
+        """Have a request read inputs, which must not change until it has ended, and write to memory that no caller has."""
         slot = self._slots[request]
         for name, value in inputs.items():
             slot.inputs[name].put(value)
@@ -346,7 +346,7 @@ class Executor(PlanExecutor):
     def _times(self, count: int, deadline: float) -> None:
         self._check_known()
         self._check_open()
-        self.pool.check_open()  # or closing it was too early to end this run
+        self.pool.check_open()  # if it was closed before this run was there to be ended
         _OPEN.check()
         slots = min(count, self.in_flight)
         checked = [self._renew(self._slots[number]) for number in range(slots)]
@@ -380,7 +380,7 @@ class Executor(PlanExecutor):
         return slot if checked else None
 
     def _give_up(self, run: _EngineRun, waited: _core.Waited) -> None:
-        """Raise the error of a run that nobody waits for any more."""
+        """Raise the error of a run that its caller does not wait for any longer."""
         if waited == _core.Waited.inside:
             raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
         if waited == _core.Waited.gone:
@@ -407,7 +407,7 @@ class Executor(PlanExecutor):
             raise self._late(self._run)  # type: ignore[arg-type]
 
     def _conclude(self, run: ActiveRun) -> None:
-        """Take note of what has happened in a run."""
+        """Record in a run which of its requests have ended or failed, and its error."""
         for incident in self._engine.incidents():
             match incident:
                 case _core.Ended():
@@ -423,13 +423,13 @@ class Executor(PlanExecutor):
                     run.error = run.error or failure_of("The run cannot go on", ExecutionError(incident.why))
 
     def _failure(self, node: int) -> PlaceitError:
-        """The error of a node that has failed."""
+        """Return the error of a segment or transfer that has failed, by its node."""
         step = self._scheduler.instruction(*divmod(node, self._nodes))
         error = self._engine.error(node)
         if isinstance(error, BaseException):
             error = error.with_traceback(None)
             if not isinstance(error, Exception) and self.pool.wait is not None:
-                raise error  # an interrupt of this thread, and not what a device says
+                raise error  # an interrupt of this thread, and not an error of a device
         if isinstance(step, Transfer):
             why = error if isinstance(error, BaseException) else ExecutionError("its link does not say why")
             return failure_of(f"Moving {self._transfer(step)} failed", why)
@@ -497,7 +497,7 @@ class Executor(PlanExecutor):
         for worker in self._workers:
             worker.check()
 
-    # -- what has run --------------------------------------------------------------------------------------------------------
+    # -- segments and transfers of past runs ---------------------------------------------------------------------------------
 
     @functools.cached_property
     def labels(self) -> Labels:
@@ -508,25 +508,25 @@ class Executor(PlanExecutor):
         return Labels(self.pool.cluster.names, segments, tensors)
 
     def _ran(self, number: int) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
-        """Return what has run and moved since the request in a slot began, by start."""
+        """Return the segments and transfers since the request in a slot began, by start."""
         return self.told(number, self._engine.ran(number))
 
     def _record(self, slot: Slot) -> None:
-        """Have a slot remember what was written in a run that is checked."""
+        """Have a slot remember what was written in a checked run."""
         ran, moved = self._ran(slot.number)
         for what in [*((s,) for s, _, _ in ran), *((tensor, dst) for tensor, _, dst, _, _ in moved)]:
             if what not in (slot.written or {}):
                 slot.reported(what)
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
-        """Segments and transfers of each request of the last call, by its number among those in flight."""
+        """Return the segments and transfers of each request of the last call, with its number among those in flight."""
         found: list[tuple[int, Sequence[Ran], Sequence[Moved]]] = [(s.number, *self._ran(s.number)) for s in self._ordinary]
         if self._blended is not None and found:
             found[0] = (found[0][0], *self._blended)
         return found
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
-        """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
+        """Return each segment's median seconds over many runs, or its last ones, ``float64[S]``; zero if it runs nothing."""
         seconds = np.zeros(self._segments)
         self._engine.seconds(last, seconds)
         return seconds
@@ -590,14 +590,14 @@ def _move(
 
 
 def _recording(slot: Slot, what: tuple[int, ...], done: DoneCallback) -> DoneCallback:
-    """What an end is reported to: in a run that is checked, it also has the slot remember what was written."""
+    """Return the callback for an end; in a checked run, it also has the slot remember what was written."""
     return done if slot.written is None else functools.partial(_recorded, slot, what, done)
 
 
 def _recorded(
     slot: Slot, what: tuple[int, ...], done: DoneCallback, start: float, finish: float, error: BaseException | None
 ) -> None:
-    """Report an end in a run that is checked: what is written after this is too late."""
+    """Report an end in a checked run: writes after this are too late."""
     slot.reported(what)
     done(start, finish, error)
 
@@ -607,10 +607,10 @@ def _worker_of(driver: object) -> Worker | None:
 
 
 class _OpenExecutors:
-    """Executors that are not closed, and what becomes of their runs when the interpreter exits.
+    """Executors that are not closed, whose runs are stopped when the interpreter exits.
 
-    A thread that wants the interpreter's lock after that is ended where it is, which C++ below it does not survive. Threads
-    that wait for a run, which are daemons, do not come back.
+    A thread that wants the interpreter's lock after the exit is terminated where it is, which C++ frames below it do not
+    survive. So threads that still wait for a run, which are daemons, do not return.
     """
 
     def __init__(self) -> None:
@@ -619,7 +619,7 @@ class _OpenExecutors:
         atexit.register(self._end)
 
     def add(self, executor: Executor) -> None:
-        """Take note of an executor."""
+        """Add an executor."""
         self._executors.add(executor)
 
     def check(self) -> None:

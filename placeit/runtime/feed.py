@@ -33,7 +33,7 @@ class Bell:
     """A counter of the kernel (``eventfd``) that one thread waits for, and any thread may ring, in Python or out of it.
 
     Attributes:
-        counter: for compiled lanes, which may ring it after it has been closed here: its descriptor stays theirs until then.
+        counter: for compiled lanes, which may ring it after :meth:`close`: its descriptor stays open while they use it.
     """
 
     def __init__(self) -> None:
@@ -43,29 +43,29 @@ class Bell:
         self._poll.register(self.fd, select.POLLIN)
 
     def ring(self) -> None:
-        """Wake the thread that waits, or the next one that will. Nothing happens once it is closed."""
+        """Wake the thread that waits, or the next one that will. A closed bell does nothing."""
         counter = self.counter
         if counter is not None:
             counter.ring()
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has been rung since the last wait, for some seconds at most."""
+        """Wait until the bell has been rung since the last wait, for some seconds at most."""
         if self._poll.poll(max(0.0, seconds) * 1e3):
             os.eventfd_read(self.fd)
 
     def close(self) -> None:
-        """Give the counter back; nobody may wait."""
+        """Release the counter. No thread may be waiting for it."""
         self.counter = None
 
 
 def report(what: str, error: BaseException) -> None:
-    """Log an exception that nobody waits for, and ignore whatever a handler of the log raises: the thread serves others."""
+    """Log an exception that no caller gets; ignore exceptions of log handlers, as the thread serves other requests."""
     with contextlib.suppress(Exception):
         _LOG.error("%s %s: %s", what, type(error).__name__, error, exc_info=error)
 
 
 class _Condition(threading.Condition):
-    """A condition whose ``with`` calls its lock's methods, in C: an exception at the start of its own leaves the lock taken."""
+    """A condition whose ``with`` calls its lock's methods, in C: in Python's own, an exception can leave the lock taken."""
 
     __enter__ = property(lambda self: self._lock.__enter__)
     __exit__ = property(lambda self: self._lock.__exit__)
@@ -75,10 +75,10 @@ class Outcome(Future[T]):
     """A future that ends once, whatever its callbacks or its owner do, and that survives signal handlers that raise.
 
     An exception inside a method of ``concurrent.futures.Future`` can leave the future's lock taken, and a thread that sets its
-    result then hangs for ever (as with ``Event``, see :class:`placeit.core.threads.Gate`). Here nobody waits with
-    that lock, and whoever holds it lets go of it.
+    result then hangs for ever (as with ``Event``, see :class:`placeit.core.threads.Gate`). Here no thread waits while it holds
+    that lock, and every thread that holds it releases it.
 
-    All callbacks are called, each once, whatever those before them raise: also ``SystemExit`` and the like.
+    All callbacks are called, each once, even if one before raises an exception, such as ``SystemExit``.
     """
 
     _done_callbacks: list[Callable[[Future[T]], object]]
@@ -88,7 +88,7 @@ class Outcome(Future[T]):
         self._condition = _Condition()
         self._gate = Gate()
         self._begun = False
-        self.helper: Callable[[float], object] | None = None  # waits for what it is about, until some time, and may end it
+        self.helper: Callable[[float], object] | None = None  # waits for the result until a time, and may end the future
 
     def result(self, timeout: float | None = None) -> T:
         """See ``concurrent.futures.Future``."""
@@ -106,7 +106,7 @@ class Outcome(Future[T]):
         return bool(self._done_callbacks)
 
     def begin(self) -> bool:
-        """Have the future not be cancelled any more; False if it has ended, as it was cancelled or its owner has set it."""
+        """Make the future impossible to cancel; return False if it has ended, cancelled or set by its owner."""
         if not self._begun and not self.running() and (self.cancelled() or not self.done()):
             with contextlib.suppress(RuntimeError):  # its owner has set it just now
                 self.set_running_or_notify_cancel()
@@ -117,7 +117,7 @@ class Outcome(Future[T]):
         """Give the future its result or its exception, unless it has ended; never raise what that or a callback raises.
 
         Args:
-            tell: calls ``set_result`` or ``set_exception``. If it fails, the future has an ExecutionError that says so.
+            tell: calls ``set_result`` or ``set_exception``. If it fails, the future gets an ExecutionError that says so.
         """
         try:
             if self.begin():
@@ -128,8 +128,8 @@ class Outcome(Future[T]):
             self.end_after(error)
 
     def end_after(self, error: BaseException) -> None:
-        """End, after an exception that has come while the future ended; never raise."""
-        forget_frames(error)  # which hold this future
+        """End the future after an exception that was raised while it ended; never raise."""
+        forget_frames(error)  # frames hold this future
         try:
             if self.done():
                 report("A callback of a future has raised", error)
@@ -167,17 +167,17 @@ class Outcome(Future[T]):
                 patience = min(patience, perf_counter() + _SHORT_S)  # while another thread resolves it
             if self._gate.wait(max(0.0, patience - perf_counter())):
                 return
-            if self.done():  # and who cancelled it was interrupted before the gate was open
+            if self.done():  # the thread that cancelled it was interrupted before it opened the gate
                 return
             if perf_counter() >= until:
                 raise TimeoutError
 
 
 class Slots(Protocol):
-    """The slots of an executor, which other threads may have requests begin in while it serves."""
+    """The slots of an executor that serves, in which other threads may begin requests, too."""
 
     def open(self) -> None:
-        """Have the executor begin a run, and others use it."""
+        """Begin a run of the executor, and let other threads use its slots."""
         ...
 
     def reserve(self) -> int | None:
@@ -189,12 +189,12 @@ class Slots(Protocol):
         ...
 
     def retire(self) -> bool:
-        """Have others use it no more; return whether nothing of theirs is in flight."""
+        """Keep other threads from using the slots; return whether all of their requests have ended."""
         ...
 
 
 class Feed(Protocol):
-    """A source of requests, and where their outputs go. Called by the thread that serves; an item is whatever the feed gives.
+    """A source of requests, which also gets their outputs. The thread that serves calls it; an item is what ``take`` returns.
 
     Items that were taken, and have neither ended nor failed when ``PlanExecutor.serve`` returns or raises, have to begin again.
 
@@ -205,37 +205,37 @@ class Feed(Protocol):
     bell: Bell
 
     def take(self, *, room: bool) -> Any | None:
-        """The next request; None if there is none to take now.
+        """Return the next request; None if no request can be taken now.
 
-        It has ``inputs``, by name as the model wants them, and ``slot``: the number of the slot that its sequence has
-        (:meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`), where nothing runs; None for one of no sequence.
+        It has ``inputs``, by name, as the model takes them, and ``slot``: the number of its sequence's slot
+        (:meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`), in which nothing is running; None outside sequences.
 
         Args:
-            room: whether it may be one of no sequence.
+            room: whether it may be a request outside sequences.
         """
         ...
 
     def patience(self) -> float:
-        """Seconds after which to ask again whether there is something to take, if the bell has not been rung until then."""
+        """Return the seconds after which to call :meth:`take` again if the bell has not been rung until then."""
         ...
 
     def stays(self) -> bool:
-        """Whether serving goes on while no request is in flight, as others may come."""
+        """Return whether serving goes on while no request is in flight, as others may come."""
         ...
 
     @property
     def slots(self) -> Slots | None:
-        """Where numbers of slots come from, if other threads have requests begin beside the one that serves; else None."""
+        """Slots to take numbers from, if other threads begin requests beside the one that serves; else None."""
         ...
 
     def at(self, number: int) -> Any | None:
-        """The request that another thread has had begin in a slot; None if there is none."""
+        """Return the request that another thread has begun in a slot; None for an empty slot."""
         ...
 
     def ended(self, item: Any, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]) -> None:
-        """A request has ended: copies of its outputs, and what ran and moved."""
+        """Report the end of a request, with copies of its outputs, and its segments and transfers."""
         ...
 
     def failed(self, item: Any, error: PlaceitError, *, begun: bool = True) -> None:
-        """A request has failed, maybe without having begun. Nothing happens if it has ended."""
+        """Report the failure of a request, which may not have begun. Nothing happens if it has ended."""
         ...

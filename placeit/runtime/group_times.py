@@ -1,4 +1,4 @@
-"""Takes each group of a model for a kernel, for runtimes without per-op times."""
+"""Measures each group of a model as one kernel, for runtimes without per-op times."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["groups_as_kernels"]
 def groups_as_kernels(
     model: Model, grouping: Grouping, device: Device, precision: str = "f32", *, passes: int = 10
 ) -> list[Kernel]:
-    """Measure what each group takes as a segment of its own, one after the other.
+    """Measure the seconds of each group, run as a separate segment, one after the other.
 
-    That is right for runtimes that run ops one by one in any case, such as PyTorch.
+    This is accurate for runtimes that run ops one by one in any case, such as PyTorch.
 
     Raises:
         DeviceError: the device cannot run some group.

@@ -1,7 +1,7 @@
 """Inputs and outputs of a model in one slot, without a copy where they are large.
 
-Segments read a large input from the caller's own array, if its memory is as they want it. A large output is given to the caller
-as it is: as long as the caller has an array that shares its memory, later requests write to other memory.
+Segments read a large input from the caller's own array, if its memory layout fits. A large output is returned to the caller in
+place: as long as the caller has an array that shares its memory, later requests write to other memory.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from placeit.runtime.devices.host_buffer import HostBuffer
 
 __all__ = ["COPIED", "LARGE", "Entrance", "Exit", "is_lendable"]
 
-LARGE = 1 << 18  # bytes, from which on it takes less time to bind memory to a request than to copy it
-COPIED = 4 << 20  # bytes of all inputs and outputs, up to which a server takes less time to copy them than to bind them
-_KEPT = 3  # memories of an output, of which a caller that keeps the last answer has one
+LARGE = 1 << 18  # bytes from which on binding memory to a request takes less time than copying
+COPIED = 4 << 20  # bytes of all inputs and outputs up to which a server copies them, as that takes less time than binding
+_KEPT = 3  # blocks of memory kept for an output; a caller that keeps the last answer has one of them
 
 Bind = Callable[[HostBuffer], object]
-"""Has whatever reads an input, or writes an output, use a buffer from now on."""
+"""Has the segments that read an input, or write an output, use a buffer from now on."""
 
 
 def is_lendable(buffer: Buffer) -> bool:
@@ -56,7 +56,7 @@ class _End:
 
     @property
     def plain(self) -> bool:
-        """True if its memory holds the value as callers have it."""
+        """True if its memory holds the value in the shape, layout and type that callers use."""
         buffer = self.buffer
         if not isinstance(buffer, HostBuffer) or buffer.spec.limits is not None:
             return False
@@ -79,10 +79,10 @@ class Entrance(_End):
 
     def __init__(self, buffer: Buffer, bind: Bind | None) -> None:
         self.buffer, self._bind = buffer, bind
-        self._lent: NDArray[np.generic] | None = None  # what is read in its place
+        self._lent: NDArray[np.generic] | None = None  # the array that is read in its place
 
     def put(self, value: NDArray[np.generic]) -> None:
-        """Have the next requests read a value, which must stay as it is until they have ended."""
+        """Have the next requests read a value, which must not change until they have ended."""
         if self._bind is not None and value.flags.c_contiguous and value.flags.writeable and value.flags.aligned:
             if self._lent is not value:
                 self._bind(HostBuffer(_spec(self.buffer), _shared(value)))
@@ -126,11 +126,11 @@ class Exit(_End):
     """An output of the model.
 
     Args:
-        buffer: that a segment writes.
+        buffer: buffer that a segment writes.
         bind: has the segment write to another buffer; None if it cannot, and the output is copied.
 
     Attributes:
-        buffer: that the segment writes now.
+        buffer: buffer that the segment writes now.
     """
 
     def __init__(self, buffer: Buffer, bind: Bind | None) -> None:
@@ -139,14 +139,14 @@ class Exit(_End):
         self.make_room()
 
     def get(self) -> NDArray[np.generic]:
-        """Return the value that was written last: a copy, or memory that nothing is written to while a caller has it."""
+        """Return the value that was written last: a copy, or memory that no request writes to while a caller has it."""
         for memory in self._kept:
             if memory.buffer is self.buffer:
                 return memory.array.view()
         return np.array(self.buffer.array(), order="C")
 
     def write_to(self, out: NDArray[np.generic]) -> bool:
-        """Have the next request write to an array of the caller's; return whether it does, or has to be copied there."""
+        """Have the next request write to a caller's array; return False if the output has to be copied there instead."""
         if self._bind is None or not (out.flags.c_contiguous and out.flags.aligned):
             return False
         self._use(HostBuffer(_spec(self.buffer), _shared(out)))

@@ -41,8 +41,8 @@ __all__ = [
     "with_room",
 ]
 
-_KEPT_SAMPLES = 1000  # times of a segment
-_LOOK_S = 0.5  # between two looks at whether the threads that a run needs are still there
+_KEPT_SAMPLES = 1000  # most times kept of a segment
+_LOOK_S = 0.5  # seconds between two checks that the threads of a run are alive
 
 
 def empty_samples(segments: int) -> list[deque[float]]:
@@ -51,7 +51,7 @@ def empty_samples(segments: int) -> list[deque[float]]:
 
 
 def seconds_of(samples: Sequence[deque[float]], *, last: bool) -> NDArray[np.float64]:
-    """``float64[S]``, median seconds of each segment, or of the last run; zero if there are none."""
+    """Return each segment's median seconds, or those in its last run, ``float64[S]``; zero if there are no samples."""
     seconds = np.zeros(len(samples))
     for s, times in enumerate(samples):
         if times:
@@ -60,7 +60,7 @@ def seconds_of(samples: Sequence[deque[float]], *, last: bool) -> NDArray[np.flo
 
 
 def failure_of(what: str, error: BaseException, said: str = "") -> ExecutionError:
-    """The error for who waits for a run: ``what`` failed, and why, without what is ``said`` by that already."""
+    """Wrap ``error`` for the caller of a run as "what: reason", dropping the prefix ``said`` from the reason."""
     known = isinstance(error, PlaceitError)
     failure = ExecutionError(f"{what}: {'' if known else f'{type(error).__name__}: '}{str(error).removeprefix(said)}")
     failure.__cause__ = (error.__cause__ if known else None) or error
@@ -68,7 +68,7 @@ def failure_of(what: str, error: BaseException, said: str = "") -> ExecutionErro
 
 
 def check_process(process: int) -> None:
-    """Raise ExecutionError if this process is another one, forked from it, without the threads of the devices."""
+    """Raise ExecutionError if this process was forked from ``process``: it lacks the threads of the devices."""
     if os.getpid() != process:
         raise ExecutionError(
             "This process was forked from the one that opened the session, and the threads that run it stayed there: open a "
@@ -84,18 +84,18 @@ def check_out(out: Mapping[str, NDArray[Any]], wanted: Mapping[str, BufferSpec],
             raise UsageError(f"'out' has '{name}', and the model has no such output; its outputs are {', '.join(wanted)}.")
         spec = wanted[name]
         if not isinstance(array, np.ndarray) or not array.flags.writeable:
-            raise UsageError(f"'out' has for '{name}' what is no NumPy array that can be written to.")
+            raise UsageError(f"'out' needs a NumPy array that can be written to for '{name}'.")
         shape = array.shape if spec.limits is not None else spec.shape
         if array.dtype != np.dtype(spec.dtype) or array.shape != shape:
             raise UsageError(f"'out' has {array.dtype} {list(array.shape)} for '{name}', which is {spec.dtype} {list(shape)}.")
         for other, memory in others:
             if isinstance(memory, np.ndarray) and np.may_share_memory(array, memory):
                 raise UsageError(f"'out' has an array for '{name}' that shares memory with {other}: use another one.")
-        others.append((f"that for '{name}'", array))
+        others.append((f"the array for '{name}'", array))
 
 
 def check_requests(in_flight: int) -> None:
-    """Raise UsageError if an executor is asked for that runs no request at all."""
+    """Raise UsageError if ``in_flight`` is below 1."""
     if in_flight < 1:
         raise UsageError(f"An executor is made for at least one request in flight; got {in_flight}.")
 
@@ -104,13 +104,13 @@ class Serving:
     """A call of ``serve``.
 
     Args:
-        run: of its requests.
-        in_flight: how many requests of no sequence may be in flight.
-        slots: where numbers come from, if other threads take some, too.
+        run: the run of its requests.
+        in_flight: how many requests outside sequences may be in flight.
+        slots: slots to take numbers from, if other threads take some, too; else None.
 
     Attributes:
-        item: the request that something is done for just now; None if that is for none or for several.
-        flying: the requests in flight, by their numbers; those of sequences have higher ones than all others.
+        item: the request that the thread is working for; None if it works for no request, or for several.
+        flying: the requests in flight, by their numbers; requests of sequences have higher numbers than all others.
     """
 
     def __init__(self, run: ActiveRun, in_flight: int, slots: Slots | None) -> None:
@@ -120,18 +120,18 @@ class Serving:
         self.flying: dict[int, Any] = {}
 
     def reserve(self) -> int | None:
-        """Take the number of a request that may begin; None if as many as can be are in flight."""
+        """Take a number for a request to begin; None if as many requests as possible are in flight."""
         if self._slots is not None:
             return self._slots.reserve()
         return self._free.pop() if self._free else None
 
     def give_back(self, number: int) -> None:
-        """Have a number be free, if it is not that of a sequence."""
+        """Free a number, unless it belongs to a sequence."""
         if number < self._in_flight:
             self._free.append(number) if self._slots is None else self._slots.release(number)
 
     def ended(self, number: int) -> None:
-        """Take note that a request is not in flight any more."""
+        """Remove a request from those in flight, and free its number."""
         del self.flying[number]
         self.give_back(number)
 
@@ -145,12 +145,12 @@ class PlanExecutor(ABC):
     - All decisions are made where no signal handler can interrupt them: in C++, or on the threads of devices.
     - After a failure nothing more of the run starts, what has started ends, and then the first error is raised, as an
       ExecutionError. The executor stays usable, and so does every other one on the same devices.
-    - After a time-out, and after whatever a signal handler raises in the thread that waits, nothing more starts, and nobody
-      waits. What has started ends by itself. The next call waits for that, within its own time-out.
-    - :meth:`close` waits for a run of another thread. Of a run that was given up, it does not wait for what still runs; memory
-      is released when that has ended.
+    - After a time-out, or an exception that a signal handler raises in the thread that waits, nothing more starts, and the call
+      ends without waiting. Segments that have started end by themselves. The next call waits for them, within its own time-out.
+    - :meth:`close` waits for a run of another thread. It does not wait for segments of a run that was given up; memory is
+      released when they have ended.
     - When the runtime is closed, runs end as after a failure, with an error that says so, and no other begins.
-    - A run inside a run, as a signal handler might ask for it, and any use in a forked process are an ExecutionError.
+    - A run inside a run, as a signal handler might ask for it, and any use in a forked process raise an ExecutionError.
 
     Args:
         plan: what to run.
@@ -158,31 +158,31 @@ class PlanExecutor(ABC):
         inputs: of the model, by name.
 
     Attributes:
-        uncounted: seconds of the last :meth:`times` over those that it counted for; 1 of one request.
+        uncounted: seconds that the last :meth:`times` took, divided by the seconds that it returned; 1 for one request.
         inner: seconds of the last :meth:`times` or :meth:`run` from the time when lanes began to the end of the last segment.
 
     Raises:
-        UsageError: no request at all.
+        UsageError: ``in_flight`` is below 1.
     """
 
     def __init__(self, plan: Plan, in_flight: int, inputs: Mapping[str, BufferSpec]) -> None:
         check_requests(in_flight)
         self.plan, self.in_flight, self.inputs = plan, in_flight, inputs
         self._process = os.getpid()
-        self._turn = threading.RLock()  # of the threads that call
-        self._lock = threading.Lock()  # of what lanes know
-        self._waiting = threading.Lock()  # held by the thread whose turn it is while it waits for its run
+        self._turn = threading.RLock()  # taken by threads that call
+        self._lock = threading.Lock()  # of the state that lanes share
+        self._waiting = threading.Lock()  # taken by the calling thread while it waits for its run
         self._run: ActiveRun | None = None  # the last one
         self._closed = False
-        self._lost = False  # whether nobody knows what still runs
+        self._lost = False  # whether it is unknown what still runs
         self.uncounted, self.inner = 1.0, 0.0
         self._given: dict[int, Mapping[str, NDArray[np.generic]]] = {}  # the inputs in place, by request, as they were given
-        self._timed_on: Sequence[Sample] = ()  # what times() runs on, if that is more than one request
-        # by the number of slots and that of one of these requests: brings the state to what it is before the request
+        self._timed_on: Sequence[Sample] = ()  # requests that times() runs, if there are several
+        # restore the state before a request; by the number of slots and the number of the request
         self._before: dict[int, dict[int, Callable[[], None]]] = {}
-        self._has_state = False  # whether the model keeps some
+        self._has_state = False  # whether the model keeps state
 
-    # -- what lanes differ in; called in turn, and but for _start while nothing runs ------------------------------------
+    # -- parts that differ between lanes; called in turn and, except _start, while nothing runs -------------------------
 
     @property
     @abstractmethod
@@ -196,13 +196,13 @@ class PlanExecutor(ABC):
 
     @property
     def spun_s(self) -> float:
-        """Seconds that threads of lanes have waited awake."""
+        """Seconds that threads of lanes have spun, that is, waited awake."""
         return 0.0
 
     @property
     @abstractmethod
     def host_paced(self) -> tuple[str, ...]:
-        """Names of the devices with streams that nothing is launched ahead on: the host waits for each end and hands over."""
+        """Names of devices with streams on which nothing is launched ahead: the host waits for the end of each segment."""
 
     @property
     @abstractmethod
@@ -217,23 +217,23 @@ class PlanExecutor(ABC):
 
     @abstractmethod
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
-        """Segments and transfers of each request of the last call, by its number among those in flight.
+        """Return the segments and transfers of each request of the last call, with its number among those in flight.
 
-        Of a call of more requests than can be in flight at once, the last ones.
+        After a call of more requests than can be in flight at once, these are the last ones.
         """
 
     def spans(self) -> list[Span]:
-        """Spans of :meth:`last_run`, by start: one per segment and transfer, on a track per device and per link."""
+        """Return the spans of :meth:`last_run`, by start: one per segment and transfer, on a track per device and link."""
         spans = [span for request in self.last_run() for span in self.labels.spans(*request)]
         return sorted(spans, key=lambda span: span.start)
 
     @abstractmethod
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
-        """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
+        """Return each segment's median seconds over many runs, or its last ones, ``float64[S]``; zero if it runs nothing."""
 
     @abstractmethod
     def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:
-        """Make ready for so many requests, or, with a bell to ring when one has ended, for those that are admitted."""
+        """Prepare a run of ``count`` requests or, with a bell to ring at each end, of requests that are admitted later."""
 
     @abstractmethod
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
@@ -245,19 +245,19 @@ class PlanExecutor(ABC):
 
     @abstractmethod
     def _ended(self, run: ActiveRun) -> list[int]:
-        """The requests of a run with a bell that have ended since this was last asked, by their numbers.
+        """Return the numbers of the requests of a run with a bell that have ended since the last call.
 
         ``run.failures`` says which of them have failed.
         """
 
     @abstractmethod
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
-        """Copies of the outputs of a request that has ended, and what ran and moved when."""
+        """Return copies of the outputs of a request that has ended, and its segments and transfers with their times."""
 
     def open_slot(self) -> Slot:
-        """Make a slot for the requests of one sequence, each of which goes on from the state that the one before has left.
+        """Make a slot for the requests of one sequence, each of which continues from the state that the one before has left.
 
-        Its number is that of their requests in :meth:`serve`. Other requests may run meanwhile.
+        These requests have the slot's number in :meth:`serve`. Other requests may run during this call.
 
         Raises:
             UsageError: devices of the plan do not keep state.
@@ -283,7 +283,7 @@ class PlanExecutor(ABC):
         Args:
             queue: the queue.
             bell: of the thread that serves.
-            every: of a candidate, which takes one request in ``every``, one at a time; 0 of any other executor.
+            every: for a candidate, which takes one request in ``every``, one at a time; 0 for any other executor.
 
         Returns:
             The number of the executor in the queue; None if its requests need Python.
@@ -291,19 +291,19 @@ class PlanExecutor(ABC):
         return None
 
     def told(self, number: int, ran: Sequence[Ran]) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
-        """Segments and transfers of a request of such a queue, by its number among those in flight and what the queue says."""
+        """Return the segments and transfers of a request of such a queue, from its number and the queue's record ``ran``."""
         raise NotImplementedError
 
     def close_slot(self, slot: Slot) -> None:  # noqa: B027 (there may be none)
-        """Release a slot of :meth:`open_slot`, of which nothing runs. A second call has no effect."""
+        """Release a slot of :meth:`open_slot`, in which nothing is running. A second call has no effect."""
 
     def devices(self) -> list[DeviceStats]:
-        """What is known of the devices of its cluster, whether it uses them or not."""
+        """Return the state and counts of each device of its cluster, whether the plan uses it or not."""
         return [DeviceStats(name) for name in self.plan.problem.device_names]
 
     @property
     def gone(self) -> PlaceitError | None:
-        """Why nothing can run here any more, as a device is lost; None while it can."""
+        """Error that a device is lost, so that nothing can run here any more; else None."""
         return None
 
     @abstractmethod
@@ -312,7 +312,7 @@ class PlanExecutor(ABC):
 
     @abstractmethod
     def _running(self, run: ActiveRun) -> list[str]:
-        """Say what of a run is on devices and links."""
+        """Describe the segments and transfers of a run that are on devices and links."""
 
     @abstractmethod
     def _check_lanes(self) -> None:
@@ -320,7 +320,7 @@ class PlanExecutor(ABC):
 
     @abstractmethod
     def _write(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
-        """Copy inputs that were checked into place."""
+        """Copy checked inputs into place."""
 
     @property
     @abstractmethod
@@ -329,37 +329,37 @@ class PlanExecutor(ABC):
 
     @abstractmethod
     def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
-        """Copies of the outputs."""
+        """Return copies of the outputs."""
 
     @abstractmethod
     def _blank(self, sentinel: int) -> str | None:
-        """Do what :meth:`blank` says."""
+        """Implement :meth:`blank`."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Release buffers and programs; once more, if that was interrupted."""
+        """Release buffers and programs; it may be called again if it was interrupted."""
 
     @contextlib.contextmanager
     def _sequences(self, slots: int) -> Iterator[Callable[[bool], Callable[[], None]]]:  # noqa: ARG002
-        """Have each request of a block go on from the state in which the one before has left the same slot.
+        """Have each request of a block continue from the state that the one before has left in the same slot.
 
         Yields:
-            A function that returns one that brings the states back to what they are now; it is told whether that is the
-            initial state, which no request has left.
+            A function that returns another one, which restores the states at the time of the first call. Its argument says
+            whether these are the initial states.
         """
         yield lambda _: lambda: None
 
     def _blend(self, found: Sequence[Timed], runs: int) -> None:  # noqa: ARG002
-        """Have the mean of what was found count as one run, instead of the last runs."""
+        """Replace the times of the last ``runs`` runs by the mean of ``found``, which counts as one run."""
         raise UsageError("This executor is timed on one request.")
 
     def _pass_time(self, run: ActiveRun) -> None:  # noqa: B027 (for lanes of a virtual clock)
-        """Have a run end, if nothing does so by itself."""
+        """Make a run end, on lanes on which nothing ends by itself."""
 
     def _end_lanes(self) -> None:  # noqa: B027 (lanes may be the runtime's)
         """Stop the executor's own threads, which have nothing to do any more; without the lock."""
 
-    # -- what they have in common ----------------------------------------------------------------------------------------
+    # -- parts that are common to all lanes ------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         return self
@@ -381,13 +381,13 @@ class PlanExecutor(ABC):
                 self._end_lanes()
 
     def _let_go(self) -> bool:
-        """Release everything, if the executor is closed and nothing runs any more, and return whether; with the lock."""
+        """Release everything if the executor is closed and nothing runs any more; return whether it did; with the lock."""
         if not self._closed or self._lost or not (self._run is None or self._run.quiet):
             return False
         self._release()
         self._given.clear()
         self._before.clear()
-        self._run = None  # it knows what has been released, and that knows this executor
+        self._run = None  # to break a cycle: it refers to released objects, which refer to this executor
         return True
 
     def give_up(self, why: str) -> None:
@@ -400,7 +400,7 @@ class PlanExecutor(ABC):
     def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
         """Copy the model's inputs into place, from which each run reads them.
 
-        :meth:`times` copies the same arrays once more, so they are to stay as they are.
+        :meth:`times` copies these arrays again, so they must not change.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants.
@@ -413,7 +413,7 @@ class PlanExecutor(ABC):
             self._given[request] = inputs
 
     def set_requests(self, requests: Sequence[Sample]) -> None:
-        """Have :meth:`times` run each of some requests; of one, put the inputs in place.
+        """Set the requests that :meth:`times` runs, and copy the inputs of the first into place.
 
         Raises:
             UsageError, ExecutionError: as :meth:`set_inputs` does.
@@ -425,7 +425,7 @@ class PlanExecutor(ABC):
 
     @property
     def most_overlapping(self) -> float:
-        """How many requests of a run of :meth:`times` may overlap: of sequences, those in flight."""
+        """Most requests of :meth:`times` that may overlap: for sequences, the number in flight; else infinite."""
         return self.in_flight if self._timed_on and self._has_state else math.inf
 
     def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
@@ -440,7 +440,7 @@ class PlanExecutor(ABC):
     ) -> dict[str, NDArray[np.generic]]:
         """Run once and return the outputs by name.
 
-        An output is an array of its own: later runs do not change it.
+        Later runs do not change the returned arrays.
 
         Args:
             inputs: by name.
@@ -469,23 +469,23 @@ class PlanExecutor(ABC):
     def times(self, count: int, *, timeout: float | None = None) -> float:
         """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds of all of them.
 
-        They count from the call to the answer, as those of :meth:`run` do: for each request in flight, inputs are checked and
-        copied into place, and the outputs are copied. ``inner`` has the seconds of the lanes alone.
+        The seconds are from the call to the answer, as a caller of :meth:`run` sees them: for each request in flight, inputs
+        are checked and copied into place, and the outputs are copied. ``inner`` has the seconds of the lanes alone.
 
-        On several requests (:meth:`set_requests`) it runs so many of each, and returns the mean of their seconds by the shares.
-        If the model keeps state, they are one sequence, and ``count`` such sequences run at the same time; those beyond the
-        number in flight run after the others have ended. Requests that only lead to others (share 0) run in the first call:
-        later calls begin in the middle of the sequence, from the state that it had there. Spans and times of segments are means
-        by the shares, too.
+        With several requests (:meth:`set_requests`), it runs ``count`` of each, and returns the mean of their seconds, weighted
+        by their shares. If the model keeps state, the requests are one sequence, and ``count`` such sequences run at the same
+        time; sequences beyond the number in flight run after the others have ended. Requests that only lead to others (share 0)
+        run in the first call: later calls begin in the middle of the sequence, from the state that it had there. Spans and
+        times of segments are weighted means, too.
 
         Args:
             count: how many requests.
-            timeout: seconds until an ExecutionError says what still runs, also if that is of an earlier run or of another
-                thread's; None to wait for as long as it takes.
+            timeout: seconds until an ExecutionError says what still runs, also of an earlier run or a run of another thread;
+                None to wait without limit.
 
         Raises:
             ExecutionError: a segment or a transfer failed, something has been closed, or it takes longer than ``timeout``.
-            UsageError: no request at all, or no time.
+            UsageError: ``count`` is below 1, or ``timeout`` is not positive.
         """
         if count < 1:
             raise UsageError(f"There must be at least one request to run; got {count}.")
@@ -499,16 +499,16 @@ class PlanExecutor(ABC):
             return perf_counter() - begin
 
     def serve(self, feed: Feed) -> None:
-        """Run the requests that a feed gives, each as soon as one of those in flight has ended, until it gives none.
+        """Run the requests of a feed, each as soon as a request in flight has ended, until the feed has no more.
 
-        The feed is told of a request that fails. Where it can be, nothing else notices; else that ends the run, and those that
-        were in flight beside it have to begin again, and so have all if this raises. The executor can be used again, unless
-        :meth:`check` says otherwise; the next call waits for what still runs.
+        The feed is told of a request that fails. Where possible, other requests go on. Otherwise the failure ends the run, and
+        the other requests in flight have to begin again; if this raises, all of them have to. The executor can be used again,
+        unless :meth:`check` raises. The next call waits for segments that still run.
 
         Raises:
-            ExecutionError: something has been closed, a thread has died, or nobody can say which request has failed.
+            ExecutionError: something has been closed, a thread has died, or it is unknown which request has failed.
             DeviceError: a device is lost.
-            Exception: whatever was raised while nothing was done for one request alone.
+            Exception: an error that was not raised on behalf of a single request.
         """
         with self._turn:
             self._check_known()
@@ -525,7 +525,7 @@ class PlanExecutor(ABC):
                 self._admit_no_more(run)
                 if serving.item is None or self.gone is not None or not isinstance(error, Exception):
                     raise
-                forget_frames(error)  # which hold the request that is to hold the error; and so does this one
+                forget_frames(error)  # its frames, as this one, hold the request, which is to hold the error
                 feed.failed(serving.item, failure_of("This request could not be served", error.with_traceback(None)))
                 return
             if run.error is None:
@@ -550,7 +550,7 @@ class PlanExecutor(ABC):
             while item is not None and not run.stopped:
                 serving.item = item
                 try:
-                    inputs = checked_inputs(item.inputs, self.inputs)  # whose owner may have changed them
+                    inputs = checked_inputs(item.inputs, self.inputs)  # their owner may have changed them
                 except UsageError as error:
                     serving.give_back(number)
                     feed.failed(item, failure_of("This request could not be served", error), begun=False)
@@ -575,7 +575,7 @@ class PlanExecutor(ABC):
         self._hand_over(feed, serving)
 
     def _hand_over(self, feed: Feed, serving: Serving) -> None:
-        """Tell the feed of requests that have ended."""
+        """Report requests that have ended to the feed."""
         for number in self._ended(serving.run):
             mine = number in serving.flying
             item = serving.flying[number] if mine else feed.at(number)
@@ -595,14 +595,15 @@ class PlanExecutor(ABC):
     def blank(self, sentinel: int) -> str | None:
         """Fill everything that a run writes (outputs, tensors between segments) with NaN, or a sentinel for other types.
 
-        What the next run does not write, or writes too late, then shows (:mod:`placeit.measuring.check`).
+        Tensors that the next run does not write, or writes too late, then show (:mod:`placeit.measuring.check`).
 
         Args:
             sentinel: 0 or 1.
 
         Returns:
-            Who has written where nothing should have been written, as far as that can be told; None if nobody has. After a
-            first call that is anybody at all, if nothing has run since, and else whoever had reported the end before.
+            A message that names a segment or transfer that has written when nothing should have been written, as far as that
+            can be told; None if there was no such write. Between two calls without a run, this is any write. Otherwise, it is a
+            write after the end was reported.
         """
         self._check_open()
         with self._turn:
@@ -610,7 +611,7 @@ class PlanExecutor(ABC):
             return self._blank(sentinel)
 
     def _mean_times(self, count: int, deadline: float) -> float:
-        """Run so many of each of several requests; for the thread whose turn it is."""
+        """Run ``count`` of each of several requests, as :meth:`times` does; for the thread whose turn it is."""
         self._settle(deadline)
         found, runs, slots, all_inner = list[Timed](), 0, min(count, self.in_flight), 0.0
         at_once, known = slots if self._has_state else count, self._before.get(slots, {})
@@ -664,11 +665,11 @@ class PlanExecutor(ABC):
         return outputs
 
     def _put(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
-        """Have a request read inputs that were checked, which stay as they are until it has ended."""
+        """Have a request read checked inputs, which must not change until it has ended."""
         self._write(inputs, request)
 
     def _write_to(self, out: Mapping[str, NDArray[Any]]) -> Collection[str]:  # noqa: ARG002
-        """Have the next run write outputs to some arrays; return the names of those that it does write there."""
+        """Have the next run write outputs to some arrays; return the names of the outputs that it does write there."""
         return ()
 
     def _times(self, count: int, deadline: float) -> None:
@@ -694,7 +695,7 @@ class PlanExecutor(ABC):
         self.inner = run.end - run.begin
 
     def _deadline(self, timeout: float | None) -> float:
-        """Return when to stop waiting. Until then, wait for the run of another thread, which may never end."""
+        """Return the time at which to stop waiting. Until then, wait for a run of another thread, which may never end."""
         self._check_open()
         if timeout is None:
             return math.inf
@@ -711,7 +712,7 @@ class PlanExecutor(ABC):
             self._wait(run, deadline)
 
     def settle(self) -> None:
-        """Wait for what still runs of a run that has ended by an exception.
+        """Wait for segments and transfers that still run after a run has ended by an exception.
 
         Raises:
             ExecutionError: something has been closed, or a thread has died.
@@ -737,13 +738,13 @@ class PlanExecutor(ABC):
             raise ExecutionError("After an earlier error this executor does not know what still runs: make a new one.")
 
     def _settle(self, deadline: float = math.inf) -> None:
-        """Wait for what still runs of a run that nobody waits for any more. Raises ExecutionError if closed meanwhile."""
+        """Wait for the rest of a run that its caller does not wait for any longer. Raises ExecutionError if it is closed."""
         self._check_open()
         run = self._run
         if run is None:
             return
         if not run.quiet and not run.stopped and not self._waiting.locked():
-            run.stop()  # an interrupt came before that could be done
+            run.stop()  # an interrupt came before its caller could stop it
         if run.stopped:
             with self._lock:
                 quiet = run.quiet
@@ -764,11 +765,11 @@ class PlanExecutor(ABC):
                 self._check_lanes()
 
     def _late(self, run: ActiveRun) -> ExecutionError:
-        """The error of a run that has not ended in time; with the lock."""
+        """Return the error of a run that has not ended in time; with the lock."""
         return self._overdue(self._running(run))
 
     def _overdue(self, running: Sequence[str]) -> ExecutionError:
-        """The error of a run that has not ended in time, given what is on devices and links."""
+        """Return the error of a run that has not ended in time, from what is on devices and links."""
         return ExecutionError(
             f"The time-out is over, and the run is not: {_said(running)}. The executor can be used again when that has ended; "
             "if a device hangs, open a new session."
@@ -776,7 +777,7 @@ class PlanExecutor(ABC):
 
 
 def _next(feed: Feed, serving: Serving) -> tuple[Any, int]:
-    """Take the next request of a feed, and the number that it has; None, and any number, if there is none."""
+    """Take the next request of a feed, and a number for it; None, and any number, if the feed has no request."""
     number = serving.reserve()
     item = None
     try:
@@ -794,7 +795,7 @@ def _said(running: Sequence[str]) -> str:
 
 
 def with_room(open_for: Callable[..., PlanExecutor], in_flight: int) -> PlanExecutor:
-    """Open an executor, by its argument ``in_flight``, for so many in flight, or as many fewer as there is room for."""
+    """Open an executor for ``in_flight`` requests in flight, or for as many as there is room for, if that is fewer."""
     while True:
         try:
             return open_for(in_flight=in_flight)
@@ -805,7 +806,7 @@ def with_room(open_for: Callable[..., PlanExecutor], in_flight: int) -> PlanExec
 
 
 def to_serve(open_for: Callable[..., PlanExecutor], plan: Plan, in_flight: int | None) -> PlanExecutor:
-    """Open the executor of a plan for a server: for so many in flight; None for as many as it needs and there is room for."""
+    """Open a plan's executor for a server, for ``in_flight`` requests; None for as many as it needs and there is room for."""
     if in_flight is not None:
         return open_for(plan, in_flight=in_flight)
     return with_room(functools.partial(open_for, plan), in_service(plan))

@@ -16,12 +16,12 @@ __all__ = ["Programs", "searching"]
 _Program = TypeVar("_Program")
 _Key = TypeVar("_Key", bound=Hashable)
 
-_AIM = 0.75  # of a bound that is exceeded, so that it is not at once exceeded again
-_SHARE = 8  # of those that are kept, one in so many goes at a time
-_IDLE_BYTES = 64e6  # of weights in programs that are kept while no search is under way
+_AIM = 0.75  # share of an exceeded bound to come down to, so that it is not exceeded again at once
+_SHARE = 8  # one in eight of the kept programs is released at a time
+_IDLE_BYTES = 64e6  # most bytes of weights in programs that are kept while no search is under way
 
-_LOCK = threading.RLock()  # also for what the garbage collector calls
-_SEARCHES: set[object] = set()  # that are under way
+_LOCK = threading.RLock()  # reentrant, as the garbage collector may call code that takes it
+_SEARCHES: set[object] = set()  # searches that are under way
 _ALL: WeakSet[Programs[Any, Any]] = WeakSet()
 
 
@@ -29,7 +29,7 @@ _ALL: WeakSet[Programs[Any, Any]] = WeakSet()
 def searching() -> Iterator[None]:
     """Keep unused programs in this process until the end of the context: a search opens equal plans and segments many times.
 
-    At the end of the last of several contexts, programs beyond what is kept otherwise are released.
+    When the last of several contexts ends, programs beyond the usual limit are released.
     """
     search = object()
     with _LOCK:
@@ -45,21 +45,21 @@ def searching() -> Iterator[None]:
 
 
 class Programs(Generic[_Key, _Program]):
-    """Finds the programs that executors use by key, and keeps some that no executor uses, those used last.
+    """Finds programs by key, and keeps the ones that were used last when no executor uses them any more.
 
-    While a search is under way (:func:`searching`), programs are kept until a limit is exceeded. What a program takes can only
-    be measured: beside its weights, in the order that the device likes, there are kernels, buffers, threads, and memory that an
-    allocator cannot use again. So what counts is by how much the process has grown since it had least. What is there when
-    nothing more can be released is somebody else's, and does not count from then on. At other times, programs with more
-    than 64 MB of weights in all are not kept: those of a plan go when its executor is closed.
+    While a search is under way (:func:`searching`), programs are kept until a limit is exceeded. The memory of a program can
+    only be measured: besides its weights, in the layout that the device prefers, it has kernels, buffers, threads, and memory
+    that an allocator cannot use again. So the limit is on the growth of the process since it was smallest. Memory that is left
+    when no more programs can be released belongs to other code, and does not count from then on. At other times, kept programs
+    have at most 64 MB of weights in all: a plan's larger programs are released when its executor is closed.
 
     Several threads may use it at once; their programs are made in turn.
 
     Args:
-        room: what the process may grow by.
-        most: how many programs, and how many bytes of weights, are kept; the latter for devices with memory of their own.
+        room: bytes and threads by which the process may grow.
+        most: how many programs, and how many bytes of weights, are kept; the latter for devices with separate memory.
         weights: bytes of the weights of a program, by its key.
-        used: measures what the process takes.
+        used: measures the bytes and threads of the process.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Programs(Generic[_Key, _Program]):
         used: Callable[[], Use] = own_use,
     ) -> None:
         self._room, self._most, self._weights, self._used = room, most, weights, used
-        self._known: WeakValueDictionary[_Key, _Program] = WeakValueDictionary()  # all that there are
-        self._kept: OrderedDict[_Key, _Program] = OrderedDict()  # those that are kept, used or not, the last used last
+        self._known: WeakValueDictionary[_Key, _Program] = WeakValueDictionary()  # all that exist
+        self._kept: OrderedDict[_Key, _Program] = OrderedDict()  # kept ones, used or not; the last used is last
         self._least = used()
         self._lock = threading.Lock()
         with _LOCK:
@@ -88,8 +88,8 @@ class Programs(Generic[_Key, _Program]):
         """Return the programs of keys.
 
         Args:
-            keys: of programs; several may be equal.
-            make: makes those that are not there, in order; it is given their places in ``keys``, the first of equal ones.
+            keys: keys of programs; several may be equal.
+            make: makes the missing programs, in order; its argument is their places in ``keys``, the first of equal ones.
         """
         with self._lock:
             first = {key: place for place, key in reversed([*enumerate(keys)])}
@@ -98,7 +98,7 @@ class Programs(Generic[_Key, _Program]):
             for place, program in zip(missing, make(missing) if missing else (), strict=True):
                 found[keys[place]] = self._known[keys[place]] = program
             if missing:
-                give_back_freed_memory()  # compiling needs several times what its result takes
+                give_back_freed_memory()  # compiling needs several times the memory of its result
             for key in first:
                 self._kept[key] = found[key]
                 self._kept.move_to_end(key)
@@ -112,7 +112,7 @@ class Programs(Generic[_Key, _Program]):
             give_back_freed_memory()
 
     def trim(self) -> None:
-        """Release programs beyond what is kept while no search is under way, and return their memory to the system.
+        """Release programs beyond the limit for times without a search, and return their memory to the system.
 
         Nothing happens while another thread looks programs up, which makes room itself: this may be called by the garbage
         collector on any thread, also on one that the other thread waits for.

@@ -1,4 +1,4 @@
-"""Remember which ops a device refused to compile, and why."""
+"""Adds the ops that a device refused to compile to its error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOKEN = re.compile(r"[^\s'\",()=]+")
 
 @contextlib.contextmanager
 def naming_ops(ops: Sequence[str], *, whole: bool) -> Iterator[None]:
-    """Have a DeviceError of the block, which compiles a segment, say which ops it is about (:attr:`DeviceError.ops`).
+    """Add to a DeviceError of the block, which compiles a segment, the ops that it is about (:attr:`DeviceError.ops`).
 
     Args:
         ops: names of the segment's ops, in topological order.

@@ -1,4 +1,4 @@
-"""Devices that can be lost, and be opened anew: those of other nodes."""
+"""Devices that can be lost and opened anew, which are the devices of other nodes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Losable(Protocol):
     """A device that can be lost, or lose its link with another one.
 
     Attributes:
-        gone: why nothing more will come from it; None while it is there.
-        cut: devices that it has lost the link with, by name, and why.
+        gone: why the device is lost; None while it is there.
+        cut: why its link with another device is lost, by the name of that device.
     """
 
     gone: DeviceError | None
     cut: dict[str, DeviceError]
 
     def reopened(self) -> RuntimeDevice:
-        """Open the same device anew. Raises DeviceError if it is not there, or not what it was."""
+        """Open the device anew. Raises DeviceError if it is not there, or has changed."""
         ...
 
     def link(self, source: RuntimeDevice, destination: RuntimeDevice) -> Transport:
@@ -41,7 +41,7 @@ class Losable(Protocol):
 
 
 def lost_of(names: Sequence[str], devices: Sequence[RuntimeDevice]) -> dict[frozenset[str], DeviceError]:
-    """Devices that are lost, and pairs of them whose link is; by their names, why."""
+    """Return why devices and links are lost: by the name of the device, or by the names of both ends of the link."""
     found: dict[frozenset[str], DeviceError] = {}
     for name, device in zip(names, devices, strict=False):
         gone, cut = getattr(device, "gone", None), getattr(device, "cut", {})  # isinstance(device, Losable) would take long
@@ -58,10 +58,10 @@ Links: TypeAlias = Mapping[tuple[int, int], Transport]
 def reopened(
     names: Sequence[str], devices: Sequence[RuntimeDevice], links: Links
 ) -> tuple[tuple[RuntimeDevice, ...], Links, list[frozenset[str]]]:
-    """Open what is lost anew, if it is there again.
+    """Open lost devices and links anew that are there again.
 
     Returns:
-        Devices and links as they are now, and names of the devices that are there again, and of both ends of links that are.
+        All devices and links as they are now, and the names of devices, and of both ends of links, that are there again.
     """
     now, between, back = [*devices], {**links}, list[frozenset[str]]()
     for d, device in enumerate(devices):
@@ -96,7 +96,7 @@ def reopened(
 
 
 def _links(device: Losable, d: int, devices: Sequence[RuntimeDevice], links: Links) -> dict[tuple[int, int], Transport]:
-    """Open the links of a device anew whose other end is there."""
+    """Open the links of a device anew if their other end is there."""
     pairs = [pair for pair in links if d in pair and not any(_gone(devices[end]) for end in pair)]
     return {(a, b): device.link(devices[a], devices[b]) for a, b in pairs}
 

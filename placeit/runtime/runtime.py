@@ -1,4 +1,4 @@
-"""A model on open devices: what makes plans ready to run there."""
+"""A model on open devices, on which plans are made ready to run."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from placeit.runtime.segment_compiler import SegmentCompiler
 
 __all__ = ["SERVING_PRIORITY", "Runtime"]
 
-SERVING_PRIORITY = -1  # of streams, as CUDA counts it: ahead of what is profiled and raced at the same time, which has 0
+SERVING_PRIORITY = -1  # of streams, as CUDA counts it: ahead of profiling and races at the same time, which have 0
 
 
 class Runtime:
     """One model on the real devices of one cluster. Use it as a context manager, or call :meth:`close`.
 
-    Segments are compiled once for all placements, so that measuring a new placement mostly re-uses what is there.
+    Segments are compiled once for all placements, so that measuring a new placement mostly reuses compiled ones.
 
     Args:
         model: the model.
@@ -43,13 +43,13 @@ class Runtime:
         cluster: real or emulated devices; links of origin ``measured`` are the hardware's own and are not throttled. Links are
             opened by the kinds of their ends (:class:`placeit.runtime.devices.kinds.DeviceKind`).
         precision: inference precision of every device.
-        devices: what to run on in place of the cluster's real devices, one for each of them, such as null devices.
+        devices: devices to run on in place of the cluster's real ones, one for each of them, such as null devices.
         transports: links to go with them, by (source, destination); None for the cluster's emulated ones, and for hand-overs
             through the host's memory where two devices have different memories.
-        streams: what drives all of them through streams instead.
-        wait: what else to do to have a run end, such as letting time pass on a virtual clock.
+        streams: drives all of them through streams instead.
+        wait: called to have a run end, for example by letting time pass on a virtual clock.
         expected: names of devices that need not be there yet: they count as lost until they are (:meth:`DevicePool.reopen`).
-        compiling: counts programs, and has what is told what is being compiled; None for one of its own.
+        compiling: counts programs, and reports what is being compiled; None to make one.
         spin_s: seconds that threads of devices, and callers, wait awake for the next segment before they sleep. They do so only
             while fewer threads of the process are active than there are cores. At most 0.001; 0 to sleep at once.
 
@@ -60,7 +60,7 @@ class Runtime:
 
     Raises:
         DeviceError: a device exists in simulation only, or is of a kind that this version cannot run.
-        GraphError: the grouping tears apart what the model says must stay together.
+        GraphError: the grouping separates ops that have to stay together in this model.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Runtime:
     def close(self) -> None:
         """End runs, stop every thread, even if one raises, and release the memory of programs that no executor uses."""
         self.pool.refuse()
-        with self._opening:  # what is opened from now on cannot run
+        with self._opening:  # executors that are opened from now on cannot run
             executors = list(self._executors)
         with contextlib.ExitStack() as stack:
             stack.callback(self.compiler.clear)
@@ -133,7 +133,7 @@ class Runtime:
 
     @property
     def devices(self) -> tuple[RuntimeDevice, ...]:
-        """The open devices, in the cluster's order; none if streams drive them."""
+        """The open devices, in the cluster's order; empty if streams drive them."""
         return self.pool.devices
 
     @property
@@ -157,7 +157,7 @@ class Runtime:
         Raises:
             DeviceError: a segment cannot be compiled for its device, or there is no room for its weights or buffers.
             ExecutionError: this process was forked from the one that opened the devices.
-            UsageError: no request at all.
+            UsageError: ``in_flight`` is below 1.
         """
         check_process(self._process)
         check_requests(in_flight)
@@ -170,7 +170,7 @@ class Runtime:
         """Return how many requests in flight the runtime finds best for a plan in throughput mode; None for any other plan.
 
         Raises:
-            DeviceError: it cannot be compiled.
+            DeviceError: the plan cannot be compiled.
         """
         device = None if self.pool.streams is not None else self.pool.devices[plan.segments[0].device]
         if not isinstance(device, ThroughputDevice) or len(plan.programs) != 1:

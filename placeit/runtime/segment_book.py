@@ -34,7 +34,7 @@ class SegmentBook:
         outputs: shape and type of each output of the model, by name.
 
     Raises:
-        GraphError: the grouping tears apart what the model says must stay together.
+        GraphError: the grouping separates ops that have to stay together in this model.
     """
 
     def __init__(self, model: Model, grouping: Grouping) -> None:
@@ -57,29 +57,29 @@ class SegmentBook:
         return _Source(self, segment, device)
 
     def parts(self, segment: Segment) -> tuple[list[int], list[int], list[int]]:
-        """Ops of a segment, tensors that enter and tensors that leave, by their numbers in the task graph."""
+        """Return ops of a segment, tensors that enter and tensors that leave, by their numbers in the task graph."""
         op_tensor = self.grouping.op_tensor
         enter, leave = ([int(op_tensor[t]) for t in tensors] for tensors in (segment.inputs, segment.outputs))
         return self.ops(segment), enter, leave
 
     def ops(self, segment: Segment) -> list[int]:
-        """Op numbers of a segment, ascending."""
+        """Return the op numbers of a segment, ascending."""
         return sorted(v for group in segment.groups for v in self.members[group])
 
     def op_names(self, segment: Segment) -> list[str]:
-        """Op names of a segment, in topological order."""
+        """Return the op names of a segment, in topological order."""
         return [self.grouping.graph.names[v] for v in self.ops(segment)]
 
     def inputs_of(self, segment: Segment) -> list[str]:
-        """Model inputs in a segment, in op order."""
+        """Return the names of model inputs in a segment, in op order."""
         return [self._input_of[name] for name in self.op_names(segment) if name in self._input_of]
 
     def outputs_of(self, segment: Segment) -> list[str]:
-        """Model outputs in a segment, in op order."""
+        """Return the names of model outputs in a segment, in op order."""
         return [self._output_of[name] for name in self.op_names(segment) if name in self._output_of]
 
     def spec(self, tensor: int) -> BufferSpec:
-        """Shape, type and memory order of a tensor of the group graph when it crosses a segment's border."""
+        """Return shape, type and memory order of a tensor of the group graph when it crosses a segment's border."""
         graph, t = self.grouping.graph, int(self.grouping.op_tensor[tensor])
         return BufferSpec(graph.tensor_shapes[t], graph.tensor_dtypes[t], t in self.channels_last, self.model.limits.get(t))
 
@@ -87,8 +87,8 @@ class SegmentBook:
         """Return the outputs of a segment that runs nothing: tensors for other segments, then outputs of the model.
 
         Args:
-            segment: a segment that passes on what it reads.
-            entering: buffers, or whatever stands for them, of its tensors from other segments, by tensor of the group graph.
+            segment: a segment that only passes on tensors that it reads.
+            entering: buffers, or other representations, of its tensors from other segments, by tensor of the group graph.
             inputs: buffers of the model's inputs, by name.
         """
         graph, op_tensor = self.grouping.graph, self.grouping.op_tensor

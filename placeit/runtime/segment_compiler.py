@@ -28,22 +28,22 @@ from placeit.runtime.segment_book import SegmentBook
 __all__ = ["SegmentCompiler"]
 
 _KEPT_MODELS, _KEPT_BYTES, _KEPT_SHARE = 3, 1e9, 0.5
-"""Programs that no executor uses are kept while the process grows by no more than so many times the model's weights and so many
-bytes more, or this share of the memory that it may take, if that is less."""
+"""Bounds on the growth of the process while programs that no executor uses are kept: this number times the model's weights plus
+this number of bytes, but at most this share of the memory that it may take."""
 _KEPT_PROGRAMS, _KEPT_THREADS = 512, 256
-_ALMOST = 0.95  # of a batch of segments, before they are compiled
+_ALMOST = 0.95  # largest share of a batch that is reported by time, before all of it is compiled
 
 _Key: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
-"""Of a program: what the device computes, the cores that it is for, if that matters, and the groups."""
+"""Key of a program: the device's key, the cores that it is for, if that matters, and the groups."""
 
 
 class SegmentCompiler:
     """Compiles the segments of one model for the devices of one pool, each once for all placements.
 
     Args:
-        book: what segments read and write.
+        book: inputs and outputs of segments.
         pool: the devices.
-        compiling: counts programs, and has what is told what is being compiled.
+        compiling: counts programs, and reports what is being compiled.
     """
 
     def __init__(self, book: SegmentBook, pool: DevicePool, compiling: Compiling) -> None:
@@ -52,8 +52,8 @@ class SegmentCompiler:
         self._programs: Programs[_Key, Program | StreamProgram] = Programs(
             Use(min(room, _KEPT_SHARE * memory_bytes()), _KEPT_THREADS), most=(_KEPT_PROGRAMS, room), weights=self._weights
         )
-        self._first_of: dict[str, tuple[int, ...]] = {}  # by what they compute, the groups of the first segment that does
-        self._equal: dict[tuple[int, ...], tuple[int, ...] | None] = {}  # of segments that were looked at
+        self._first_of: dict[str, tuple[int, ...]] = {}  # by function: groups of the first segment that computes it
+        self._equal: dict[tuple[int, ...], tuple[int, ...] | None] = {}  # by groups: groups of the first equal segment
 
     def clear(self) -> None:
         """Release the memory of programs that no executor uses."""
@@ -64,16 +64,16 @@ class SegmentCompiler:
         return self.book.source(segment, self.pool.cluster.names[segment.device])
 
     def takes(self, plans: Iterable[Plan]) -> float:
-        """Seconds that compiling and loading what is missing of plans may take, by what that has taken so far."""
+        """Estimate the seconds to compile or load the missing programs of plans, from the seconds of programs so far."""
         missing = {key: s for plan in plans for s in plan.programs if (key := self._key(s)) not in self._programs}
         return sum(map(self._takes, missing.values()))
 
     def takes_anew(self, device: Device) -> float:
-        """Seconds that compiling the whole model for a device, be it one of the cluster or another one, may take."""
+        """Estimate the seconds to compile the whole model for a device, which may be outside the cluster."""
         return self.compiling.takes(Compiling.kind(device), len(self.book.grouping.graph))
 
     def _takes(self, segment: Segment) -> float:
-        """Seconds that compiling a segment may take, or loading it where the device finds it on disk."""
+        """Estimate the seconds to compile a segment, or to load it if the device finds it on disk."""
         keeps = None if self.pool.streams is not None else getattr(self.pool.devices[segment.device], "keeps", None)
         on_disk = keeps is not None and keeps(self.source(segment))
         return self.compiling.takes(self._kind(segment), len(self.book.ops(segment)), on_disk=on_disk)
@@ -123,7 +123,7 @@ class SegmentCompiler:
     def _tally(
         self, segments: Sequence[Segment], made: Sequence[tuple[Program | StreamProgram, float]], seconds: float
     ) -> None:
-        """Count programs that were made within some seconds, each with its own, several at a time."""
+        """Count programs that were made within some seconds, several at a time; each has its own seconds, too."""
         at_once = sum(taken for _, taken in made) / seconds if seconds > 0 else 1.0
         for segment, (program, taken) in zip(segments, made, strict=True):
             from_disk = getattr(program, "from_disk", False)
@@ -132,7 +132,7 @@ class SegmentCompiler:
 
     def _compile(self, batch: _Batch, segment: Segment) -> tuple[Program | StreamProgram, float]:
         if batch.given_up.is_open:
-            raise ExecutionError("Nobody waits for this segment to be compiled any more.")
+            raise ExecutionError("Compiling this segment was given up.")
         compile_one = self.pool.devices[segment.device].compile if self.pool.streams is None else self.pool.streams.compile
         begin, whole = clock.now(), len(segment.groups) == len(self.book.grouping.groups)
         with self.pool.on(segment.device), naming_ops(self.book.op_names(segment), whole=whole):
@@ -143,9 +143,9 @@ class SegmentCompiler:
     def _key(self, segment: Segment) -> _Key:
         """Return the key of the program of a segment.
 
-        Where a program runs one request at a time, equal devices that may run the same segment at once have one each. Single
-        groups, of which profiling compiles many, are shared: no two devices profile the same one at once. But they may profile
-        groups that are equal.
+        If a program runs one request at a time, equal devices get separate programs, as they may run the same segment at the
+        same time. Programs of single groups, of which profiling compiles many, are shared: no two devices profile the same
+        group at the same time. But they may profile equal groups at the same time, so these get separate programs, too.
         """
         if self.pool.streams is not None:
             return "", (), segment.groups
@@ -157,11 +157,11 @@ class SegmentCompiler:
         return device.program_key, cores if own else (), groups
 
     def _find_equal(self, segment: Segment) -> None:
-        """Find out whether a segment computes what another one does that was looked at before: one program then serves both."""
+        """Find an earlier segment that computes the same function as this one: one program then serves both."""
         if segment.groups in self._equal:
             return
         what = None
-        with contextlib.suppress(DeviceError):  # it cannot be cut out, as compiling it will say
+        with contextlib.suppress(DeviceError):  # it cannot be cut out; compiling it will raise this
             what = self.book.model.function(*self.book.parts(segment))
         self._equal[segment.groups] = None if what is None else self._first_of.setdefault(what, segment.groups)
 
@@ -170,11 +170,11 @@ class SegmentCompiler:
 
 
 class _Batch:
-    """Segments that are compiled while somebody waits.
+    """Segments that are compiled while a caller waits.
 
     Attributes:
-        given_up: opened when nobody waits any more.
-        devices: names of those that they are for.
+        given_up: opened when the caller does not wait any longer.
+        devices: names of the devices that they are for.
         total, done: how many there are, and how many of them are compiled.
         begin: when the first was begun, by :func:`placeit.core.clock.now`.
         expected: seconds that all of them may take.
@@ -186,7 +186,7 @@ class _Batch:
         self.begin = self.expected = 0.0
 
     def said(self, now: float) -> tuple[str, float]:
-        """Return what is being done, and which share of it is done."""
+        """Return a text about the work for the progress display, and the share of it that is done."""
         what = f"compiling {min(self.done + 1, self.total)} of {self.total} segments for {self.devices}"
         by_time = (now - self.begin) / self.expected if self.expected > 0 else 0.0
         return what, max(self.done / self.total, min(by_time, _ALMOST))

@@ -35,16 +35,16 @@ class Slot:
     Args:
         book: names, shapes and buffers of the plan's segments.
         pool: devices and links.
-        plan: what runs.
-        programs: of its segments; None for one that computes nothing.
-        number: of the request.
-        keep_state: whether each request goes on from the state in which the one before has left its segments.
+        plan: the plan to run.
+        programs: programs of its segments; None for a segment that computes nothing.
+        number: number of the slot.
+        keep_state: whether each request continues from the state in which the one before has left its segments.
 
     Attributes:
-        inputs: of the model, by name.
-        outputs: of the model, by name.
-        instances: of each segment; None for one that computes nothing.
-        copies: source, its buffer and that of the destination, for each transfer (tensor, destination).
+        inputs: inputs of the model, by name.
+        outputs: outputs of the model, by name.
+        instances: instance of each segment; None for a segment that computes nothing.
+        copies: source device, source buffer and destination buffer of each transfer (tensor, destination device).
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Slot:
         self.instances: list[Instance | None] = []
         self.copies: dict[tuple[int, int], tuple[int, Buffer, Buffer]] = {}
         self._bound: dict[int, dict[int, Buffer]] = {}
-        # what each segment (s,) and each transfer (tensor, destination) writes; what it had written when it was reported
+        # buffers that each segment (s,) and each transfer (tensor, destination) writes; their values when its end was reported
         self.writes: dict[tuple[int, ...], list[Buffer]] = {}
         self.written: dict[tuple[int, ...], list[NDArray[np.generic]]] | None = None
         self.blanked: int | None = None
@@ -77,7 +77,7 @@ class Slot:
                 readers[t].add(segment.device)
         reading: dict[str, set[int]] = {name: set() for name in book.inputs}
         for segment in plan.segments:
-            # inputs that a segment only hands through are read by those that read its tensors
+            # inputs that a segment only passes on are read by the readers of its tensors
             devices = set().union(*(readers[t] for t in segment.outputs)) if segment.passthrough else {segment.device}
             for name in book.inputs_of(segment):
                 reading[name] |= devices
@@ -141,7 +141,7 @@ class Slot:
         self.renew: Callable[[], None] | None = None if run_ahead is None else run_ahead(book, pool, plan, self)
 
     def _reading(self, bound: Mapping[int, Mapping[int, Buffer]], buffer: Buffer, fixed: set[int]) -> Bind | None:
-        """Return what has segments read a buffer in place of one of the model's inputs; None if some reader cannot."""
+        """Return a function that has segments read another buffer for a model input; None if some reader cannot."""
         readers = [(s, i) for s, of_segment in bound.items() for i, read in of_segment.items() if read is buffer]
         instances = [instance for s, _ in readers if (instance := self.instances[s]) is not None]
         kept = not is_lendable(buffer) or id(buffer) in fixed or narrowed(HostBuffer, buffer).native is not None
@@ -156,7 +156,7 @@ class Slot:
         return bind
 
     def _writing(self, bound: Mapping[int, Mapping[int, Buffer]], buffer: Buffer, fixed: set[int]) -> Bind | None:
-        """Return what has a segment write to a buffer in place of one of the model's outputs; None if it cannot."""
+        """Return a function that has a segment write a model output to another buffer; None if it cannot."""
         found = [(s, i) for s in bound for i, written in enumerate(self.writes[s,]) if written is buffer]
         read = {id(one) for of_segment in bound.values() for one in of_segment.values()}
         if not is_lendable(buffer) or id(buffer) in fixed | read or len(found) != 1:
@@ -168,22 +168,22 @@ class Slot:
 
         def bind(other: HostBuffer) -> None:
             instance.write_to(index, other)
-            for i, one in self._bound[s].items():  # what is handed on of an input stays where it was otherwise
+            for i, one in self._bound[s].items():  # or an input that is passed on as an output stays in its old place
                 instance.bind(i, one)
             self.writes[s,][index] = other
 
         return bind
 
     def reported(self, what: tuple[int, ...]) -> None:
-        """Record what a segment or a transfer has written, in a checked run."""
+        """Record the values that a segment or a transfer has written, in a checked run."""
         if self.written is not None and what in self.writes:
             self.written[what] = [np.array(buffer.array()) for buffer in self.writes[what]]
 
     def blank(self, sentinel: int) -> tuple[int, ...] | None:
-        """Blank what segments and transfers write; return one that has written where it should not have."""
+        """Blank all buffers that segments and transfers write; return one that has written when it should not have, or None."""
         found = None
         for what, buffers in self.writes.items():
-            # looked at just before they are filled, so that nothing is missed between; together, as some may share their memory
+            # checked just before they are filled, so that no write between is missed; together, as some may share memory
             values = [buffer.array() for buffer in buffers]
             undisturbed = True
             if self.blanked is not None:
@@ -199,26 +199,26 @@ class Slot:
         return found
 
     def keep_state(self, *, keep: bool) -> None:
-        """Have requests go on from the state as it is, or each begin with the initial one; nothing of it runs."""
+        """Choose whether requests continue from the current state or start from the initial one; nothing may be running."""
         for _, instance in self._keeping:
             instance.keep_state(keep=keep)
 
     def reset_state(self) -> None:
-        """Return to the model's initial state; nothing of it runs."""
+        """Return to the model's initial state; nothing may be running."""
         for _, instance in self._keeping:
             instance.reset_state()
 
     def states(self) -> dict[str, Any]:
-        """Copies of the values of the model's variables, by name; nothing of it runs."""
+        """Return copies of the values of the model's variables, by name; nothing may be running."""
         return {name: value for _, instance in self._keeping for name, value in instance.states().items()}
 
     def set_states(self, states: Mapping[str, Any]) -> None:
-        """Go on from the state of another slot, maybe of another executor of the same model. Raises DeviceError."""
+        """Continue from the state of another slot, also one of another executor of the model. Raises DeviceError."""
         for _, instance in self._keeping:
             instance.set_states(states)
 
     def state_bytes(self) -> Counter[str]:
-        """Bytes of state by device name; nothing of it runs."""
+        """Return the bytes of state by device name; nothing may be running."""
         found = Counter[str]()
         for device, instance in self._keeping:
             found[device] += instance.state_bytes()
@@ -230,7 +230,7 @@ def _shares(device: RuntimeDevice) -> bool:
 
 
 def _shared(pool: DevicePool, spec: BufferSpec, readers: Collection[int], space: str) -> Buffer | None:
-    """Allocate memory that one of some devices uses without a copy; None if none of those in this space has any."""
+    """Allocate memory that a reader in a space uses without a copy; None if no reader in the space shares memory."""
     for d in sorted(readers):
         device = pool.devices[d]
         if _shares(device) and device.space == space:

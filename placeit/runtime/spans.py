@@ -27,8 +27,8 @@ class Span:
     """A segment or transfer with its start and end.
 
     Attributes:
-        kind: what it was.
-        where: the name of the device, or, of a copy, those of the two ends of the link.
+        kind: ``compute`` for a segment, ``copy`` for a transfer.
+        where: the name of the device or, for a copy, the names of the two ends of the link.
         request: number of the request that it belonged to, among those in flight at once.
         segment: number of the segment that ran, in the plan; None for a copy.
         tensor: number of the tensor that moved, in :class:`Labels`; None for a segment, or if that is not known.
@@ -75,7 +75,7 @@ class Labels:
 
     Attributes:
         devices: names, by number.
-        segments: of each segment its device and the names of its ops.
+        segments: for each segment, its device and the names of its ops.
         tensors: names of the plan's tensors, of the model's inputs, and of the model's outputs, one after the other.
     """
 
@@ -84,7 +84,7 @@ class Labels:
     tensors: tuple[str, ...]
 
     def spans(self, request: int, ran: Sequence[Ran], moved: Sequence[Moved]) -> list[Span]:
-        """Return what a request ran and moved as spans."""
+        """Return the segments and transfers of a request as spans."""
         spans = []
         for s, start, finish in ran:
             device, ops = self.segments[s]
@@ -100,7 +100,7 @@ class Done:
     """A request that has ended.
 
     Attributes:
-        number: of those that began.
+        number: number of the request, in the order in which requests began.
         labels: names of what the executor that ran it runs and moves; the same object for all requests of one executor.
         arrived: seconds of ``time.perf_counter``.
         begun: when its inputs were put into place, or its lanes began.
@@ -122,7 +122,7 @@ class Done:
     sequence: int = 0
 
     def spans(self) -> list[Span]:
-        """Return what ran and moved."""
+        """Return its segments and transfers as spans."""
         spans = self.labels.spans(self.number, self.ran, self.moved)
         return [replace(span, sequence=self.sequence) for span in spans] if self.sequence else spans
 
@@ -149,11 +149,11 @@ class Event:
 
 @dataclass(frozen=True)
 class Timed:
-    """A run of one of several requests that count together.
+    """A timed run of one of several requests, whose times are averaged by their shares.
 
     Attributes:
-        share: of such requests.
-        seconds: that it took.
+        share: share of such requests.
+        seconds: seconds that it took.
         begin: when it began.
         ran: its segments.
         moved: its transfers.
@@ -167,7 +167,7 @@ class Timed:
 
 
 def blended(runs: Sequence[Timed]) -> tuple[list[Ran], list[Moved]]:
-    """Return when each segment and each transfer of several runs began and ended in the mean, as if the last had been so."""
+    """Return mean begins and ends of the segments and transfers of several runs, counted from the begin of the last run."""
     last = runs[-1].begin
     ran: dict[int, tuple[float, float]] = {}
     moved: dict[tuple[int, int, int], tuple[float, float]] = {}

@@ -1,4 +1,4 @@
-"""Connections of clients that are slow, or send more than a server reads: a limit for all that uvicorn waits for."""
+"""HTTP connections with limits on time and size, for clients that are slow or send too much."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 __all__ = ["Connection"]
 
-_HEAD_BYTES: Final = 1 << 16  # of the request line and headers
+_HEAD_BYTES: Final = 1 << 16  # most bytes of the request line and headers
 _PIPELINED: Final = 64  # requests that a client may send before the first of them is answered
-_SPARE: Final = 2  # times the bytes of a body, which are read and forgotten so that a client sees that it sends too much
+_SPARE: Final = 2  # times the limit of a body that are read before the connection is closed, so that a client sees its answer
 
 
 class Connection(HttpToolsProtocol):
-    """A connection on which a request has to arrive in time, and its answer has to be taken in time.
+    """A connection that is closed if a request does not arrive in time, or the client does not receive its answer in time.
 
     Args:
-        patience_s: seconds for a request to arrive, from the first byte on, or for a new connection; and for an answer to be
-            taken on.
+        patience_s: seconds for a request to arrive, from its first byte or from the start of the connection, and for the client
+            to receive an answer.
         most_bytes: of the body of a request.
     """
 
@@ -36,13 +36,13 @@ class Connection(HttpToolsProtocol):
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
+        """Cancel the timers of the connection."""
         self._cancel()
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read what the client sends, and leave it if that is too much."""
+        """Read bytes from the client, and close the connection if there are too many."""
         self._bytes += len(data)
         super().data_received(data)
         if self._bytes > _HEAD_BYTES + (0 if self._in_head else _SPARE * self._most):
@@ -51,29 +51,29 @@ class Connection(HttpToolsProtocol):
             self._leave(b"400 Bad Request")
 
     def on_message_begin(self) -> None:
-        """Wait for the rest of a request."""
+        """Start the time limit of a request."""
         super().on_message_begin()
         self._bytes, self._in_head = 0, True
         self._await_request()
 
     def on_headers_complete(self) -> None:
-        """Wait for the body of a request."""
+        """Record that the body of a request follows."""
         self._in_head = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Have all of a request."""
+        """Stop the time limit of a request, which has arrived."""
         self._cancel()
         self._bytes, self._in_head = 0, True
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """Wait for the client to take its answer."""
+        """Start the time limit for the client to receive its answer."""
         super().pause_writing()
         self._writing = self.loop.call_later(self._patience_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on writing."""
+        """Stop the time limit for the answer, and go on writing."""
         if self._writing is not None:
             self._writing.cancel()
             self._writing = None
@@ -89,14 +89,14 @@ class Connection(HttpToolsProtocol):
             self._reading = None
 
     def _too_slow(self) -> None:
-        """Leave a client that is too slow, unless it is this server that reads nothing, as it answers another request first."""
+        """Close the connection of a slow client, unless the server has paused reading to answer an earlier request."""
         if self.flow.read_paused:
             self._await_request()
         else:
             self._leave(b"408 Request Timeout")
 
     def _leave(self, status: bytes) -> None:
-        """Close the connection, with an answer if there was none."""
+        """Close the connection, with an error status unless another answer is due or has begun."""
         if not (self.transport.is_closing() or self.pipeline or (self.cycle is not None and self.cycle.response_started)):
             self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         self.transport.close()

@@ -1,4 +1,4 @@
-"""The protocol over HTTP: JSON, with tensors in JSON or behind it as bytes."""
+"""The Open Inference Protocol over HTTP: JSON, with tensors in the JSON or as bytes behind it."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ __all__ = ["application"]
 _LOG = logging.getLogger("placeit")
 _HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
 _HEADER = "inference-header-content-length"
-_JSON_BYTES: Final = 16 << 20  # of one request, as Python needs many times the memory for it
-_LONGEST_US: Final = 1 << 62  # which floats can hold
-_APART_BYTES: Final = 1 << 16  # of JSON, from which on it is read and written on another thread
-_AT_ONCE: Final = 16  # times the bytes of one request, that all requests have before they are read
+_JSON_BYTES: Final = 16 << 20  # most bytes of JSON in a request, as Python needs many times the memory for it
+_LONGEST_US: Final = 1 << 62  # longest time-out in microseconds, which a float can hold
+_APART_BYTES: Final = 1 << 16  # bytes of JSON from which on another thread reads and writes it
+_AT_ONCE: Final = 16  # most bytes of all bodies that are kept at once, in multiples of the limit of one body
 
 T = TypeVar("T")
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 def application(service: Service, metrics: CollectorRegistry, *, most_bytes: int, token: bytes | None = None) -> ASGIApp:
-    """Return an application for servers of ASGI.
+    """Return the ASGI application of a service.
 
     Args:
-        service: answers.
-        metrics: what the page ``/metrics`` shows.
+        service: answers the requests.
+        metrics: for the page ``/metrics``.
         most_bytes: of the body of a request.
-        token: that clients have to bring, as ``Authorization: Bearer TOKEN``, but for the health of the server; None if they
-            need none.
+        token: token that clients have to send, as ``Authorization: Bearer TOKEN``, except for the health pages; None for no
+            token.
     """
     bodies = _Bodies(most_bytes)
 
@@ -121,10 +121,10 @@ def _model(service: Service, request: Request) -> ServedModel:
 
 
 class _Bodies:
-    """Reads the bodies of requests, of which only so many bytes are kept at once.
+    """Reads the bodies of requests, within a limit of the bytes that are kept at once.
 
     Args:
-        most_bytes: of one of them.
+        most_bytes: of one body; all bodies together may have 16 times as many.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -132,10 +132,10 @@ class _Bodies:
 
     @contextlib.asynccontextmanager
     async def of(self, request: Request) -> AsyncIterator[bytes]:
-        """Read the body of a request, and keep it. Raises RefusedError."""
+        """Read the body of a request, which counts towards the limit until the context ends. Raises RefusedError."""
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
-            raise RefusedError(Status.ENCODED, f"Bodies are not read that are encoded as '{encoding}': send it as it is.")
+            raise RefusedError(Status.ENCODED, f"The content encoding '{encoding}' is not supported: send the body unencoded.")
         if int(request.headers.get("content-length", 0)) > self._most:
             raise self._too_large()
         parts: list[bytes] = []
@@ -167,14 +167,14 @@ class _Bodies:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a request says.
+    """The contents of a request.
 
     Attributes:
-        id: that the client has given it; None if it has none.
+        id: the id that the client has given it; None without one.
         inputs: by name.
-        outputs: names of those that are wanted, and whether as bytes.
+        outputs: names of the outputs to return, each with whether to return it as bytes.
         timeout_s: seconds in which it has to be answered; None for as long as it takes.
-        sequence: of which it is; None for none.
+        sequence: its sequence; None if it belongs to no sequence.
     """
 
     id: str | None
@@ -185,7 +185,7 @@ class _Asked:
 
 
 async def _infer(service: Service, call: Call, request: Request, body: bytes) -> Response:
-    """Answer a request for a run of a model. Raises RefusedError."""
+    """Answer an inference request. Raises RefusedError."""
     model, size = call.model, len(body)
     said = request.headers.get(_HEADER)
     if said is not None:
@@ -214,13 +214,13 @@ async def _apart(size: int, function: Callable[..., T], *args: Any) -> T:
 
 
 async def _gone(receive: Receive) -> None:
-    """Return when the client of a request whose body is there has gone."""
+    """Return once the client of a request, whose body has been read, has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def _raw(model: ServedModel, body: bytes) -> _Asked:
-    """Read a request that consists of its only tensor."""
+    """Read a request whose body is the bytes of the model's only input. Raises RefusedError."""
     if len(model.inputs) != 1:
         raise invalid(f"The model '{model.name}' has {len(model.inputs)} inputs: a body without JSON is one of one input.")
     inputs = {name: of_bytes(body, sized(spec, len(body))) for name, spec in model.inputs.items()}
@@ -270,7 +270,7 @@ def _read(model: ServedModel, body: bytes, size: int) -> _Asked:
 
 
 def _spec(model: ServedModel, tensor: Mapping[str, Any]) -> TensorSpec:
-    """Return what an input has to look like, and check what is said about it."""
+    """Return the spec of an input as it is sent, after a check of its type and shape. Raises RefusedError."""
     none_of(_field(tensor, "parameters", dict, {}), "shared_memory_region")
     shape = _field(tensor, "shape", list)
     if any(_number(size) is None for size in shape):
@@ -279,7 +279,7 @@ def _spec(model: ServedModel, tensor: Mapping[str, Any]) -> TensorSpec:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Parse an object of JSON; other threads have a turn while many numbers are read. Raises RefusedError."""
+    """Parse a JSON object; other threads can run while many numbers are read. Raises RefusedError."""
     hooks: dict[str, Any] = {}
     if len(text) >= _APART_BYTES:  # Python's parser in C lets no other thread run, unless it calls Python
         hooks = {"parse_int": lambda digits: int(digits), "parse_float": lambda digits: float(digits)}  # noqa: PLW0108
@@ -316,12 +316,12 @@ def _objects(of: Mapping[str, Any], name: str, default: list[Any] | None = None)
 
 
 def _number(value: object) -> int | None:
-    """Return a whole number of at least 0; None if it is none."""
+    """Return a value that is a whole number of at least 0; None for any other value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _written(model: ServedModel, asked: _Asked, outputs: Outputs) -> tuple[bytes, list[memoryview]]:
-    """Write an answer: its JSON, and the bytes that follow. Raises RefusedError."""
+    """Return an answer: its JSON, and the tensors that follow as bytes. Raises RefusedError."""
     entries: list[str] = []
     tail: list[memoryview] = []
     for name, binary in asked.outputs:
@@ -354,7 +354,7 @@ async def _fail(_: Request, error: Exception) -> Response:
 
 
 class _Guarded:
-    """An application for those who bring a token, but for the health of the server."""
+    """An application that requires a token of each request, except for the health pages."""
 
     def __init__(self, app: ASGIApp, token: bytes) -> None:
         self._app, self._token = app, token

@@ -1,4 +1,4 @@
-"""A server on ports of HTTP and gRPC: sockets, certificates, its thread, and how it ends."""
+"""A server on HTTP and gRPC ports: its sockets, certificates and thread."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from placeit.serve.service import ServedModel, Service
 
 __all__ = ["NetworkServer", "Options"]
 
-_KEEP_ALIVE_S = 75  # longer than clients keep a connection for which they have no use
+_KEEP_ALIVE_S = 75  # seconds; longer than clients keep an idle connection
 _BACKLOG = 2048
 
 
 @dataclass(frozen=True)
 class Options:
-    """Where a server listens, to whom, and how much it reads.
+    """Options of a network server: addresses, security and limits.
 
     Attributes:
         host: address or name of this machine.
-        port: of HTTP; 0 for any that is free.
-        grpc_port: of gRPC; 0 for any that is free, None for no gRPC.
+        port: port of HTTP; 0 for any free port.
+        grpc_port: port of gRPC; 0 for any free port, None for no gRPC.
         tls: files of a certificate chain and its private key (PEM); None for no TLS.
-        token: that clients have to bring; None if they need none.
-        most_bytes: of a request.
-        patience_s: seconds in which a request has to arrive, and its answer to be taken.
+        token: token that clients have to send; None for no token.
+        most_bytes: most bytes of a request.
+        patience_s: seconds in which a request has to arrive, and in which the client has to receive its answer.
     """
 
     host: str = "127.0.0.1"
@@ -55,22 +55,23 @@ class Options:
 
 
 class NetworkServer:
-    """Serves models over HTTP and gRPC, from a thread of its own, until it is closed. A context manager.
+    """Serves models over HTTP and gRPC, on a separate thread, until it is closed. A context manager.
 
     The servers of the models stay open when it is closed.
 
     Args:
-        models: what is served.
-        options: where, and to whom.
+        models: the models to serve.
+        options: addresses, security and limits.
 
     Attributes:
-        models: what is served.
-        port: of HTTP.
-        grpc_port: of gRPC; None if there is none.
-        socket: of HTTP.
+        models: the models that are served.
+        port: port of HTTP.
+        grpc_port: port of gRPC; None without gRPC.
+        socket: socket of HTTP.
 
     Raises:
-        UsageError: two models have one name, a port is taken or cannot be had, or a file of TLS is not what it should be.
+        UsageError: two models have the same name; a port is taken or not allowed; or the TLS files cannot be read, or are not a
+            certificate chain and its private key.
     """
 
     def __init__(self, models: Sequence[ServedModel], options: Options = Options()) -> None:
@@ -111,13 +112,13 @@ class NetworkServer:
 
     @property
     def grpc_address(self) -> str | None:
-        """Address of gRPC; None if there is none."""
+        """Address of gRPC; None without gRPC."""
         return None if self.grpc_port is None else f"{_host(self._options.host)}:{self.grpc_port}"
 
     def close(self) -> None:
         """Stop accepting requests, finish those that were accepted, and release the ports; a second call has no effect."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it is over
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._job.ended.wait()
         self._worker.close()
@@ -156,7 +157,7 @@ class NetworkServer:
 
 
 async def _until(event: asyncio.Event, running: asyncio.Future[None]) -> None:
-    """Wait for an event, or raise what has ended a task before."""
+    """Wait for an event; raise an error if the running task ends first."""
     waiting = asyncio.ensure_future(event.wait())
     both: list[asyncio.Future[Any]] = [waiting, running]
     await asyncio.wait(both, return_when="FIRST_COMPLETED")
@@ -167,14 +168,14 @@ async def _until(event: asyncio.Event, running: asyncio.Future[None]) -> None:
 
 
 class _Http(uvicorn.Server):
-    """Tells when it is up, and leaves signals alone, as it runs on a thread that hears of none."""
+    """A uvicorn server that tells when it is up. It handles no signals, as it does not run on the main thread."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
+        """Listen, and then tell that the server is up."""
         await super().startup(sockets)
         self.up.set()
 
@@ -184,7 +185,7 @@ def _configured(app: Any, options: Options) -> uvicorn.Config:
     connection = functools.partial(Connection, patience_s=options.patience_s, most_bytes=options.most_bytes)
     return uvicorn.Config(
         app,
-        http=connection,  # type: ignore[arg-type] # it is called as its class would be
+        http=connection,  # type: ignore[arg-type] # it is called like the class
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -206,12 +207,12 @@ def _host(host: str) -> str:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket at a port. Raises UsageError."""
+    """Return a socket that listens at a port. Raises UsageError."""
     if not 0 <= port <= 65535:
         raise UsageError(f"There is no port {port}: ports are numbers from 1 to 65535, and 0 stands for any that is free.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        found = socket.socket(family, kind, protocol)  # which says that it is TCP, or asyncio would not set TCP_NODELAY
+        found = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only if the protocol is given
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(address)

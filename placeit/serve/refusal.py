@@ -1,4 +1,4 @@
-"""What a client is told that gets no answer: a status of HTTP and of gRPC, and why."""
+"""Refusals of requests: the HTTP and gRPC status, and the reason that the client is told."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from placeit.core.errors import DeadlineError, PlaceitError, QueueFullError, Seq
 __all__ = ["RefusedError", "Status", "check_token", "invalid", "none_of", "refusal_of"]
 
 
-_LONGEST = 1000  # characters of a message, which headers of gRPC have to hold
+_LONGEST = 1000  # most characters of a message, as gRPC sends it in a header
 
 
 class Status(enum.Enum):
-    """Reasons to refuse a request: the status code of HTTP, and the name of the one of gRPC.
+    """Reasons to refuse a request: the HTTP status code, and the name of the gRPC status code.
 
-    The codes are those of Triton, but for gRPC's of a full queue, which Triton does not tell from a server that ends.
+    The codes are Triton's, except for the gRPC code of a full queue: Triton sends its code of a server that shuts down.
     """
 
     INVALID = 400, "INVALID_ARGUMENT"
@@ -33,36 +33,36 @@ class Status(enum.Enum):
 
     @property
     def http(self) -> int:
-        """Status code of HTTP."""
+        """HTTP status code."""
         return self.value[0]
 
     @property
     def grpc(self) -> str:
-        """Name of the status code of gRPC."""
+        """Name of the gRPC status code."""
         return self.value[1]
 
 
 class RefusedError(PlaceitError):
-    """A request that gets no answer.
+    """A request is refused.
 
     Args:
-        status: which kind of reason.
-        message: what is wrong, and what to do.
+        status: the kind of reason.
+        message: the fault, and the remedy.
     """
 
     def __init__(self, status: Status, message: str) -> None:
-        if len(message) > _LONGEST:  # names in it may be the client's
+        if len(message) > _LONGEST:  # it may have names from the client, of any length
             message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
         super().__init__(message.encode("utf-8", "replace").decode())
         self.status = status
 
 
 def refusal_of(error: PlaceitError, *, closed: bool = False) -> RefusedError:
-    """Return what a client is told about an error of the server that runs a model.
+    """Return the refusal for an error of the server that runs a model.
 
     Args:
-        error: what it has raised.
-        closed: whether it has taken no request, as it is closed, where the error has no other reason.
+        error: the error that the server has raised.
+        closed: whether an error of no special kind means that the server is closed, and took no request.
     """
     match error:
         case StateMemoryError():
@@ -79,7 +79,7 @@ def refusal_of(error: PlaceitError, *, closed: bool = False) -> RefusedError:
 
 
 def check_token(authorization: bytes, token: bytes) -> None:
-    """Raise RefusedError if what a client sends as ``Authorization`` does not bring the server's token."""
+    """Raise RefusedError if the value of an ``Authorization`` header does not have the server's token."""
     scheme, _, given = authorization.partition(b" ")
     if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token):
         why = "This server answers who brings its token: send 'Authorization: Bearer TOKEN'."
@@ -87,12 +87,12 @@ def check_token(authorization: bytes, token: bytes) -> None:
 
 
 def invalid(message: str) -> RefusedError:
-    """Return what a client is told whose request is wrong."""
+    """Return the refusal of an invalid request."""
     return RefusedError(Status.INVALID, message)
 
 
 def none_of(parameters: Container[str], *names: str) -> None:
-    """Raise RefusedError if a request has parameters that change what is asked, and that this server does not have."""
+    """Raise RefusedError if a request has one of the named parameters, which this server does not support."""
     for name in names:
         if name in parameters:
             raise invalid(f"This server does not have what the parameter '{name}' asks for: leave it out.")

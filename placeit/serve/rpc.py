@@ -1,4 +1,4 @@
-"""The protocol over gRPC."""
+"""The Open Inference Protocol over gRPC."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["Messages", "make_server"]
 _LOG = logging.getLogger("placeit")
 _SERVICE: Final = "inference.GRPCInferenceService"
 _HEALTH: Final = ("ServerLive", "ServerReady")
-_AT_ONCE: Final = 1024  # requests under way
-_APART_BYTES: Final = 1 << 16  # of typed values, from which on they are read on another thread
+_AT_ONCE: Final = 1024  # most requests under way
+_APART_BYTES: Final = 1 << 16  # bytes of a request with typed values, from which on another thread reads them
 
 
 class Messages:
-    """The protocol's messages, by name, in a pool of their own: a process may also have those of a client of the protocol."""
+    """The protocol's message classes, by name, in a separate pool, as a process may also use a client of the protocol."""
 
     def __init__(self) -> None:
         found = descriptor_pb2.FileDescriptorSet.FromString(files("placeit.serve").joinpath("open_inference.pb").read_bytes())
@@ -47,13 +47,13 @@ class Messages:
 
 
 def make_server(service: Service, *, most_bytes: int, token: bytes | None) -> grpc.aio.Server:
-    """Return a server of gRPC, without a port.
+    """Return a gRPC server, without a port.
 
     Args:
-        service: answers.
+        service: answers the requests.
         most_bytes: of a request.
-        token: that clients have to bring, as ``authorization: Bearer TOKEN``, but for the health of the server; None if they
-            need none.
+        token: token that clients have to send, as ``authorization: Bearer TOKEN``, except for the health methods; None for no
+            token.
     """
     messages = Messages()
     answers = _Answers(service, messages)
@@ -71,16 +71,16 @@ def make_server(service: Service, *, most_bytes: int, token: bytes | None) -> gr
                 code, why = error.status.grpc, str(error)
             except DecodeError:
                 code, why = Status.INVALID.grpc, f"This is no {kind.DESCRIPTOR.name} in protobuf."
-            except Exception as error:  # noqa: BLE001 (clients are told no more than this)
+            except Exception as error:  # noqa: BLE001 (clients are told only that the request failed)
                 _LOG.error("A request has failed: %s: %s", type(error).__name__, error)
                 code, why = Status.FAILED.grpc, "This request has failed in the server, whose log says why."
-            context.set_code(getattr(grpc.StatusCode, code))  # and not abort(), whose exception would hold the server
+            context.set_code(getattr(grpc.StatusCode, code))  # not abort(): its exception would keep the server alive
             context.set_details(why)
             return b""
 
         return method
 
-    # without serializers of gRPC's own, which would tell clients of their exceptions
+    # without serializers that gRPC calls: it would send their exceptions to clients
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(guarded(name, getattr(messages, method.input_type.name)))
         for name, method in messages.methods.items()
@@ -92,13 +92,13 @@ def make_server(service: Service, *, most_bytes: int, token: bytes | None) -> gr
 
 
 def _authorization(context: Any) -> bytes:
-    """Return what a client has sent as ``authorization``; empty if nothing."""
+    """Return the ``authorization`` metadata of a request; empty without any."""
     given = dict(context.invocation_metadata() or ()).get("authorization", b"")
     return given if isinstance(given, bytes) else given.encode()
 
 
 class _Answers:
-    """A method for each of the protocol's, by its name."""
+    """The methods of the protocol, by their names."""
 
     def __init__(self, service: Service, messages: Messages) -> None:
         self._service, self._messages = service, messages
@@ -177,7 +177,7 @@ def _inputs(model: ServedModel, request: Any) -> dict[str, Array]:
 
 
 def _sequence(parameters: Any) -> Asked | None:
-    """Return what a request says of its sequence; None if it is of none. Raises RefusedError."""
+    """Return the sequence parameters of a request; None if it belongs to no sequence. Raises RefusedError."""
     names = (name for name in ("sequence_id", "sequence_start", "sequence_end") if name in parameters)
     chosen = {name: (parameters[name], parameters[name].WhichOneof("parameter_choice")) for name in names}
     return Asked.of({name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()})

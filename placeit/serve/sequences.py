@@ -14,17 +14,17 @@ from placeit.serving.server import Server
 __all__ = ["IDLE_S", "Asked", "Sequences"]
 
 IDLE_S = 60.0
-_MOST = 1024  # of one model at once, each of which has buffers of its own
+_MOST = 1024  # open sequences of one model; each has separate buffers
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request says of its sequence.
+    """The sequence parameters of a request.
 
     Attributes:
-        name: that the client has given it.
-        start: whether it begins with this request.
-        end: whether it ends with it.
+        name: name that the client has given the sequence.
+        start: whether the sequence begins with this request.
+        end: whether the sequence ends with this request.
     """
 
     name: int | str
@@ -33,7 +33,7 @@ class Asked:
 
     @classmethod
     def of(cls, parameters: Mapping[str, object]) -> Asked | None:
-        """Read the parameters of a request; None if it is of no sequence. Raises RefusedError."""
+        """Read the parameters of a request; return None if it belongs to no sequence. Raises RefusedError."""
         name = parameters.get("sequence_id", 0)
         flags = [parameters.get(flag, False) for flag in ("sequence_start", "sequence_end")]
         if not isinstance(name, int | str) or isinstance(name, bool):
@@ -50,11 +50,11 @@ class Asked:
 class Sequences:
     """The sequences of a model's clients. Its methods are called on the thread of the event loop.
 
-    One is closed with the request that ends it, and when no request of it has come for some time.
+    A sequence is closed with the request that ends it, or when no request of it has arrived for some time.
 
     Args:
         server: of the model.
-        idle_s: seconds of that time.
+        idle_s: seconds without a request after which a sequence is closed.
     """
 
     def __init__(self, server: Server, idle_s: float = IDLE_S) -> None:
@@ -66,7 +66,7 @@ class Sequences:
         return len(self._open)
 
     async def find(self, asked: Asked) -> Sequence:
-        """Return the sequence of a request, which begins anew if it says so.
+        """Return the sequence of a request; open or reset it if the request begins it.
 
         Raises:
             RefusedError: there is no such sequence, or no room for another one.
@@ -85,7 +85,7 @@ class Sequences:
                 found = await asyncio.to_thread(self._server.sequence)
             except PlaceitError as error:
                 raise refusal_of(error, closed=True) from error
-            if self._open.setdefault(asked.name, found) is not found:  # another request has begun it meanwhile
+            if self._open.setdefault(asked.name, found) is not found:  # another request began it while this one waited
                 found.close(drain=False)
                 found = self._open[asked.name]
                 found.reset()
@@ -95,14 +95,14 @@ class Sequences:
         return found
 
     def ended(self, asked: Asked) -> None:
-        """Close the sequence of a request that was its last one, whatever has become of it."""
+        """Close the sequence of a request that ended it, however the request ended; else restart the sequence's idle time."""
         if asked.end:
             self._close(asked.name)
         elif asked.name in self._open:
             self._wait(asked.name)
 
     def _wait(self, name: int | str) -> None:
-        """Close a sequence some time from now, in place of when that was to be."""
+        """Restart the idle time of a sequence, after which it is closed."""
         if name in self._timers:
             self._timers[name].cancel()
         self._timers[name] = asyncio.get_running_loop().call_later(self._idle_s, self._close, name)

@@ -1,4 +1,4 @@
-"""The models of a network server, and what becomes of a request, whichever protocol brings it."""
+"""The models of a network server, and the handling of requests, for every protocol."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXTENSIONS = ("binary_tensor_data", "model_configuration", "sequence", "statist
 
 
 def is_name(text: str) -> bool:
-    """Return whether a model can have this name, as it has no characters that a path would have to escape."""
+    """Return whether a text can name a model: it has no character that a URL path would have to escape."""
     return re.fullmatch(r"[\w.-]+", text, re.ASCII) is not None
 
 
@@ -51,15 +51,15 @@ _DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "com
 
 @dataclass
 class Call:
-    """A request of a client, and when what had happened, in seconds of ``time.perf_counter``.
+    """A request of a client, and its times, in seconds of ``time.perf_counter``.
 
     Attributes:
-        model: that it is for.
-        begun: when its head was there.
-        received: when all of it was there.
-        submitted: when its tensors were.
-        answer: of the server that runs the model.
-        answered: when that was there.
+        model: the model to run.
+        begun: when its head had arrived.
+        received: when all of it had arrived.
+        submitted: when its tensors had been read, and it was submitted to the model's server.
+        answer: its future; None before it is submitted.
+        answered: when its outputs were there.
     """
 
     model: ServedModel
@@ -71,14 +71,14 @@ class Call:
 
 
 class ServedModel:
-    """A model that clients may ask.
+    """A model that clients can run.
 
     Args:
-        name: by which they do.
+        name: name by which clients call it.
         server: runs it.
-        inputs: what it takes.
-        outputs: what it gives.
-        version: which one of the model this is.
+        inputs: specs of its inputs.
+        outputs: specs of its outputs.
+        version: version of the model.
 
     Raises:
         UsageError: the name has characters besides letters, digits, ``-``, ``_`` and ``.``, or the protocol has no type for a
@@ -105,11 +105,11 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """True if its server takes requests, and there are devices that run them."""
+        """True if its server takes requests and has devices that run them."""
         return self.server.able
 
     def spec(self, name: str, datatype: str, shape: Listed[int]) -> TensorSpec:
-        """Return what an input is as it is sent. Raises RefusedError if there is no such input, or the model takes no such."""
+        """Return the spec of an input as it is sent. Raises RefusedError if its name, type or shape does not fit the model."""
         spec = self.inputs.get(name)
         if spec is None:
             raise invalid(f"The model '{self.name}' has no input '{name}'; its inputs are {_names(self.inputs)}.")
@@ -119,7 +119,7 @@ class ServedModel:
         return replace(spec, shape=tuple(shape), limits=None)
 
     def named_once(self, what: str, names: Listed[str]) -> None:
-        """Raise RefusedError if inputs or outputs are unknown or there twice, or inputs are missing."""
+        """Raise RefusedError if an input or output is unknown or named twice, or an input is missing."""
         known = self.inputs if what == "input" else self.outputs
         for name in names:
             if name not in known:
@@ -132,7 +132,7 @@ class ServedModel:
             raise invalid(f"The input '{missing[0]}' is missing; the inputs are {_names(known)}.")
 
     def ended(self, call: Call, *, well: bool) -> None:
-        """Count a request."""
+        """Count a request that has ended, and its times."""
         now, spent = time.perf_counter(), self._durations
         if not well or call.answer is None:
             spent["fail"].add(now - call.begun)
@@ -145,7 +145,7 @@ class ServedModel:
         spent["compute_output"].add(now - call.answered)
 
     def metadata(self) -> dict[str, Any]:
-        """Describe it, as the protocol does."""
+        """Return the model's metadata, as the protocol has them."""
         return {
             "name": self.name,
             "versions": [self.version],
@@ -155,7 +155,7 @@ class ServedModel:
         }
 
     def config(self) -> dict[str, Any]:
-        """Describe it as Triton's model configurations do."""
+        """Return the model's configuration, in Triton's format."""
         return {
             "name": self.name,
             "platform": "placeit",
@@ -166,7 +166,7 @@ class ServedModel:
         }
 
     def statistics(self) -> dict[str, Any]:
-        """Count its requests, as Triton's statistics do."""
+        """Return the statistics of the model's requests, in Triton's format."""
         succeeded = self._durations["success"].count
         return {
             "name": self.name,
@@ -191,7 +191,7 @@ def _configured(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _dims(spec: TensorSpec) -> list[int]:
-    """Return a tensor's sizes, -1 for those that are open."""
+    """Return a tensor's sizes, -1 for open ones."""
     return [low if low == high else -1 for low, high in spec.limits or zip(spec.shape, spec.shape, strict=True)]
 
 
@@ -199,7 +199,7 @@ class Service:
     """All models of a network server. Its methods are called on the thread of the event loop.
 
     Args:
-        models: what is served, by different names.
+        models: the models to serve, with different names.
 
     Attributes:
         draining: whether no more requests are accepted.
@@ -219,15 +219,15 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """True if requests are accepted, and there are devices that run every model."""
+        """True if requests are accepted, and every model has devices that run it."""
         return not self.draining and all(model.ready for model in self.models.values())
 
     def metadata(self) -> dict[str, Any]:
-        """Describe the server, as the protocol does."""
+        """Return the server's metadata, as the protocol has them."""
         return {"name": "placeit", "version": __version__, "extensions": list(_EXTENSIONS)}
 
     def index(self) -> list[dict[str, Any]]:
-        """List the models, as Triton's index of a repository does."""
+        """Return the models and their states, in the format of Triton's repository index."""
         return [
             {
                 "name": model.name,
@@ -239,7 +239,7 @@ class Service:
         ]
 
     def model(self, name: str, version: str = "") -> ServedModel:
-        """Find a model. Raises RefusedError."""
+        """Return a model by its name and version, or in any version if that is empty. Raises RefusedError."""
         found = self.models.get(name)
         if found is None:
             raise RefusedError(Status.UNKNOWN, f"There is no model '{name}' here; there are {_names(self.models)}.")
@@ -249,10 +249,10 @@ class Service:
 
     @contextlib.contextmanager
     def accepted(self, name: str, version: str = "") -> Iterator[Call]:
-        """Accept a request, which the server then finishes even if it is told to end, and count what becomes of it.
+        """Accept a request, which the server then finishes even if it is told to end, and count its outcome.
 
         Raises:
-            RefusedError: there is no such model, or nothing is accepted any more.
+            RefusedError: there is no such model, or the server accepts no more requests.
         """
         call = Call(self.model(name, version))
         if self.draining:
@@ -280,12 +280,12 @@ class Service:
         Args:
             call: the request.
             inputs: by name.
-            timeout_s: seconds, from when it began, until the outputs have to be there; None for as long as it takes.
-            gone: waits until the client does not want them any more; None if this is cancelled then.
-            sequence: of which it is; None for none.
+            timeout_s: seconds from the begin of the request until the outputs have to be there; None for as long as it takes.
+            gone: waits until the client has disconnected; None if this call is cancelled then.
+            sequence: its sequence; None if it belongs to no sequence.
 
         Raises:
-            RefusedError: no outputs come, or not in time. The request does not run then, if it has not begun.
+            RefusedError: there are no outputs, or not in time. A request that has not begun by then does not run.
         """
         if sequence is None:
             return await self._run(call, call.model.server, inputs, timeout_s, gone)
@@ -318,7 +318,7 @@ class Service:
             await asyncio.wait(waited, timeout=left, return_when="FIRST_COMPLETED")
         finally:
             has_left = leaving is not None and leaving.done()
-            answer.cancel()  # which takes it out of the queue if it waits there
+            answer.cancel()  # takes the request out of the queue if it waits there
             if leaving is not None:
                 leaving.cancel()
         if answer.cancelled():
@@ -331,7 +331,7 @@ class Service:
         return outputs
 
     async def drain(self) -> None:
-        """Accept no more requests, and wait until those that were accepted have ended."""
+        """Accept no more requests, and wait until the accepted ones have ended."""
         self.draining = True
         self._look()
         await self._idle.wait()

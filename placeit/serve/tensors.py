@@ -34,7 +34,7 @@ DATATYPES: Final = {
     **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}" for sign in ("u", "") for bits in (8, 16, 32, 64)},
     **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
 }
-"""The protocol's names of types, by NumPy's."""
+"""The protocol's names of types, by NumPy's names."""
 
 _FIELDS: Final = {
     "bool": "bool_contents",
@@ -53,13 +53,13 @@ _WORDS: Final[dict[type, str]] = {
     str: "text",
     list: "lists of different depths",
 }
-_PIECE: Final = 1 << 14  # values that are converted without another thread having a turn
+_PIECE: Final = 1 << 14  # values that are converted at a time; other threads can run in between
 
 Array = NDArray[np.generic]
 
 
 def check_datatype(spec: TensorSpec, datatype: str) -> None:
-    """Raise RefusedError if a tensor is not sent as the type that the model has."""
+    """Raise RefusedError if a tensor is sent with another type than the model takes."""
     wanted = DATATYPES[spec.dtype]
     if datatype != wanted:
         unknown = "" if datatype in DATATYPES.values() else ", a type that no model has here"
@@ -67,13 +67,13 @@ def check_datatype(spec: TensorSpec, datatype: str) -> None:
 
 
 def taken(spec: TensorSpec) -> str:
-    """Say which shapes of an input a model takes."""
+    """Return the shapes of an input that a model takes, for messages."""
     limits = spec.limits or zip(spec.shape, spec.shape, strict=True)
     return f"[{', '.join(str(low) if low == high else f'{low}..{high}' for low, high in limits)}]"
 
 
 def sized(spec: TensorSpec, size: int) -> TensorSpec:
-    """Return an input with the shape that its number of bytes tells. Raises RefusedError."""
+    """Return the spec of an input with its open size computed from its number of bytes. Raises RefusedError."""
     if spec.limits is None:
         return spec
     fixed = [low for low, high in spec.limits if low == high]
@@ -100,21 +100,21 @@ def of_bytes(data: bytes | memoryview, spec: TensorSpec) -> Array:
 
 
 def to_bytes(value: Array) -> memoryview:
-    """Return the values of a tensor as little-endian bytes, without a copy where they lie in order."""
+    """Return the values of a tensor as little-endian bytes, without a copy if they are contiguous."""
     plain = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
     return plain.reshape(-1).view(np.uint8).data
 
 
 def of_json(data: Any, spec: TensorSpec) -> Array:
-    """Convert a list of JSON, flat or nested as the shape is, to a tensor. Raises RefusedError."""
+    """Convert a JSON list, flat or nested like the shape, to a tensor. Raises RefusedError."""
     found = _filled(_flat(data, spec), spec)
-    if found.dtype.kind == "f" and not np.isfinite(found).all():  # JSON has no infinity but numbers that are too large
+    if found.dtype.kind == "f" and not np.isfinite(found).all():  # JSON has no infinity, so a number was too large
         raise _too_large(spec)
     return found
 
 
 def _flat(data: Any, spec: TensorSpec) -> list[Any]:
-    """Return the values of a list, which may be nested as the tensor's shape is."""
+    """Return the values of a list, flat or nested like the tensor's shape, as a flat list. Raises RefusedError."""
     if not isinstance(data, list):
         raise invalid(f"The 'data' of the input '{spec.name}' is no list of values.")
     values, sizes = data, [len(data)]
@@ -135,7 +135,7 @@ def _takes(spec: TensorSpec) -> str:
 
 
 def _filled(values: Sequence[Any], spec: TensorSpec) -> Array:
-    """Make a tensor of a list of its values; other threads have a turn meanwhile. Raises RefusedError."""
+    """Convert a flat list of values to a tensor, in pieces between which other threads can run. Raises RefusedError."""
     found = np.empty(len(values), spec.dtype)
     for at in range(0, len(values), _PIECE):
         piece = values[at : at + _PIECE]
@@ -153,7 +153,7 @@ def _too_large(spec: TensorSpec) -> RefusedError:
 
 
 def _fits(values: Sequence[Any], found: Array) -> bool:
-    """Write values into an array, whose type is of their kind; return whether it can hold them."""
+    """Write values into an array of their kind of type; return whether the type can hold them."""
     if found.dtype.kind in "iu":
         limits = np.iinfo(found.dtype)  # type: ignore[type-var]
         if min(values) < limits.min or max(values) > limits.max:
@@ -161,7 +161,7 @@ def _fits(values: Sequence[Any], found: Array) -> bool:
     try:
         with np.errstate(over="ignore"):
             found[:] = np.array(values, np.float64 if found.dtype.kind == "f" else found.dtype)
-    except OverflowError:  # an integer that no float is as large as
+    except OverflowError:  # an integer that is larger than any float
         return False
     return True
 
@@ -180,7 +180,7 @@ def of_contents(contents: Any, spec: TensorSpec) -> Array:
 
 
 def to_json(name: str, value: Array) -> Iterator[str]:
-    """Write a tensor's values as a list of JSON, in pieces between which other threads have a turn. Raises RefusedError."""
+    """Yield a tensor's values as a JSON list, in pieces between which other threads can run. Raises RefusedError."""
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise invalid(
             f"The output '{name}' has values that are not finite, for which JSON has no numbers: ask for it in binary form "

@@ -1,4 +1,4 @@
-"""The future of a request, and what resolves it."""
+"""Requests of a server: their futures, and their records in the queues."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Answer(Outcome[Outputs]):
     """The future of a request: its result is the outputs by name.
 
     Attributes:
-        arrived: when it was submitted, by ``time.perf_counter``.
-        begun: when its inputs were put into place; NaN before.
-        ended: when its outputs were there; NaN before, and if it has failed.
+        arrived: when it was submitted, or was due to be, in seconds of ``time.perf_counter``.
+        begun: when its inputs were put into place; NaN before then.
+        ended: when its outputs were there; NaN before then, and if it has failed.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Answer(Outcome[Outputs]):
 
     @property
     def _condition(self) -> threading.Condition:
-        # asked for by other ways to wait than result(): the future has to be resolved as soon as the request is over
+        # read by every way to wait but result() and exception(): the future then has to be resolved once the request is over
         if self._queued is not None:
             self._queued.watch()
         return self._own
@@ -49,11 +49,16 @@ class Answer(Outcome[Outputs]):
         self._own = condition
 
     def attach(self, queued: Queued, wait: Callable[[float], object]) -> None:
-        """Have the request wait in a compiled queue; ``wait`` waits for it until some time, and resolves the future."""
+        """Attach the future to its request in a compiled queue.
+
+        Args:
+            queued: the request.
+            wait: waits for the request until a time of ``time.perf_counter``, and resolves the future if the request is over.
+        """
         self._queued, self.helper = queued, wait
 
     def detach(self) -> None:
-        """Take note that the request is not in a compiled queue any more."""
+        """Detach the future from the compiled queue, which no longer has its request."""
         self._queued = self.helper = None
 
     def running(self) -> bool:
@@ -68,7 +73,7 @@ class Answer(Outcome[Outputs]):
 
     def _invoke_callbacks(self) -> None:
         if self._queued is not None:
-            self._queued.cancel()  # its owner has resolved it
+            self._queued.cancel()  # the caller has resolved the future itself
         super()._invoke_callbacks()
 
 
@@ -80,15 +85,15 @@ class Queued:
 
     @property
     def flying(self) -> bool:
-        """True if it has begun and is not over, as far as it can be told."""
+        """True if the request was in flight when its state was read."""
         return self.submission.state == _core.State.flying
 
     def watch(self) -> None:
-        """Have its future be resolved at once when it is over, whether a thread waits for it or not."""
+        """Have a thread of the server resolve the future as soon as the request is over, even if no thread waits for it."""
         self._queue.watch(self.submission)
 
     def cancel(self) -> bool:
-        """Take it out if it waits; return whether it is cancelled."""
+        """Take the request out of the queue if it waits there; return whether it is cancelled."""
         return self._queue.cancel(self.submission)
 
 
@@ -98,33 +103,33 @@ class Pending:
 
     inputs: Arrays
     deadline: float
-    line: Line | None = None  # of which sequence it is
-    position: int = 0  # among the requests of its sequence
-    resets: int = 0  # how often its sequence was reset before it was submitted
+    line: Line | None = None  # its sequence; None if it belongs to no sequence
+    position: int = 0  # its number among the requests of its sequence, from 1
+    resets: int = 0  # how often its sequence had been reset when it was submitted
     started: bool = False  # whether an executor has it
-    settled: bool = True  # whether its sequence knows that it is not in flight
-    replay: bool = False  # whether it is there for the state that it leaves, and nobody waits
+    settled: bool = True  # False while its sequence counts it as in flight
+    replay: bool = False  # whether it runs a kept input again to restore a lost state; no thread waits for it
     future: Answer = field(default_factory=Answer)
-    alone: bool = False  # when it began
-    number: int = 0  # of those that began
-    explored: bool = False  # whether a candidate has it
-    failure: PlaceitError | None = None  # with which it leaves the queue; None for that it was late
+    alone: bool = False  # whether no other request was in flight beside it
+    number: int = 0  # its number among the requests that have begun
+    explored: bool = False  # whether a candidate runs it
+    failure: PlaceitError | None = None  # the error with which it leaves the queue; None if its deadline was over
     over: bool = False  # whether it has ended, well or not
     submission: _core.Submission | None = None  # in the compiled queue; None if it is not there
-    outputs: Outputs = field(default_factory=dict)  # where the compiled queue puts its outputs
+    outputs: Outputs = field(default_factory=dict)  # arrays that the compiled queue writes its outputs to
 
     @property
     def slot(self) -> int | None:
-        """The slot of its sequence in the executor; None if it is of no sequence."""
+        """Number of its sequence's slot in the executor; None without a sequence or a slot."""
         return None if self.line is None or self.line.slot is None else self.line.slot.number
 
 
 def late() -> DeadlineError:
-    """The error of a request whose deadline was over before it could begin."""
+    """Return the error of a request whose deadline was over before it could begin."""
     return DeadlineError("The deadline of this request was over before it could begin.")
 
 
 def fail(requests: Iterable[Pending], error: PlaceitError) -> None:
-    """Fail the futures of requests that have not ended."""
+    """Set an error on the futures of requests, except on futures that have ended."""
     for request in requests:
         request.future.end(lambda future: future.set_exception(error))

@@ -1,4 +1,4 @@
-"""Attendants of a server: threads beside it that hear of every request that ends, and may have it serve by another plan."""
+"""Attendants of a server: threads that are told of each request that ends, and may have the server use another plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from placeit.serving.refining import Refinement
 
 __all__ = ["Attendant", "Request"]
 
-_MOST_UNHEARD = 100_000  # requests that have ended since the attendant looked; of more, the last ones count
+_MOST_UNHEARD = 100_000  # ended requests that are kept until the attendant looks; beyond, the oldest are dropped
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +24,12 @@ class Request:
     """A request that has ended.
 
     Attributes:
-        plan: what it ran on.
-        begun: by ``time.perf_counter``.
-        ended: by ``time.perf_counter``.
+        plan: the plan that it ran on.
+        begun: when it began, in seconds of ``time.perf_counter``.
+        ended: when it ended, in seconds of ``time.perf_counter``.
         ran: its segments, and when each of them ran.
-        alone: whether no other request was in flight on the server in the meantime.
-        explored: whether it tried a candidate.
+        alone: whether no other request was in flight on the server beside it.
+        explored: whether it ran on a candidate.
     """
 
     plan: Plan
@@ -41,18 +41,18 @@ class Request:
 
     @property
     def seconds(self) -> float:
-        """From begin to end."""
+        """Seconds from its begin to its end."""
         return self.ended - self.begun
 
 
 class Attendant(ABC):
-    """A thread that attends a server, from :meth:`start` until it is closed or fails; the server goes on without it.
+    """A thread that attends a server, from :meth:`start` until it is closed. If it fails, the server goes on without it.
 
     Args:
         name: of the thread.
 
     Attributes:
-        report: what came of refining, of an attendant that refines; None of any other.
+        report: results of refining; None if the attendant does not refine.
     """
 
     def __init__(self, name: str) -> None:
@@ -62,15 +62,15 @@ class Attendant(ABC):
         self._thread = Worker(name)
 
     def start(self) -> None:
-        """Begin to attend."""
+        """Start the thread."""
         self._thread.submit(self._work)
 
     def ended(self, request: Request) -> None:
-        """Tell of a request that has ended; from any thread, at once."""
+        """Tell the attendant of a request that has ended. Any thread may call this; it returns at once."""
         self._ended.append(request)
 
     def close(self, seconds: float) -> None:
-        """Stop, and wait for that for some seconds at most: what is compiled now ends first."""
+        """Stop the thread, and wait at most ``seconds`` for its end; a compilation in progress ends first."""
         with self._lock:
             if not self._closing.is_open:
                 self._closing.open()
@@ -79,14 +79,14 @@ class Attendant(ABC):
 
     @abstractmethod
     def attend(self) -> None:
-        """Do what it is for, until it is to close; on its thread. May raise what :data:`FAILURES` names."""
+        """Attend the server until :meth:`close` is called; runs on the attendant's thread, and may raise :data:`FAILURES`."""
 
     @abstractmethod
     def failed(self, error: BaseException) -> None:
-        """Say that it attends no more, and why."""
+        """Report that the attendant has stopped, and why."""
 
     def heard(self) -> Iterator[Request]:
-        """Take the requests that have ended since this was called last."""
+        """Yield the requests that have ended since the last call."""
         for _ in range(len(self._ended)):
             yield self._ended.popleft()
 

@@ -1,4 +1,4 @@
-"""Record the last requests of a server, what became of all of them, and what has happened to it."""
+"""Record a server's last requests, the outcomes of all its requests, and its events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEPT = 1000  # requests, and as many events
 class History:
     """The last thousand requests of a server, the last thousand events, and counts of all requests.
 
-    Any thread may read it and record an event; whoever counts requests holds the server's lock.
+    Any thread may read it or record an event. A thread that counts requests holds the server's lock.
 
     Attributes:
         outcomes: how many requests have ended, by :data:`placeit.serving.stats.OUTCOMES`.
@@ -49,22 +49,29 @@ class History:
             self.busy[name] = self.busy.get(name, 0.0) + finish - start
 
     def happened(self, what: str, why: str, *, seconds: float = 0.0, until: float | None = None) -> None:
-        """Something has happened now, or at another moment of ``perf_counter``; it has taken so many seconds until then."""
+        """Record an event.
+
+        Args:
+            what: its name.
+            why: its reason.
+            seconds: how long it took.
+            until: when it ended, in seconds of ``time.perf_counter``; None for now.
+        """
         finish = perf_counter() if until is None else until
         self._events.append(Event(what, finish - seconds, finish, why))
 
     def requests(self) -> list[Done]:
-        """The requests, in the order in which they ended."""
+        """Return the last requests, in the order in which they ended."""
         return list(self._requests.copy())
 
     def events(self) -> tuple[Event, ...]:
-        """The events, in the order in which they were recorded."""
+        """Return the last events, in the order in which they were recorded."""
         return tuple(self._events.copy())
 
     def latencies(self) -> NDArray[np.float64]:
-        """``float64[N]``, seconds from the arrival to the end of the requests that succeeded."""
+        """Return ``float64[N]``, seconds from arrival to end of each of the last requests that succeeded."""
         return np.array([done.ended - done.arrived for done in self._requests.copy() if math.isfinite(done.ended)])
 
     def trace(self) -> list[Span | Event]:
-        """Segments and transfers of requests, and the events, for :func:`placeit.profiler.trace.write_chrome_trace`."""
+        """Return spans of the last requests and the events, for :func:`placeit.profiler.trace.write_chrome_trace`."""
         return [*(span for done in self._requests.copy() for span in done.spans()), *self._events.copy()]

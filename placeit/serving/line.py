@@ -1,4 +1,4 @@
-"""Record of a sequence: where its state is, what runs of it, and what is left of it after a failure."""
+"""Record of a sequence: the slot that holds its state, its requests in flight, and its state after a failure."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ __all__ = ["Home", "Line"]
 
 
 class Home(Protocol):
-    """What runs the requests of a sequence: a replica.
+    """A replica, as the record of a sequence uses it: it runs the requests of the sequence.
 
     Attributes:
-        executor: has its slot.
+        executor: has the slot of the sequence.
     """
 
     executor: PlanExecutor
 
     @property
     def able(self) -> bool:
-        """True if it may take requests."""
+        """True if the replica may take requests."""
         ...
 
 
 @dataclass(eq=False)
 class Line:
-    """The requests of a sequence, of which one runs at a time; for the server's lock.
+    """Record of a sequence, of which one request runs at a time. The caller holds the server's lock.
 
     Attributes:
         number: of the sequence, from 1.
-        recompute: whether inputs are kept since the last reset, to compute a state anew that was lost.
-        replica: the one whose executor has the slot; None if there is no slot.
-        slot: keeps its state; None before it has one, and after that was lost.
-        flying: whether a request of it is in flight.
-        moving: who copies or resets its state just now; None if nobody does.
-        holds: numbers of requests, after each of which the next ones have to wait.
-        noted: for threads that wait for something of it to end; None if none does.
-        submitted: how many requests it has had.
-        resets: how often it was reset.
-        begun: how many of these resets have been carried out.
-        fresh: whether nothing has run since the last one.
-        lost: why its state is not known; None if it is, or can be computed anew.
-        closed: whether it takes no more requests.
-        inputs: since the last reset, if they are kept.
-        ran: of how many of these the slot has the state.
-        least: bytes of its initial state, by device name.
-        runs: how many requests have run since the last reset.
-        bytes: of its state, by device name: as measured, and what it has grown by since then.
-        growth: bytes that a request adds to it, by device name.
-        measured: after how many runs it was measured last, and what it was then.
+        recompute: whether inputs are kept since the last reset, to recompute a state that was lost.
+        replica: the replica whose executor has the slot; None if there is no slot.
+        slot: keeps the state; None before the sequence has a slot, and after the slot was lost.
+        flying: whether a request of the sequence is in flight.
+        moving: token of the thread that copies or resets the state just now; None if no thread does.
+        holds: positions of requests. A request at a higher position than one of them has to wait.
+        noted: gate for threads that wait for a request, a copy or a reset to end; None if no thread waits.
+        submitted: number of requests submitted so far.
+        resets: number of resets so far.
+        begun: number of these resets that have been carried out.
+        fresh: whether nothing has run since the last reset.
+        lost: why the state is not known; None if it is known or can be recomputed.
+        closed: whether the sequence takes no more requests.
+        inputs: inputs of each request since the last reset, if they are kept.
+        ran: number of these inputs that the state in the slot includes.
+        least: bytes of the initial state, by device name.
+        runs: number of requests that have run since the last reset.
+        bytes: bytes of the state, by device name: the last measurement, and the expected growth since then.
+        growth: bytes that a request is expected to add to the state, by device name.
+        measured: number of runs at the last measurement, and the bytes that were measured, by device name.
     """
 
     number: int
@@ -83,47 +83,47 @@ class Line:
     measured: tuple[int, Counter[str]] = (0, Counter())
 
     def check_open(self) -> None:
-        """Raise SequenceError if it is closed."""
+        """Raise SequenceError if the sequence is closed."""
         if self.closed:
             raise SequenceError(f"Sequence {self.number} is closed: make a new one.")
 
     def check_known(self) -> None:
-        """Raise SequenceError if its state is not known."""
+        """Raise SequenceError if the state of the sequence is not known."""
         if self.lost is not None:
             raise SequenceError(self.lost)
 
     def may_begin(self, position: int) -> bool:
-        """Return whether its request of a position among all of them, which waits, may begin."""
+        """Return whether the waiting request at a position of the sequence may begin."""
         return not self.flying and self.moving is None and all(position <= hold for hold in self.holds)
 
     @property
     def behind(self) -> bool:
-        """True if inputs have to run again before the next request."""
+        """True if kept inputs have to run again to restore the state before the next request."""
         return self.lost is None and self.ran < len(self.inputs)
 
     def note(self) -> None:
-        """Have threads that wait for something of it to end look again."""
+        """Wake the threads that wait for a request, a copy or a reset of the sequence to end."""
         if self.noted is not None:
             self.noted.open()
             self.noted = None
 
     def reset(self, resets: int) -> None:
-        """Take note that the slot has the initial state, by the last one of so many resets."""
+        """Record that the slot has the initial state, and that ``resets`` resets have been carried out."""
         self.begun, self.fresh, self.lost, self.ran = resets, True, None, 0
         self.inputs.clear()
         self.empty()
 
     def empty(self) -> None:
-        """Take note that it has its initial state."""
+        """Record the size of the initial state as the size of the state."""
         self.runs, self.bytes, self.growth, self.measured = 0, self.least.copy(), Counter(), (0, self.least)
 
     def copy(self, other: Line) -> None:
-        """Take over what is known of the state of another one."""
+        """Copy the record of another sequence's state."""
         self.fresh, self.inputs, self.ran, self.least = other.fresh, other.inputs.copy(), other.ran, other.least
         self.runs, self.bytes, self.growth, self.measured = other.runs, other.bytes.copy(), other.growth, other.measured
 
     def grown(self, found: Counter[str] | None) -> None:
-        """Take note of a run, and of the size that its state has now; None if that was not measured."""
+        """Record a run, and the bytes of the state after it, by device name; None if they were not measured."""
         self.runs += 1
         if found is None:
             self.bytes = self.bytes + self.growth
@@ -134,11 +134,16 @@ class Line:
 
     @property
     def due(self) -> bool:
-        """True if its state is to be measured after its next run: ever more rarely, as that may copy it."""
+        """True if the state is to be measured after the next run. Measuring may copy it, so the intervals double."""
         return self.runs + 1 >= 2 * self.measured[0]
 
     def ended(self, inputs: Arrays, *, replay: bool) -> None:
-        """Take note that a request has ended well, which may have been there only for the state that it leaves."""
+        """Record that a request has ended well.
+
+        Args:
+            inputs: of the request, by name.
+            replay: whether the request ran a kept input again.
+        """
         self.fresh = False
         if self.recompute:
             if not replay:
@@ -146,11 +151,11 @@ class Line:
             self.ran += 1
 
     def failed(self, why: PlaceitError, *, for_good: bool = False) -> None:
-        """Take note that nobody knows what its slot holds, as a request failed that had begun, or the slot was lost.
+        """Record that the state in the slot is not known: a request failed after it had begun, or the slot was lost.
 
         Args:
-            why: what has happened.
-            for_good: whether its state is not computed anew.
+            why: the reason.
+            for_good: whether the state cannot be recomputed, even if inputs are kept.
         """
         if self.recompute and not for_good:
             self.ran = 0

@@ -1,7 +1,4 @@
-"""Requests that arrive at a server: at given times, whatever becomes of those before them, or each when another has ended.
-
-These are an open and a closed loop.
-"""
+"""Load for a server: requests at given times (open loop), or each as soon as another one has ended (closed loop)."""
 
 from __future__ import annotations
 
@@ -40,15 +37,15 @@ class Served:
     """Outcomes of requests.
 
     Attributes:
-        load: times and queue lengths of those that ended; None if none did.
-        arrived: how many arrived.
-        dropped: how many found the queue full.
-        failed: how many ended in an error.
-        error: the first one.
-        waiting: how many waited or were in flight when the last one had arrived.
+        load: times and queue lengths of the requests that succeeded; None if no request did.
+        arrived: number of requests that arrived.
+        dropped: number of requests that found the queue full.
+        failed: number of requests that ended in an error.
+        error: the first of these errors; None without any.
+        waiting: number of requests that waited or were in flight when the last one had arrived.
         seconds: from the first arrival to the last end.
         busy: share of that time in which each device ran segments.
-        interrupted: whether Ctrl-C kept the rest from arriving.
+        interrupted: whether Ctrl-C ended the arrivals early.
     """
 
     load: LoadReport | None
@@ -73,20 +70,20 @@ class RateReport:
 
     Attributes:
         model: path of the model.
-        placement: what served, with its replicas.
+        placement: the placement that served, with its replicas.
         rate: requests per second that were to arrive, on average; None if each came as soon as another one had ended.
         arrivals: how they arrived at a rate: ``constant`` or ``poisson``.
         seed: of random arrivals.
-        in_flight: how many requests could be in flight at once, on all replicas.
-        queue: how many could wait.
-        served: what became of them.
-        output_error: against the whole model on one device.
+        in_flight: number of requests that could be in flight at once, on all replicas.
+        queue: number of requests that could wait.
+        served: outcomes of the requests.
+        output_error: difference of the outputs from the outputs of the whole model on one device.
         failed: why the outputs are wrong, by the session's tolerance; None if they are right.
         cluster: the devices.
-        trace: what the last thousand requests ran, and what happened to the server.
-        plans: of each replica, the segments that ran.
+        trace: spans of the last thousand requests, and events of the server.
+        plans: the plan of each replica.
         done: the last thousand requests.
-        readings: what meters showed meanwhile.
+        readings: readings of meters while requests arrived.
     """
 
     model: str
@@ -109,7 +106,7 @@ class RateReport:
     def sustained(self) -> bool | None:
         """True if requests were served as fast as they came: none was dropped, and no more waited in the end than by chance.
 
-        None if they came at no rate.
+        None if no rate was given.
         """
         served = self.served
         return (
@@ -128,7 +125,7 @@ class RateReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON has it, which is what ``placeit run --json`` prints beside the names of files."""
+        """Return the report for JSON, as ``placeit run --json`` prints it beside the names of files."""
         served = self.served
         load = served.load
         return jsonable_dict(
@@ -163,29 +160,29 @@ class RateReport:
 
 
 class _Tally:
-    """Tally of the requests of a server, from their futures; no outputs are kept."""
+    """Counts and times of a server's requests, taken from their futures; outputs are not kept."""
 
     def __init__(self, server: Server) -> None:
         self._history, self._submitted = server.history, 0
         self._refused, self._busy = server.history.outcomes["refused"], dict(server.busy)
-        self._ended: list[tuple[float, float, float] | None] = []  # arrival, begin and end; None of those that failed
+        self._ended: list[tuple[float, float, float] | None] = []  # arrival, begin and end; None if it failed
         self._error: PlaceitError | None = None
         self.start = perf_counter()
 
     def expect(self, answer: Answer) -> None:
-        """Wait for one more."""
+        """Count one more request, by its future."""
         answer.add_done_callback(self._note)
         self._submitted += 1
 
     def _note(self, answer: Future[Any]) -> None:
-        assert isinstance(answer, Answer)  # noqa: S101 (it was one)
+        assert isinstance(answer, Answer)  # noqa: S101 (as it was when the callback was added)
         error = answer.exception()
         if error is not None and self._error is None:
             self._error = error if isinstance(error, PlaceitError) else ExecutionError(str(error))
         self._ended.append((answer.arrived, answer.begun, answer.ended) if error is None else None)
 
     def sum_up(self, *, interrupted: bool) -> Served:
-        """Wait until all have ended."""
+        """Wait until all requests have ended, and return their outcomes."""
         waiting = self._left
         while self._left > 0:
             sleep(min(_LOOK_S, max(1e-3, 1e-2 * (perf_counter() - self.start))))
@@ -210,13 +207,13 @@ class _Tally:
 
 
 def offer(server: Server, inputs: Arrays, arrivals: ArrayLike) -> Served:
-    """Submit requests when they arrive, and wait until all have ended.
+    """Submit requests at given times, and wait until all have ended.
 
-    Those that find the queue full are dropped. Times count from when a request was to arrive, also if this thread was late.
-    Ctrl-C ends the arrivals, and what was measured is kept.
+    Requests that find the queue full are dropped. Latencies count from the time at which a request was due, even if this thread
+    was late. Ctrl-C ends the arrivals; the outcomes until then are returned.
 
     Args:
-        server: nobody else submits anything meanwhile.
+        server: the server. No other thread may submit requests to it during the call.
         inputs: of each request, by name.
         arrivals: ``float64[R]``, seconds from the first on, ascending.
 
@@ -237,27 +234,28 @@ def offer(server: Server, inputs: Arrays, arrivals: ArrayLike) -> Served:
             try:
                 tally.expect(server.submit(inputs, wait=False, arrived=due))
             except QueueFullError:
-                full_until = perf_counter()  # for those that were due meanwhile, if this thread is late
+                full_until = perf_counter()  # if this thread is late, requests due before now find the queue full, too
                 sleep(_BREATH_S)  # the server's threads need the interpreter, too
     except KeyboardInterrupt:
         interrupted = True
-        come_through()  # what is in flight may take its time
+        come_through()  # requests in flight may take their time to end
     return tally.sum_up(interrupted=interrupted)
 
 
 def keep_busy(
     server: Server, inputs: Arrays, at_once: int, *, requests: int | None = None, seconds: float = math.inf
 ) -> Served:
-    """Have as many requests under way all the time, each submitted as soon as another one has ended, and wait for all.
+    """Keep ``at_once`` requests under way, submitting one as soon as another has ended, and wait until all have ended.
 
-    Ctrl-C ends the arrivals, and what was measured is kept.
+    Ctrl-C ends the arrivals; the outcomes until then are returned.
 
     Args:
-        server: nobody else submits anything meanwhile.
+        server: the server. No other thread may submit requests to it during the call.
         inputs: of each request, by name.
-        at_once: how many; as many as can be in flight, and none waits for longer than it takes to begin.
-        requests: how many in all; None for no limit.
-        seconds: in which they are submitted; one is in any case.
+        at_once: number of requests under way. If it is the number that can be in flight, no request waits for longer than it
+            takes to begin.
+        requests: number of requests in all; None for no limit.
+        seconds: time in which requests are submitted; at least one request is.
 
     Raises:
         ExecutionError: the server is closed, or nothing can run any more.
@@ -275,5 +273,5 @@ def keep_busy(
             answer.add_done_callback(room.put)
     except KeyboardInterrupt:
         interrupted = True
-        come_through()  # what is in flight may take its time
+        come_through()  # requests in flight may take their time to end
     return tally.sum_up(interrupted=interrupted)

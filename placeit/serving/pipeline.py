@@ -1,4 +1,4 @@
-"""Several models one after the other: items go through stages, and each asks a server for any number of requests per item."""
+"""Pipelines of several models: items pass through stages, each of which submits any number of requests per item."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage: a function applied to each item.
+    """A stage of a pipeline: it splits an item into requests, and joins their outputs to the item for the next stage.
 
     Attributes:
         name: of the stage.
         server: runs its requests.
-        split: gives the inputs of the requests that an item leads to: any number of them, also none.
-        join: makes the item for the next stage of an item and the outputs of its requests, in the order of ``split``.
+        split: returns the inputs of each request for an item; there may be no request at all.
+        join: returns the item for the next stage, given an item and the outputs of its requests, in the order of ``split``.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Stage:
 
 @dataclass(eq=False)
 class _Tuple:
-    """An item on its way, the stage that it is at, and what it waits for there."""
+    """An item in the pipeline, its current stage, and its requests there."""
 
     item: Any
     stage: str
@@ -56,7 +56,7 @@ class _Tuple:
     error: BaseException | None = None
 
     def end(self) -> None:
-        """Tell the future, unless it has ended."""
+        """Resolve the future with the item or its error, unless the future has ended."""
         self.future.end(self._tell)
 
     def _tell(self, future: Future[Any]) -> None:
@@ -70,20 +70,20 @@ class Pipeline:
     """Takes items through stages, in order. Use it as a context manager, or call :meth:`close`.
 
     Every item that is submitted ends in its future exactly once, in the order of submission. One that fails goes no further,
-    and the others go on. At most ``window`` items are under way: that bounds every queue between stages, and holds up who
-    submits while a stage is slow.
+    and the others go on. At most ``window`` items are under way. That bounds every queue between stages, and makes
+    :meth:`submit` wait while a stage is slow.
 
-    Each stage has a thread, on which ``split`` runs, and ``join`` of the stage before; the last ``join``, and callbacks of
-    futures, run on one more. None of these may close the pipeline, or wait for room in it.
+    Each stage has a thread, which runs its ``split`` and the ``join`` of the stage before. One more thread runs the last
+    ``join`` and the callbacks of futures. These functions must not close the pipeline, or wait for room in it.
 
     Args:
-        stages: at least one. Their servers are closed by those who made them.
+        stages: at least one. The pipeline does not close their servers.
         window: items under way, at most.
 
     Attributes:
-        entered: items that were submitted.
-        left: items that have ended, well or not.
-        requests: of each stage, by name, that its server has taken.
+        entered: number of items that were submitted.
+        left: number of items that have ended, well or not.
+        requests: number of requests that each stage has submitted to its server, by the stage's name.
     """
 
     def __init__(self, stages: Sequence[Stage], *, window: int = 16) -> None:
@@ -97,7 +97,7 @@ class Pipeline:
         self.requests = {stage.name: 0 for stage in stages}
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._room: Gate | None = None  # for threads that wait for room, if any does
+        self._room: Gate | None = None  # opens when an item leaves; None if no thread waits for room
         self._under_way: deque[_Tuple] = deque()
         self._closed = self._dropping = self._over = False
         self._first = stages[0].name
@@ -117,15 +117,15 @@ class Pipeline:
         self.close(drain=kind is None)
 
     def submit(self, item: Any, *, timeout: float | None = None) -> Future[Any]:
-        """Have an item go through all stages; its future has what the last one makes of it.
+        """Submit an item, and return its future; the result is the item as the last stage makes it.
 
         Args:
             item: for the first stage.
             timeout: seconds to wait at most while ``window`` items are under way; None for as long as it takes.
 
         Raises:
-            QueueFullError: that many are, and stay so, or this is a callback of one of the pipeline's futures, or a function of
-                a stage.
+            QueueFullError: there is no room until the time-out; or there is no room now, and the caller is a function of a
+                stage or a callback of one of the pipeline's futures.
             ExecutionError: the pipeline is closed.
         """
         check_process(self._process)
@@ -136,7 +136,7 @@ class Pipeline:
                 if self._closed:
                     raise ExecutionError("This pipeline is closed: make a new one.")
                 if len(self._under_way) < self.window:
-                    self._queues[0].put(made)  # first: an interrupt here must not leave an item that no stage has
+                    self._queues[0].put(made)  # first: an interrupt after it must not leave an item that no stage has
                     self._under_way.append(made)
                     self.entered += 1
                     return made.future
@@ -151,15 +151,15 @@ class Pipeline:
             room.wait(min(left, _LOOK_S))
 
     def map(self, items: Iterable[Any], *, timeout: float | None = None) -> Iterator[Any]:
-        """Take items through, and give the results in their order; no more items are taken than ``window`` beyond the results.
+        """Yield the results of items in their order. At most ``window`` items are taken beyond the results that were yielded.
 
         Args:
             items: for the first stage.
-            timeout: seconds to wait at most for room, and for each result.
+            timeout: seconds to wait at most for room, and for each result; None for as long as it takes.
 
         Raises:
-            Exception: an item failed, by whatever it failed with; raised when its turn has come.
-            DeadlineError: a result takes longer.
+            Exception: the error of an item that failed, raised in place of its result.
+            DeadlineError: a result takes longer than ``timeout``.
         """
         under_way: deque[Future[Any]] = deque()
         for item in items:
@@ -173,12 +173,12 @@ class Pipeline:
         try:
             return future.result(timeout)
         except TimeoutError:
-            if future.done():  # with an error of that kind, or just now
+            if future.done():  # it has ended just now, or the item's own error is a TimeoutError
                 return future.result()
             raise DeadlineError(f"No result for {timeout:g} s: {self._held_up()}.") from None
 
     def _held_up(self) -> str:
-        """Say what everybody waits for."""
+        """Return how many items are under way, and the stage of the first of them, for messages."""
         with self._lock:
             count, stage = len(self._under_way), self._under_way[0].stage if self._under_way else None
         return f"{count} items are under way" + (f", the first of them at the stage '{stage}'" if stage is not None else "")
@@ -186,15 +186,15 @@ class Pipeline:
     def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Finish every item, and stop. A second call has no effect.
 
-        A thread of its own does that. It goes on to the end if the one that waits here is interrupted.
+        A separate thread closes the pipeline. It goes on to the end even if the calling thread, which waits, is interrupted.
 
         Args:
-            drain: whether items go through the stages that are left; otherwise they fail when they come to the next one.
+            drain: whether items still go through their remaining stages; otherwise they fail when they come to the next one.
             timeout: seconds to wait at most, after which every item that is left fails; None for no limit if it drains, and
                 ten seconds otherwise.
 
         Raises:
-            ExecutionError: a callback of one of its futures, or a function of a stage, closes it.
+            ExecutionError: the caller is a callback of one of its futures, or a function of a stage.
         """
         if os.getpid() != self._process:
             return
@@ -205,7 +205,7 @@ class Pipeline:
         apart(functools.partial(self._close, drain, timeout))
 
     def _close(self, drain: bool, timeout: float | None) -> None:
-        """Do it, on a thread where no signal handler raises; also while another thread does."""
+        """Close the pipeline, on a thread where no signal handler raises; several threads may do so at once."""
         with self._lock:
             first, self._closed = not self._closed, True
             self._dropping |= not drain
@@ -227,11 +227,11 @@ class Pipeline:
             if self._ended.is_open:
                 worker.close()
             else:
-                with suppress(ExecutionError):  # it ends already
+                with suppress(ExecutionError):  # the thread ends already
                     worker.submit(worker.close)
 
     def _start(self, name: str, job: Callable[[], None]) -> None:
-        """Have a thread do it, which must not wait for the pipeline meanwhile."""
+        """Run a job on a new thread, which must not wait for the pipeline until the job has ended."""
 
         def work() -> None:
             self._threads.add(thread := threading.get_ident())
@@ -242,7 +242,7 @@ class Pipeline:
         self._workers[-1].submit(work)
 
     def _work(self, number: int, stage: Stage, before: Stage | None) -> None:
-        """Take items through a stage."""
+        """Run a stage: join each item at the stage before, and submit its requests here."""
         outbox = self._queues[number + 1]
 
         def go_on(one: _Tuple) -> None:
@@ -254,7 +254,7 @@ class Pipeline:
         outbox.put(None)
 
     def _each(self, inbox: SimpleQueue[_Tuple | None], before: Stage | None, go_on: Callable[[_Tuple], None]) -> None:
-        """Take each item out of a stage and have it go on; one for which anything fails goes on with the error."""
+        """Join each item of a queue at the stage before, and pass it to ``go_on``; after a failure, with the error."""
         one: _Tuple | None = None
         while True:
             try:
@@ -263,12 +263,12 @@ class Pipeline:
                 self._join(one, before)
                 go_on(one)
                 one = None
-            except BaseException as error:  # noqa: BLE001 (whatever it is, it is this item's, and others follow)
+            except BaseException as error:  # noqa: BLE001 (any error belongs to this item, and others follow)
                 if one is not None:
                     one.error = error
 
     def _ask(self, one: _Tuple, stage: Stage) -> None:
-        """Submit what an item leads to in a stage."""
+        """Submit the requests of an item at a stage."""
         one.stage = stage.name
         if self._dropping:
             raise ExecutionError(f"The pipeline was closed before this item had come to the stage '{stage.name}'.")
@@ -277,7 +277,7 @@ class Pipeline:
             self.requests[stage.name] += 1
 
     def _join(self, one: _Tuple, stage: Stage | None) -> None:
-        """Wait for all that an item has asked for in a stage, and make of it the item for the next one."""
+        """Wait for the requests of an item at a stage, and replace the item by the item for the next stage."""
         if one.error is None and stage is not None:
             try:
                 one.item = stage.join(one.item, [answer.result() for answer in one.answers])
@@ -287,11 +287,11 @@ class Pipeline:
         if one.error is not None:
             while one.answers:
                 if not one.answers[0].cancel():
-                    one.answers[0].exception()  # which waits
+                    one.answers[0].exception()  # waits until it has ended
                 one.answers.pop(0)
 
     def _sink(self, last: Stage) -> None:
-        """End items."""
+        """Join items at the last stage, and resolve their futures."""
         self._each(self._queues[-1], last, self._leave)
         self._ended.open()
 

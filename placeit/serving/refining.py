@@ -1,4 +1,4 @@
-"""Refining: what it may take, and what has come of it; :mod:`placeit.workbench.refining` does it."""
+"""Limits and results of refining a served placement, which :mod:`placeit.workbench.refining` does."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Limits", "Refinement"]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of what refining may take.
+    """Limits of what refining may cost.
 
     Attributes:
-        share: of the requests, that try a candidate; at most a half.
-        tail: 95th percentile of the seconds of the others, as a multiple of what it was before.
-        core: of a core's time, for searching and compiling.
+        share: share of the requests that try a candidate; at most 0.5.
+        tail: how large the 95th percentile of the other requests' seconds may become, as a multiple of its value before.
+        core: share of the time of one core for searching and compiling.
     """
 
     share: float = 0.05
@@ -34,19 +34,19 @@ class Refinement:
     """Results of refining so far.
 
     Attributes:
-        requests: that have ended well since it began.
-        explored: how many of them tried a candidate.
-        checks: runs besides, on the devices that serve, which check the outputs of candidates.
-        tried: candidates that requests were given to, in all trials.
-        switches: how often the server has changed to one.
+        requests: number of requests that have ended well since refining began.
+        explored: number of these requests that tried a candidate.
+        checks: number of extra runs that check the outputs of candidates, on the devices that serve.
+        tried: number of candidates that requests were given to, in all trials.
+        switches: how often the server has changed to a candidate.
         before: 95th and 99th percentile of the seconds of requests, from begin to end, before the last trial; None before the
             first trial.
-        meanwhile: the same percentiles over requests during the last trial, and during the check before it, that did not try
-            the candidate; None if they were too few.
-        ratio: seconds of the last candidate over those of the plan it was to replace; None if they were not compared.
-        seconds: of a core, for searching and compiling.
-        doing: what it does.
-        reason: why the last candidate was taken or not, or refining has ended; None before.
+        ``meanwhile``: 95th and 99th percentile of the seconds of requests that did not try the candidate, during the last trial
+            and during the check before it; None if there were too few of them.
+        ratio: time of the last candidate over the time of the plan that it was to replace; None if they were not compared.
+        seconds: seconds of one core that searching and compiling took.
+        doing: the current activity, in words.
+        reason: why the last candidate was adopted or not, or why refining has ended; None before then.
     """
 
     requests: int = 0
@@ -63,6 +63,6 @@ class Refinement:
 
     @property
     def share(self) -> float:
-        """Share of the requests, and of the runs besides, that a candidate had."""
+        """Share of candidates in all runs: requests and extra runs."""
         runs = self.requests + self.checks
         return (self.explored + self.checks) / runs if runs else 0.0

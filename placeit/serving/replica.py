@@ -1,4 +1,4 @@
-"""Run the requests of a server: an executor and a thread, and its replacement when it is lost."""
+"""Replicas of a server: each runs requests with an executor and a thread, and is replaced when it is lost."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from placeit.serving.answers import Answer, Pending
 __all__ = ["Host", "Replace", "Replacement", "Replica"]
 
 _LOG = logging.getLogger("placeit")
-_FAILURES = 6  # in a row, which were no request's, after which nothing is expected to run any more
-_PAUSE_S = 5e-3  # after the first of them; after each other one, twice as long
+_FAILURES = 6  # failures in a row that no request caused; after one more, the replica counts as lost
+_PAUSE_S = 5e-3  # seconds; the pause after the n-th failure in a row is this times 2**n
 
 
 @dataclass
 class Replacement:
-    """Record of how requests went on elsewhere.
+    """Record of the replacement of an executor: the reason, the new devices, and how long each step took.
 
     Attributes:
-        why: a device or a link was lost, is back, or is slow.
-        devices: that requests run on from then on.
-        silent_s: seconds from the last sign of life of what was lost to the moment when that was noticed; 0 if nothing was.
-        decided_s: seconds that the new placement took.
-        compiled_s: seconds until it could run.
-        answered_s: seconds from then to its first answer; NaN before.
+        why: the reason: a device or a link was lost, is back, or is slow.
+        devices: devices that requests run on afterwards.
+        silent_s: seconds from the last sign of life of the lost device or link until the loss was noticed; 0 without a loss.
+        decided_s: seconds to decide on the new placement.
+        compiled_s: seconds from the decision until the placement could run.
+        answered_s: seconds from then to its first answer; NaN before that.
     """
 
     why: str
@@ -59,15 +59,15 @@ class Replacement:
 
 
 Replace: TypeAlias = Callable[[PlanExecutor, Sequence[PlanExecutor], PlaceitError], tuple[PlanExecutor, Replacement]]
-"""Makes an executor in place of one that is lost, given it, those that still run, and why. Raises PlaceitError if it cannot."""
+"""Replaces a lost executor, given it, the executors that still run, and the error. Raises PlaceitError if it cannot."""
 
 
 class Host(Protocol):
-    """The server of a replica: where requests come from, and what is told of their ends.
+    """The server of a replica: it supplies requests, and is told when they end.
 
     Attributes:
         replacements: of executors, in order.
-        queued: requests that need no Python.
+        queued: the compiled queue, whose requests need no Python.
     """
 
     replacements: list[Replacement]
@@ -75,15 +75,20 @@ class Host(Protocol):
 
     @property
     def able(self) -> bool:
-        """True if requests are taken, and there are devices that run them."""
+        """True if the server takes requests and has devices that run them."""
         ...
 
     def take(self, replica: Replica, *, room: bool) -> Pending | None:
-        """The next request for a replica, maybe of no sequence; None if there is none, or another replica has to take it."""
+        """Return the next request for a replica; None if no request waits, or another replica has to take it.
+
+        Args:
+            replica: the replica that asks.
+            room: whether it may be a request of no sequence.
+        """
         ...
 
     def patience(self) -> float:
-        """End what was given up or is too late, and return the seconds until that has to be done again."""
+        """End requests that were cancelled or are past their deadline, and return the seconds until the next call is due."""
         ...
 
     def happened(self, what: str, why: str, *, seconds: float = 0.0, until: float | None = None) -> None:
@@ -91,19 +96,19 @@ class Host(Protocol):
         ...
 
     def queued_at(self, replica: int, slot: int) -> Pending | None:
-        """The request of the compiled queue that is in a slot of a replica; None if there is none."""
+        """Return the request of the compiled queue that is in a slot of a replica; None if the slot has no such request."""
         ...
 
     def drop(self, request: Pending) -> None:
-        """Take a request out of the compiled queue that has failed."""
+        """Take a failed request out of the compiled queue."""
         ...
 
     def wait_for_work(self, replica: Replica) -> bool:
-        """Wait until something may wait for a replica; False if nothing will any more."""
+        """Wait until a request may wait for a replica; return False if no more will come."""
         ...
 
     def again(self, replica: Replica) -> None:
-        """Have the requests that a replica has taken, and that have not ended, begin again before all others."""
+        """Put the requests that a replica has taken, and that have not ended, back at the front of the queue."""
         ...
 
     def release(
@@ -115,19 +120,19 @@ class Host(Protocol):
         ended: float = math.nan,
         failure: PlaceitError | None = None,
     ) -> bool:
-        """Take note that a request is not in flight any more; False if it had ended before."""
+        """Record that a request is no longer in flight; return False if it had ended before."""
         ...
 
     def tell(self, request: Pending, ran: Sequence[Ran], replica: Replica) -> None:
-        """Tell those that listen of a request that has ended well."""
+        """Tell the attendants of a request that has ended well."""
         ...
 
     def without(self, replica: Replica) -> bool:
-        """Give no more requests to a replica, if there are others; return whether."""
+        """Give no more requests to a replica, if other replicas can run them; return whether they can."""
         ...
 
     def lose(self, replica: Replica, error: PlaceitError) -> None:
-        """Go on without a replica on which nothing runs any more."""
+        """Go on without a replica that cannot run requests any more."""
         ...
 
 
@@ -136,15 +141,15 @@ class Replica:
 
     Args:
         server: the server whose requests it takes.
-        executor: closed with it.
+        executor: closed with the replica.
         replacement: logged with its first answer; None if this replica replaces none.
-        every: of a candidate, which gets one request in ``every``; 0 of any other replica.
+        every: a candidate gets one request in ``every``; 0 for any other replica.
 
     Attributes:
-        number: in the compiled queue of the server; None if its requests need Python.
+        number: its number in the compiled queue of the server; None if its requests need Python.
         exploring: whether it is a candidate.
-        flying: requests in flight, for the server's lock.
-        lost: whether nothing can run on it any more.
+        flying: requests in flight; read and changed with the server's lock.
+        lost: whether it cannot run requests any more.
         retired: whether it is to take no more requests.
         gone: opens when its thread has nothing left to do.
     """
@@ -163,22 +168,22 @@ class Replica:
         self.flying: list[Pending] = []
         self.lost = self.retired = False
         self._thread = 0
-        self._failures = 0  # in a row, that were no request's
+        self._failures = 0  # failures in a row that no request caused
         self._worker = Worker("placeit serving")
         self.number = executor.join(server.queued, self.bell, every)
 
     def start(self) -> None:
-        """Have its thread take requests."""
+        """Start taking requests, on the replica's thread."""
         self._worker.submit(self._work)
 
     @property
     def able(self) -> bool:
-        """True if it may take requests."""
+        """True if the replica may take requests."""
         return not (self.lost or self.retired)
 
     @property
     def room(self) -> bool:
-        """True if it may take a request of no sequence; those of sequences have slots of their own."""
+        """True if the replica may take a request of no sequence; requests of sequences have separate slots."""
         ordinary = sum(request.line is None for request in self.flying) if self.number is None else self._relayed
         return self.able and ordinary < self.executor.in_flight
 
@@ -188,23 +193,23 @@ class Replica:
 
     @property
     def load(self) -> int:
-        """How many requests are in flight there, as far as that decides which replica takes the next one."""
+        """Number of requests in flight, by which the server chooses the replica for the next request."""
         return len(self.flying) + self._relayed
 
     def is_here(self) -> bool:
-        """Return whether this is its thread."""
+        """Return whether the calling thread is the replica's thread."""
         return self._thread == threading.get_ident()
 
     def close(self) -> None:
-        """End the thread and release the executor, at once or when what it does has ended."""
+        """End the thread and release the executor, now or when the thread has ended its current work."""
         if self.gone.is_open:
             self._end()
         else:
-            with contextlib.suppress(ExecutionError):  # it ends already
+            with contextlib.suppress(ExecutionError):  # the thread ends already
                 self._worker.submit(self._end)
 
     def discard(self) -> None:
-        """End the thread of one that was never started, and leave the executor as it is."""
+        """End the thread of a replica that was never started; the executor stays open."""
         self._worker.close()
         self.bell.close()
 
@@ -228,7 +233,7 @@ class Replica:
             self.gone.open()
 
     def _run_what_waits(self) -> bool:
-        """Run requests until none waits; False if no more will come. What is in flight after an error begins again."""
+        """Run requests until none waits; return False if no more will come. Requests in flight after an error begin again."""
         self._thread = threading.get_ident()
         if self.number is not None:
             self._server.queued.close(self.number)
@@ -240,7 +245,7 @@ class Replica:
         return True
 
     def _end_of(self, error: BaseException) -> PlaceitError | None:
-        """Why nothing can run here any more, as serving has ended by an error; None if it goes on."""
+        """Return why the replica is lost, after an error that ended serving; None if the replica goes on."""
         why = error if isinstance(error, PlaceitError) else None
         try:
             self.executor.check()
@@ -250,7 +255,7 @@ class Replica:
         if self._failures > _FAILURES or self.exploring:
             return why or failure_of("Serving failed", error)
         report("Serving goes on after", error)
-        forget_frames(error)  # which hold requests
+        forget_frames(error)  # its frames hold requests
         time.sleep(_PAUSE_S * 2**self._failures)
         return None
 
@@ -292,7 +297,7 @@ class Replica:
         return self.number is None or self._server.queued.retire(self.number)
 
     def adopt(self) -> None:
-        """Have a candidate get as many requests as any other replica."""
+        """Turn a candidate into an ordinary replica, which gets as many requests as any other."""
         self.exploring = False
         if self.number is not None:
             self._server.queued.adopt(self.number)
@@ -327,7 +332,7 @@ class Replica:
         item.future.end(tell)
 
     def answered(self, ended: float) -> None:
-        """Take note of a request that has ended well; if this replica replaces another one, say how long the first took."""
+        """Record that a request has ended well. If the replica replaces another one, log the time to its first answer."""
         self._failures = 0
         replacement, self._replacement = self._replacement, None
         if replacement is not None:
@@ -339,7 +344,7 @@ class Replica:
     def failed(self, item: Pending, error: PlaceitError, *, begun: bool = True) -> None:
         """See :class:`placeit.runtime.feed.Feed`."""
         if item.explored and self._server.without(self):
-            return  # it begins again elsewhere, and that says whether it is the fault of the request
+            return  # it begins again on another replica, which shows whether the request is at fault
         self._failures = 0
 
         def tell(future: Answer) -> None:
@@ -356,7 +361,7 @@ class Replica:
 
 
 def _settle(item: Pending, error: BaseException) -> None:
-    """Have the sequence of a request that is over go on, though the server did not count it; nobody knows its state then."""
+    """Have the sequence of a request go on after the server failed to count the request; its state counts as lost."""
     if item.line is not None and not item.settled:
         item.line.failed(failure_of("a request was not counted", error), for_good=True)
         item.line.flying, item.settled = False, True

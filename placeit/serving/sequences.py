@@ -1,4 +1,4 @@
-"""Sequences: requests of a server, each of which goes on from the model's state that the one before has left."""
+"""Sequences of requests of a server, each of which continues from the model's state that the previous request left."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = ["Sequence", "Sequences"]
 
 _LOOK_S = 0.5
 _OF_FREE = 0.5  # share of the free memory that states may take
-_OF_DEVICE = 0.9  # share of what a device may hold besides weights
-_NEAR = 0.8  # share of what states may take, from which they are measured after each run
+_OF_DEVICE = 0.9  # share of what a device may hold besides weights that states may take there
+_NEAR = 0.8  # share of the memory for states, above which states are measured after each run
 
 
 class Serving(Protocol):
@@ -46,11 +46,11 @@ class Serving(Protocol):
         sequence: Sequence | None = None,
         behind: bool = True,
     ) -> Answer:
-        """Ask for a run of the model."""
+        """Submit a run of the model."""
         ...
 
     def check_thread(self) -> None:
-        """Raise ExecutionError if nobody can wait for requests on this thread."""
+        """Raise ExecutionError if this is a callback of one of the server's futures, which cannot wait for requests."""
         ...
 
     def end(self, line: Line, *, drain: bool) -> None:
@@ -61,10 +61,10 @@ class Serving(Protocol):
 class Sequence:
     """A sequence of requests, made by :meth:`placeit.serving.server.Server.sequence`. Use it as a context manager.
 
-    Its first request starts from the model's initial state, each other one from the state that the one before has left. They
-    run in the order in which they are submitted, beside those of other sequences. Any thread may call.
+    Its first request starts from the model's initial state, and each later one from the state that the previous request left.
+    The requests run in the order in which they are submitted, beside the requests of other sequences. Any thread may submit.
 
-    One that nobody refers to any more is closed.
+    A sequence to which no reference is left is closed.
     """
 
     def __init__(self, server: Serving, line: Line) -> None:
@@ -80,12 +80,12 @@ class Sequence:
 
     @property
     def number(self) -> int:
-        """Its number among those of its server, from 1."""
+        """Number of the sequence on its server, from 1."""
         return self.line.number
 
     @property
     def state_bytes(self) -> int:
-        """Size of its state."""
+        """Size of its state, in bytes."""
         return self.line.bytes.total()
 
     def submit(
@@ -97,7 +97,7 @@ class Sequence:
         timeout: float | None = None,
         behind: bool = True,
     ) -> Answer:
-        """Ask for a run of the model that goes on from the state that the requests before it leave.
+        """Submit a run of the model that continues from the state that the previous requests leave.
 
         Args:
             inputs: by name. Arrays are read when the request begins, not now: leave them as they are until it has ended.
@@ -115,18 +115,18 @@ class Sequence:
         )
 
     def run(self, inputs: Arrays, *, timeout: float | None = None) -> Outputs:
-        """Run the model on inputs and the state that the requests before leave, and return the outputs by name.
+        """Run the model on inputs and on the state that the previous requests leave, and return the outputs by name.
 
         Args:
             inputs: by name.
             timeout: seconds to wait at most; None for as long as it takes.
 
         Raises:
-            ExecutionError: it failed; it takes longer than ``timeout`` (one that has not begun then is as if it had not been
-                asked for, and any other goes on to its end); or a callback of one of the server's futures asks, which would
-                wait for itself.
+            ExecutionError: the request failed; it takes longer than ``timeout`` (if it has not begun by then, it never will;
+                otherwise it goes on to its end); or the caller is a callback of one of the server's futures, which would wait
+                for itself.
             SequenceError: the sequence is closed, or its state is not known after a failure.
-            StateMemoryError: there is no room for its state to grow; the state is as it was.
+            StateMemoryError: there is no room for its state to grow; the state is unchanged.
             UsageError, QueueFullError: as by :meth:`submit`.
         """
         self._server.check_thread()
@@ -139,9 +139,9 @@ class Sequence:
             raise ExecutionError(f"The time-out is over, and the request has not ended: it {gone}.") from late
 
     def reset(self) -> None:
-        """Have requests that are submitted from now on start from the initial state again.
+        """Reset the state: requests that are submitted from now on start from the initial state again.
 
-        Those submitted before are not changed. A sequence whose state was lost can be used again.
+        Requests submitted before are not affected. A sequence whose state was lost can be used again.
 
         Raises:
             SequenceError: the sequence is closed.
@@ -149,7 +149,7 @@ class Sequence:
         self._server.sequences.reset(self.line)
 
     def fork(self, *, timeout: float | None = None) -> Sequence:
-        """Make another sequence that goes on from the state which the requests submitted so far leave; wait for these.
+        """Return a new sequence that continues from the state after all requests submitted so far; wait for these to end.
 
         Args:
             timeout: seconds to wait at most; None for as long as it takes.
@@ -157,36 +157,36 @@ class Sequence:
         Raises:
             SequenceError: the sequence is closed, or its state is not known after a failure.
             StateMemoryError: there is no room for another state.
-            ExecutionError: requests take longer than ``timeout``; a callback of one of the server's futures asks, which would
-                wait for itself; or the server is closed.
+            ExecutionError: requests take longer than ``timeout``; the caller is a callback of one of the server's futures,
+                which would wait for itself; or the server is closed.
             DeviceError: there is no room for buffers.
         """
         self._server.check_thread()
         return Sequence(self._server, self._server.sequences.fork(self.line, timeout))
 
     def close(self, *, drain: bool = True) -> None:
-        """Take no more requests, and release the state when those that were submitted have ended. A second call has no effect.
+        """Take no more requests, and release the state when the submitted requests have ended. A second call has no effect.
 
         Args:
-            drain: whether to run those that wait; otherwise their futures fail.
+            drain: whether to run the requests that wait; otherwise their futures fail.
         """
         self._dropped.detach()
         self._server.end(self.line, drain=drain)
 
 
 class Sequences:
-    """The sequences of a server. Methods that say so are called with the server's lock.
+    """The sequences of a server. A method documented as "with the lock" is called by a thread that holds the server's lock.
 
     Args:
-        lock: the server's.
-        waiting: its queue.
-        replicas: returns those that may take requests of sequences, with the lock; raises if there never will be any more.
-        call: wakes the replicas whose turn it is to take what waits; with the lock.
-        most: bytes that all states may take; None for half of the memory that is free now. Those on a device never take more
-            than nine tenths of what it may hold besides weights.
+        lock: the server's lock.
+        waiting: the server's queue.
+        replicas: returns the replicas that may take requests of sequences, with the lock; raises if there never will be any.
+        call: wakes the replicas whose turn it is to take a waiting request, with the lock.
+        most: bytes that all states may take; None for half of the memory that is free now. The states on a device never take
+            more than nine tenths of what it may hold besides weights.
 
     Attributes:
-        dropped: sequences that nobody refers to any more. Whoever collects garbage may hold any lock, and adds to it.
+        dropped: sequences to which no reference is left. The thread that collects garbage, which may hold any lock, adds them.
     """
 
     def __init__(
@@ -212,18 +212,18 @@ class Sequences:
 
     @property
     def open_lines(self) -> list[Line]:
-        """Those that are not closed; with the lock."""
+        """Sequences that are not closed; with the lock."""
         return [line for line in self._lines.values() if not line.closed]
 
     @property
     def bytes(self) -> int:
-        """Size of all states; with the lock."""
+        """Size of all states in bytes; with the lock."""
         return sum(line.bytes.total() for line in self._lines.values())
 
-    # -- what their owners do ----------------------------------------------------------------------------------------------
+    # -- for the users of sequences ----------------------------------------------------------------------------------------
 
     def open(self, *, recompute: bool, like: Line | None = None) -> Line:
-        """Make a sequence with a slot, whose state is that of another one if there is one, which is idle."""
+        """Open a sequence with a slot, in the state of ``like``, which must be idle, or else in the initial state."""
         with self._lock:
             self._made += 1
             line = self._lines[self._made] = Line(self._made, recompute)
@@ -252,23 +252,23 @@ class Sequences:
         with self._lock:
             line.check_open()
             line.resets += 1
-            now = line.slot is not None and self._is_idle(line, line.submitted)  # else the next request does it
+            now = line.slot is not None and self._is_idle(line, line.submitted)  # else the next request carries out the reset
         if now:
             with self._idle(line, 0):
                 self._carry_out_resets(line, line.resets)
 
     def end(self, line: Line, *, drain: bool) -> list[Pending]:
-        """Close a sequence; with the lock. Return the requests that are to fail."""
+        """Close a sequence; with the lock. Return its waiting requests, which are to fail, unless they are to ``drain``."""
         dropped = [] if drain else self._waiting.clear_line(line)
         line.closed = True
         self._closing[line] = None
         self.tidy()
         return dropped
 
-    # -- what replicas do --------------------------------------------------------------------------------------------------
+    # -- for replicas ------------------------------------------------------------------------------------------------------
 
     def next(self, replica: Replica) -> Pending | None:
-        """The first request of a sequence that may begin on a replica; with the lock."""
+        """Return the first request of a sequence that may begin on a replica; None if no such request waits. With the lock."""
         if not replica.able or replica.exploring:
             return None
         for line in self._waiting.lines:
@@ -280,7 +280,7 @@ class Sequences:
         return None
 
     def make_ready(self, line: Line, request: Pending, replica: Replica) -> None:
-        """Have the slot of a sequence hold the state that its request goes on from; on the thread of the replica."""
+        """Bring the slot of a sequence to the state that a request continues from; on the replica's thread."""
         if line.slot is None:
             self._settle(line, replica, here=True)
         self._carry_out_resets(line, request.resets)
@@ -289,18 +289,18 @@ class Sequences:
             self._check_room(line, replica, line.growth)
 
     def measure(self, line: Line) -> None:
-        """Take note of what a run has added to a state; on the thread of the replica, when nothing of the sequence runs."""
+        """Record the size of a state after a run; on the replica's thread, while no request of the sequence runs."""
         with self._lock:
             due = line.due or self.bytes > _NEAR * self.most
         found = None
         if due and line.slot is not None:
-            with contextlib.suppress(Exception):  # the next request tells what is the matter
+            with contextlib.suppress(Exception):  # the next request reports the error
                 found = line.slot.state_bytes()
         with self._lock:
             line.grown(found)
 
     def released(self, line: Line, request: Pending, failure: PlaceitError | None, *, well: bool) -> None:
-        """A request of a sequence is not in flight any more; ``failure`` of one that had begun. With the lock."""
+        """Record that a request is no longer in flight, with the ``failure`` if it failed after it had begun. With the lock."""
         if well:
             line.ended(request.inputs, replay=request.replay)
         elif failure is not None:
@@ -309,7 +309,7 @@ class Sequences:
         line.note()
 
     def interrupted(self, line: Line, request: Pending, why: PlaceitError | None) -> SequenceError | None:
-        """A request in flight has to begin again; return why it cannot, None if it can. With the lock."""
+        """Record that a request in flight has to begin again; return the error if it cannot, else None. With the lock."""
         if request.started:
             line.failed(why or ExecutionError("A request of it was interrupted by an error of the server's."))
         line.flying, request.started, request.settled = False, False, True
@@ -317,7 +317,7 @@ class Sequences:
         return None if line.lost is None else SequenceError(line.lost)
 
     def lose(self, replica: Replica, why: PlaceitError) -> None:
-        """All slots of a replica are lost; with the lock."""
+        """Record that all slots of a replica are lost; with the lock."""
         for line in self._lines.values():
             if line.replica is replica:
                 line.replica = line.slot = None
@@ -326,7 +326,7 @@ class Sequences:
                 line.empty()
 
     def leave(self, leaving: Collection[Replica]) -> None:
-        """Move the states of sequences from replicas that take no more requests, and of which nothing runs, to others."""
+        """Move the states of sequences from retired replicas, on which no request runs, to other replicas."""
         with self._lock:
             lines = [line for line in self._lines.values() if _is_on(line, leaving)]
         for line in lines:
@@ -335,13 +335,13 @@ class Sequences:
                     continue
                 try:
                     self._settle_anywhere(line, None, _states(line))
-                except Exception as error:  # noqa: BLE001 (of this sequence alone)
+                except Exception as error:  # noqa: BLE001 (it concerns this sequence alone)
                     with self._lock:
                         _release(line)
                         line.failed(failure_of("it could not be moved to another placement.", error))
 
     def tidy(self) -> None:
-        """Release the slots of closed sequences of which no request is left; with the lock."""
+        """Release the slots of closed sequences that have no requests left; with the lock."""
         while self.dropped:
             line = self.dropped.popleft()
             line.closed = True
@@ -352,17 +352,17 @@ class Sequences:
                 self._lines.pop(line.number, None)
                 _release(line)
 
-    # -- how -----------------------------------------------------------------------------------------------------------------
+    # -- slots and states ----------------------------------------------------------------------------------------------------
 
     def _home(self) -> Replica:
-        """The replica with the fewest sequences; with the lock."""
+        """Return the replica with the fewest sequences; with the lock."""
         replicas = self._replicas()
         if not replicas:
             raise ExecutionError("Nothing runs requests of this server just now, as its devices are lost: try again later.")
         return min(replicas, key=lambda replica: sum(line.replica is replica for line in self._lines.values()))
 
     def _check_room(self, line: Line, home: Home, more: Counter[str]) -> None:
-        """Raise StateMemoryError if so many bytes more of state have no room; with the lock."""
+        """Raise StateMemoryError if there is no room for ``more`` bytes of state, by device name; with the lock."""
         total = self.bytes + more.total()
         what, taken, most = "all devices", total, self.most
         for device, room in home.executor.room_for_state.items():
@@ -371,13 +371,13 @@ class Sequences:
                 what, taken, most = device, here, _OF_DEVICE * room
         if taken > most and taken > 0:
             raise StateMemoryError(
-                f"The state of sequence {line.number} has no room: those of {len(self._lines)} sequences would take "
+                f"The state of sequence {line.number} has no room: the states of {len(self._lines)} sequences would take "
                 f"{about_bytes(taken)} on {what}, and may take {about_bytes(most)} there. Close or reset others, or allow more "
                 "(state_memory=)."
             )
 
     def _settle_anywhere(self, line: Line, wanted: Home | None, states: Mapping[str, Any] | None) -> None:
-        """Give a sequence a slot, on the wanted replica if that can be, and else where the fewest are."""
+        """Give a sequence a slot, on the wanted replica if it may take requests, else on the one with the fewest sequences."""
         while True:
             with self._lock:
                 home = wanted if wanted is not None and wanted.able else self._home()
@@ -390,9 +390,10 @@ class Sequences:
                 return
 
     def _settle(self, line: Line, home: Home, states: Mapping[str, Any] | None = None, *, here: bool = False) -> None:
-        """Give a sequence of which nothing runs a slot on a replica, with given states or the initial one.
+        """Give an idle sequence a slot on a replica, with the given states or the initial one.
 
-        Raises ExecutionError if that takes no requests any more, unless it is ``here``: then it leaves after its thread's work.
+        Raises ExecutionError if the replica takes no more requests. If this is the replica's thread (``here``), it does not:
+        the replica then leaves only after the thread's work.
         """
         with self._lock:
             self._check_room(line, home, Counter())
@@ -415,7 +416,7 @@ class Sequences:
             raise
 
     def _carry_out_resets(self, line: Line, resets: int) -> None:
-        """Have the slot of a sequence of which nothing runs start anew, if that is due."""
+        """Reset the slot of an idle sequence to the initial state, if a reset or a recomputation is due."""
         due = resets > line.begun
         if line.slot is not None and (due or (line.recompute and line.ran == 0)):
             line.slot.reset_state()
@@ -425,7 +426,7 @@ class Sequences:
 
     @contextlib.contextmanager
     def _idle(self, line: Line, hold: int, until: float = math.inf) -> Iterator[None]:
-        """Wait until the first so many requests of a sequence have ended; no later one begins meanwhile, nor in the context."""
+        """Wait until the first ``hold`` requests of a sequence have ended; no later request begins before the context ends."""
         me = object()
         with self._lock:
             line.holds.append(hold)
@@ -441,7 +442,7 @@ class Sequences:
                 self._call()
 
     def _claim(self, line: Line, hold: int, until: float, me: object) -> None:
-        """Wait until the first so many requests of a sequence have ended and nobody uses its state, and then use it."""
+        """Wait until the first ``hold`` requests of a sequence have ended and no thread uses its state; then claim it."""
         while True:
             with self._lock:
                 if self._is_idle(line, hold):
@@ -453,13 +454,13 @@ class Sequences:
             gate.wait(max(0.0, min(_LOOK_S, until - perf_counter())))
 
     def _is_idle(self, line: Line, hold: int) -> bool:
-        """Return whether nobody uses the state of a sequence, and none of its first so many requests is left; with the lock."""
+        """Return whether no thread uses a sequence's state, and its first ``hold`` requests have ended; with the lock."""
         first = self._waiting.first(line)
         return not line.flying and line.moving is None and (first is None or first.position > hold)
 
 
 def _states(line: Line) -> dict[str, Any] | None:
-    """Copies of the states of a sequence of which nothing runs; None if it has the initial one, or has to compute it anew."""
+    """Return copies of an idle sequence's states; None if it has the initial state, or has to recompute it."""
     return None if line.slot is None or line.fresh or line.behind else line.slot.states()
 
 

@@ -1,4 +1,4 @@
-"""Requests as they come: a bounded queue before one or several executors, and a future for each."""
+"""The server: a bounded queue of requests before one or several executors, and a future for each request."""
 
 from __future__ import annotations
 
@@ -37,40 +37,40 @@ from placeit.serving.waiting import Waiting
 
 __all__ = ["QUEUE", "Answer", "Outputs", "Replace", "Replacement", "Server"]
 
-QUEUE = 64  # requests that may wait, unless said otherwise
-PATIENCE_S = 10.0  # for what runs when a server is closed and does not drain
+QUEUE = 64  # requests that may wait, by default
+PATIENCE_S = 10.0  # seconds that requests in flight may take to end when a server is closed and does not drain
 _LOOK_S = 0.5
 
 
 class Server(Watched):
-    """Runs requests as they come. Use it as a context manager, or call :meth:`close`.
+    """Runs requests as they arrive. Use it as a context manager, or call :meth:`close`.
 
-    Requests wait in one bounded queue. The executor with the fewest in flight takes the next one, the first of those named if
-    several have. What fails is the future of the request that failed, and no other one: those that were in flight beside it
-    begin again. A request runs on its inputs alone, so nothing shows of that but time.
+    Requests wait in one bounded queue. The executor with the fewest requests in flight takes the next one; among equals, the
+    first in ``executors``. If a request fails, only its future fails: the requests in flight beside it begin again. A request
+    depends on its inputs alone, so a second run costs time and changes nothing else.
 
     Where inputs and outputs are small, and all executors have lanes, requests need no Python from their submission to their
-    end (:class:`placeit._core.RequestQueue`): the thread that waits for a future resolves it. All others, and requests of
-    sequences, are begun and ended by a thread of each executor.
+    end (:class:`placeit._core.RequestQueue`): the thread that waits for a future resolves it. All other requests, and all
+    requests of sequences, are begun and ended by a thread of each executor.
 
-    An executor is lost when its session is closed, a thread of a device has died or a device of another node is lost. Others
-    take over what it had, and so does the one that ``replace`` makes. When none is left, and none comes, every future fails
-    with the reason.
+    An executor is lost when its session is closed, a thread of a device has died or a device of another node is lost. Other
+    executors take over its requests, and so does the executor that ``replace`` makes. If no executor is left, and ``replace``
+    makes none, every future fails with the reason.
 
     Args:
         executors: of the same model, for this server alone; closed with it.
-        queue: how many requests may wait, besides those in flight.
-        replace: makes an executor in place of one that is lost; None for no such thing.
+        queue: number of requests that may wait, besides the requests in flight.
+        replace: makes an executor in place of a lost one; None to go on without one.
         state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now. On a
-            device they may take nine tenths of what it may hold besides weights in any case.
+            device they may never take more than nine tenths of what it may hold besides weights.
 
     Attributes:
         busy: seconds that segments ran, by device name.
         replacements: of executors that were lost, or left for better ones, in order.
-        vacant: how many executors were lost, and nothing runs in their place.
+        vacant: number of lost executors that no other one has replaced.
         repeated: how often a request ended that had ended before; a future keeps its first outcome. More than 0 is an error of
             the server.
-        sequences: those that are open.
+        sequences: the open sequences.
         ends_with_sequences: whether it is closed with the last of its sequences.
     """
 
@@ -99,15 +99,15 @@ class Server(Watched):
         self._process = os.getpid()
         self._lock = threading.Lock()
         self.queued = _core.RequestQueue()
-        self._submitted: dict[_core.Submission, Pending] = {}  # what is there, until it was resolved
+        self._submitted: dict[_core.Submission, Pending] = {}  # requests of the compiled queue, until they are resolved
         self._waiting = Waiting(self.queued.make_room)
         self._closed = self._over = False
-        self._reason: PlaceitError | None = None  # why nothing can run
+        self._reason: PlaceitError | None = None  # why nothing can run any more; None while requests can run
         self.ends_with_sequences = False
         self.sequences = Sequences(self._lock, self._waiting, self._for_sequences, self._wake_replicas, state_memory)
         self._attendants: list[Attendant] = []
         self._watchers: list[Closable] = []
-        self._every, self._since = 1, 0  # which request a candidate takes, and how many have begun since its last one
+        self._every, self._since = 1, 0  # a candidate takes one request in _every; _since have begun after its last
         self._replicas: list[Replica] = []
         self._numbered: dict[int, Replica] = {}  # by number in the compiled queue
         for executor in executors:
@@ -132,23 +132,25 @@ class Server(Watched):
         sequence: Sequence | None = None,
         behind: bool = True,
     ) -> Answer:
-        """Ask for a run of the model, from its initial state unless it is of a sequence.
+        """Submit a run of the model, from its initial state unless it belongs to a sequence.
 
-        A future that waits can be cancelled. Its callbacks run on a thread of the server, which does nothing else meanwhile.
+        The future can be cancelled while the request waits. Its callbacks run on a thread of the server, which serves nothing
+        else until they return.
 
         Args:
             inputs: by name. Arrays are read when the request begins, not now: leave them as they are until it has ended.
             start_within_s: seconds in which it has to begin; if it has not by then, its future fails.
             wait: whether to wait for room in the queue.
             timeout: seconds to wait at most; None for as long as it takes.
-            arrived: when it was to arrive, in seconds of ``time.perf_counter``, from which its latency counts; None for now.
+            arrived: when it was due, in seconds of ``time.perf_counter``; its latency counts from then. None for now.
             sequence: the sequence of this server that it belongs to.
             behind: whether it may wait for earlier requests of its sequence.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants; a time is not positive.
-            QueueFullError: the queue is full and stays so, or this is a callback of one of the server's futures.
-            DeadlineError: it stays so for as long as it may wait to begin.
+            QueueFullError: the queue is full until the time-out; or it is full now, and ``wait`` is False or the caller is a
+                callback of one of the server's futures.
+            DeadlineError: the queue is full until the deadline of the request.
             SequenceError: its sequence is closed; or it may not wait for earlier requests, and one has not ended.
             ExecutionError: the server is closed, or nothing can run any more.
         """
@@ -173,7 +175,7 @@ class Server(Watched):
         return request.future
 
     def _put(self, request: Pending, until: float, *, behind: bool) -> int | None:
-        """Queue a request; if there is no room, return what the queue counts until there may be, or after some time raise."""
+        """Queue a request. If there is no room, return the queue's counter of room to wait on, or raise after ``until``."""
         outcomes, room = self._history.outcomes, self.queued.room
         with self._lock:
             if self._closed or self._reason is not None:
@@ -201,8 +203,8 @@ class Server(Watched):
                     raise DeadlineError("The deadline of this request was over before there was room for it in the queue.")
                 outcomes["refused"] += 1
                 raise QueueFullError(
-                    f"{self.queue} requests wait already: requests come faster than they are served, or nobody has taken up "
-                    "what they wait for. Submit fewer, wait longer, or make the queue larger."
+                    f"{self.queue} requests wait already: requests come faster than they are served, or no executor takes them "
+                    "at present. Submit fewer, wait longer, or make the queue larger."
                 )
             if line is None and self._waiting.first() is None and self._is_compiled:
                 self._submit(request)
@@ -213,7 +215,7 @@ class Server(Watched):
                     request.position, request.resets = line.submitted, line.resets
                 self._waiting.add(request)
                 if request.deadline == self._waiting.soonest < math.inf:
-                    self._ring()  # any of the replicas may be the one that has the time to look
+                    self._ring()  # the thread of any replica may be the one that looks at deadlines
                 self._wake_replicas()
             except BaseException:
                 self._waiting.remove(request)
@@ -221,7 +223,7 @@ class Server(Watched):
         return None
 
     def _add(self, replica: Replica) -> None:
-        """Have one more replica, which is to be started."""
+        """Add a replica, which the caller starts."""
         if replica.number is not None:
             self._numbered[replica.number] = replica
         self._replicas = [*self._replicas, replica]
@@ -243,19 +245,19 @@ class Server(Watched):
         request.submission = submission
         request.future.attach(Queued(self.queued, submission), functools.partial(self._wait_for, request))
         self._submitted[submission] = request
-        if self.queued.put(submission):  # any of the replicas may be the one that has the time to look at deadlines
+        if self.queued.put(submission):  # the thread of any replica may be the one that looks at deadlines
             self._ring()
 
     def _wait_for(self, request: Pending, until: float) -> None:
-        """Wait for a request of the compiled queue until some time, and resolve it if it is over."""
+        """Wait for a request of the compiled queue until a time of ``perf_counter``, and resolve it if it is over."""
         submission = request.submission
         if submission is not None and self.queued.wait(submission, until):
             self.resolve(request)
 
     def resolve(self, request: Pending) -> None:
-        """Count a request of the compiled queue that is over, and resolve its future; from any thread, and repeatedly.
+        """Count a request of the compiled queue that is over, and resolve its future. Any thread may do so, more than once.
 
-        A signal handler may interrupt this anywhere: then a thread of a replica does it again.
+        A signal handler may interrupt this anywhere: then the thread of a replica does it again.
         """
         submission, future = request.submission, request.future
         outcome: abc.Callable[[Answer], object]
@@ -284,13 +286,13 @@ class Server(Watched):
         try:
             if not future.done():
                 outcome(future)
-        except InvalidStateError:  # its owner has set it just now
+        except InvalidStateError:  # the caller has set the future just now
             pass
         except BaseException as error:
             if not any(one.is_here() for one in self._replicas):
                 raise
             future.end_after(error)
-        future.begin()  # tells those that wait for several futures of one that was cancelled
+        future.begin()  # notifies threads that wait for several futures, if this one was cancelled
         self._submitted.pop(submission, None)
         self.queued.acknowledge(submission)
 
@@ -298,8 +300,8 @@ class Server(Watched):
         """Resolve the requests that are over.
 
         Args:
-            due: only to those that no other thread resolves.
-            callbacks: also to those whose futures have callbacks, which are called on this thread.
+            due: whether to resolve only the requests that no other thread resolves.
+            callbacks: whether to resolve also futures with callbacks, which are called on this thread.
         """
         for submission in self.queued.over(due):
             request = self._submitted.get(submission)
@@ -307,12 +309,12 @@ class Server(Watched):
                 self.resolve(request)
 
     def queued_at(self, replica: int, slot: int) -> Pending | None:
-        """The request of the compiled queue that is in a slot of a replica; None if there is none."""
+        """Return the request of the compiled queue that is in a slot of a replica; None if the slot has no such request."""
         submission = self.queued.in_slot(replica, slot)
         return None if submission is None else self._submitted.get(submission)
 
     def drop(self, request: Pending) -> None:
-        """Have a request not be in the compiled queue any more; a second call has no effect."""
+        """Take a request out of the compiled queue. A second call has no effect."""
         submission = request.submission
         if submission is None:
             return
@@ -324,14 +326,14 @@ class Server(Watched):
         request.submission = None
 
     def _withdraw(self) -> list[Pending]:
-        """Take all requests out of the compiled queue that wait; with the lock."""
+        """Take all waiting requests out of the compiled queue, and return them; with the lock."""
         found = [self._submitted[submission] for submission in self.queued.withdraw()]
         for request in found:
             self.drop(request)
         return found
 
     def _sort(self) -> None:
-        """Have the threads of replicas begin requests that only these can run any more; with the lock."""
+        """Move the waiting requests of the compiled queue to the threads of replicas, if some need Python; with the lock."""
         if self.queued.waiting and any(replica.able for replica in self._replicas) and not self._is_compiled:
             for request in self._withdraw():
                 self._waiting.add(request)
@@ -339,13 +341,13 @@ class Server(Watched):
     # --------------------------------------------------------------------------------------------------------------------------
 
     def sequence(self, *, recompute: bool = False) -> Sequence:
-        """Make a sequence of requests, each of which goes on from the model's state that the one before has left.
+        """Open a sequence of requests, each of which continues from the model's state that the previous request left.
 
-        Until it is closed, it keeps its state, and buffers of its own, on the devices of one replica, the one with the fewest
-        sequences. Its requests are in flight besides those that ``in_flight`` counts.
+        Until it is closed, it keeps its state and separate buffers on the devices of one replica, the one with the fewest
+        sequences. Its requests in flight do not count towards ``in_flight``.
 
         Args:
-            recompute: whether to keep copies of the inputs since the last reset, and to run them again where the state was lost
+            recompute: whether to keep copies of the inputs since the last reset, and to run them again if the state is lost,
                 with a device or by a request that failed.
 
         Raises:
@@ -358,7 +360,7 @@ class Server(Watched):
         return Sequence(self, self.sequences.open(recompute=recompute))
 
     def check_thread(self) -> None:
-        """Raise ExecutionError if this is a callback of one of its futures, which cannot wait for another one."""
+        """Raise ExecutionError if this is a callback of one of the server's futures, which cannot wait for requests."""
         if any(replica.is_here() for replica in self._replicas):
             raise ExecutionError("A callback of one of a server's futures cannot wait for its requests: submit them instead.")
 
@@ -374,20 +376,20 @@ class Server(Watched):
             self.close(drain=drain)
 
     def _for_sequences(self) -> list[Replica]:
-        """The replicas that may have sequences; with the lock."""
+        """Return the replicas that may have sequences; with the lock. Raise if no request can run any more."""
         if self._closed or self._reason is not None:
             raise self._why()
         return [replica for replica in self._replicas if replica.able and not replica.exploring]
 
     def turn_away(self) -> None:
-        """Count a request as refused that was not submitted, as the queue was full when it was to arrive."""
+        """Count a request as refused that was not submitted because the queue was full when it was due."""
         with self._lock:
             self._history.outcomes["refused"] += 1
 
     def _expire(self, now: float) -> None:
-        """Have requests leave that were given up, or whose deadline is over; with the lock."""
+        """Remove requests that were cancelled, or whose deadline is over; with the lock."""
         self._waiting.expire(now)
-        if self._waiting.over:  # threads of the server end their futures: nobody interrupts them
+        if self._waiting.over:  # threads of the server end their futures, as no signal handler raises there
             self._ring()
 
     def _ring(self) -> None:
@@ -396,7 +398,7 @@ class Server(Watched):
 
     @property
     def able(self) -> bool:
-        """True if requests are taken, and there are devices that run them."""
+        """True if the server takes requests and has devices that run them."""
         return not self._closed and any(replica.able for replica in self._replicas)
 
     @property
@@ -406,12 +408,12 @@ class Server(Watched):
 
     @property
     def history(self) -> History:
-        """The last requests, and what has happened, for a trace. :meth:`stats` sums it up."""
+        """The last requests and events, for a trace. :meth:`stats` has the totals."""
         self._resolve_all()
         return self._history
 
     def stats(self) -> ServerStats:
-        """What has become of requests and devices so far. A request counts before its future shows its outcome."""
+        """Return the numbers of requests and devices so far. A request counts before its future shows its outcome."""
         history = self.history
         with self._lock:
             now = perf_counter()
@@ -442,7 +444,7 @@ class Server(Watched):
         )
 
     def watch(self, watcher: Closable) -> None:
-        """Close what shows the numbers of the server when the server is closed. Raises ExecutionError if it is."""
+        """Close a view of the server's numbers when the server is closed. Raises ExecutionError if it is closed already."""
         with self._lock:
             if self._closed:
                 raise self._why()
@@ -461,15 +463,16 @@ class Server(Watched):
     def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Finish every future, and stop. A second call has no effect.
 
-        A thread of its own does that. It goes on to the end if the one that waits here is interrupted.
+        A separate thread closes the server. It goes on to the end even if the calling thread, which waits, is interrupted.
 
         Args:
-            drain: whether to run what waits; otherwise the futures of that fail at once. What is in flight ends in any case.
+            drain: whether to run the requests that wait; otherwise their futures fail at once. Requests in flight end in any
+                case.
             timeout: seconds to wait at most, after which every future that is left fails; None for no limit if it drains, and
                 ten seconds otherwise.
 
         Raises:
-            ExecutionError: a callback of one of its futures closes it.
+            ExecutionError: the caller is a callback of one of the server's futures.
         """
         if os.getpid() != self._process:
             return
@@ -478,7 +481,7 @@ class Server(Watched):
         apart(functools.partial(self._close, drain, timeout))
 
     def _close(self, drain: bool, timeout: float | None) -> None:
-        """Do it, on a thread where no signal handler raises; also while another thread does."""
+        """Close the server, on a thread where no signal handler raises; several threads may do so at once."""
         with self._lock:
             self._closed = True
             self.queued.tell_all()
@@ -515,7 +518,7 @@ class Server(Watched):
             watcher.close()
 
     def _drop(self) -> list[Pending]:
-        """Take out all requests that wait, which are to fail; with the lock."""
+        """Take out all waiting requests, count them as failed, and return them; with the lock."""
         dropped = self._waiting.clear() + self._withdraw()
         self._history.outcomes["failed"] += len(dropped)
         return dropped
@@ -529,14 +532,14 @@ class Server(Watched):
     # -- for replicas ------------------------------------------------------------------------------------------------------
 
     def _wake_replicas(self) -> None:
-        """Wake the replicas whose turn it is to take what waits, if they have room; with the lock."""
+        """Wake the replicas whose turn it is to take a waiting request, if they have room; with the lock."""
         following = None if self._waiting.first() is None else self._next()
         for replica in self._replicas if self._waiting else ():
             if replica is following or self.sequences.next(replica) is not None:
                 replica.bell.ring()
 
     def _next(self) -> Replica | None:
-        """The replica that takes the next request of no sequence; with the lock."""
+        """Return the replica that takes the next request of no sequence; None if no replica has room. With the lock."""
         able = [replica for replica in self._replicas if replica.room]
         if any(replica.able and not replica.exploring for replica in self._replicas):
             for replica in able:
@@ -555,11 +558,11 @@ class Server(Watched):
         return following is None or following.load >= replica.load
 
     def take(self, replica: Replica, *, room: bool) -> Pending | None:
-        """The next request for a replica; None if there is none, or another replica has to take it.
+        """Return the next request for a replica; None if no request waits, or another replica has to take it.
 
         Args:
-            replica: that asks.
-            room: whether it may be one of no sequence.
+            replica: the replica that asks.
+            room: whether it may be a request of no sequence.
         """
         while (request := self._take(replica, room=room)) is not None:
             try:
@@ -567,7 +570,7 @@ class Server(Watched):
                     self.sequences.make_ready(request.line, request, replica)
             except SequenceError as error:
                 replica.failed(request, error, begun=False)
-            except Exception as error:  # noqa: BLE001 (of this sequence alone, unless nothing can run here any more)
+            except Exception as error:  # noqa: BLE001 (it concerns this sequence alone, unless the executor is lost)
                 replica.executor.check()
                 replica.failed(request, failure_of("This request cannot begin", error), begun=False)
             else:
@@ -600,7 +603,7 @@ class Server(Watched):
         return taken
 
     def _hand_over(self, request: Pending, replica: Replica) -> None:
-        """Have a replica run a request; with the lock."""
+        """Record that a replica runs a request; with the lock."""
         request.alone = not any(other.load for other in self._replicas)
         request.number = self.queued.enter()
         request.explored = replica.exploring
@@ -610,9 +613,9 @@ class Server(Watched):
         self._since = 0 if replica.exploring else self._since + 1
 
     def patience(self) -> float:
-        """End what was given up or is too late, and return the seconds until that has to be done again.
+        """End requests that were cancelled or are past their deadline, and return the seconds until the next call is due.
 
-        Half a second at most: then it is checked whether all is well.
+        These are half a second at most, so that the caller regularly checks whether its executor is lost.
         """
         with self._lock:
             now = perf_counter()
@@ -643,15 +646,15 @@ class Server(Watched):
         ended: float = math.nan,
         failure: PlaceitError | None = None,
     ) -> bool:
-        """A request of a replica is not in flight any more; its segments have run if it has ended well.
+        """Record that a request of a replica is no longer in flight.
 
         Args:
-            replica: that had it.
+            replica: the replica that ran it.
             request: the request.
-            ran: its segments.
-            moved: its transfers.
-            ended: when it has ended well; NaN if it has not.
-            failure: what failed after it had begun, so that it has left its sequence in an unknown state.
+            ran: its segments, if it has ended well.
+            moved: its transfers, if it has ended well.
+            ended: when it ended well; NaN if it did not.
+            failure: the error of a request that had begun, after which the state of its sequence is not known.
 
         Returns:
             False if it had ended before.
@@ -688,33 +691,33 @@ class Server(Watched):
     ) -> None:
         """Record a request that is over; with the lock."""
         request.over = True
-        if self._over or request.replay:  # what has not ended before counts as failed
+        if self._over or request.replay:  # a request that ends after the server has closed was counted as failed
             return
         future, of = request.future, 0 if request.line is None else request.line.number
         times = future.arrived, future.begun, ended
         self._history.ended(Done(request.number, replica.executor.labels, *times, ran, moved, sequence=of))
 
     def without(self, replica: Replica) -> bool:
-        """Give no more requests to a replica, if there are others; return whether."""
+        """Give no more requests to a replica, if other replicas can run them; return whether they can."""
         with self._lock:
             others = any(other.able for other in self._replicas if other is not replica)
             replica.lost |= others
         return others
 
     def tell(self, request: Pending, ran: abc.Sequence[Ran], replica: Replica) -> None:
-        """Tell the attendants of a request that has ended."""
+        """Tell the attendants of a request that has ended well."""
         future = request.future
         for attendant in self._attendants:
             attendant.ended(Request(replica.executor.plan, future.begun, future.ended, ran, request.alone, request.explored))
 
     def again(self, replica: Replica, why: PlaceitError | None = None) -> None:
-        """Have the requests that a replica has taken, and that have not ended, begin again before all others.
+        """Put the requests that a replica has taken, and that have not ended, back at the front of the queue.
 
-        Those of sequences that had begun fail, unless their states can be computed anew: they cannot run twice.
+        Requests of sequences that had begun fail, unless the state can be recomputed, as they cannot run twice on one state.
 
         Args:
-            replica: that had them.
-            why: what is the matter with it; None if nothing is any more.
+            replica: the replica that had them.
+            why: the error by which the replica was lost; None if it goes on.
         """
         if replica.number is not None:
             self.queued.again(replica.number)
@@ -746,7 +749,7 @@ class Server(Watched):
         self._end_late()
 
     def lose(self, replica: Replica, error: PlaceitError) -> None:
-        """Nothing runs on a replica any more: have another one made, or fail what waits."""
+        """Replace a replica that cannot run requests any more, or fail the waiting requests if no replica is left."""
         noticed, happened = perf_counter(), self.happened
         happened("lost", str(error), until=noticed)
         self.again(replica, error)
@@ -767,7 +770,7 @@ class Server(Watched):
                 made = Replica(self, executor, by)
         except PlaceitError as failure:
             error = failure
-        except BaseException as failure:  # noqa: BLE001 (whatever it is, futures have to fail with it)
+        except BaseException as failure:  # noqa: BLE001 (after any error, futures have to fail with it)
             error = failure_of(f"{error} And no other placement was found", failure)
         replica.executor.close()
         with self._lock:
@@ -789,7 +792,7 @@ class Server(Watched):
             made.close()
 
     def wait_for_work(self, replica: Replica) -> bool:
-        """Wait until something may wait for a replica; False if nothing will any more."""
+        """Wait until a request may wait for a replica; return False if no more will come."""
         while True:
             if (gone := replica.executor.gone) is not None:
                 raise gone
@@ -807,7 +810,7 @@ class Server(Watched):
 
     @property
     def plan(self) -> Plan:
-        """The plan that serves, of a server without replicas."""
+        """The plan that serves, on a server with a single replica."""
         return self._replicas[0].executor.plan
 
     @property
@@ -816,11 +819,11 @@ class Server(Watched):
         return any(replica.exploring and replica.able for replica in self._replicas)
 
     def explore(self, executor: PlanExecutor, every: int) -> None:
-        """Have a candidate serve one request in so many, one at a time; closed with the server, or when it is not needed.
+        """Have a candidate serve one request in ``every``, one at a time; it is closed with the server, or by :meth:`settle`.
 
         Raises:
             ExecutionError: the server is closed.
-            DeviceError: there is no thread for it.
+            DeviceError: no thread can be started for it.
         """
         with contextlib.ExitStack() as stack:
             stack.callback(executor.close)
@@ -837,7 +840,7 @@ class Server(Watched):
             stack.pop_all()
 
     def settle(self, *, adopt: bool) -> bool:
-        """Serve by the candidate alone from now on, if it can run, or without it; close what does not serve any more.
+        """Switch to the candidate if ``adopt`` and it can run, else drop it; close the replicas that no longer serve.
 
         Returns:
             Whether the candidate serves.
@@ -857,7 +860,7 @@ class Server(Watched):
         return adopt
 
     def _leave(self, leaving: abc.Sequence[Replica]) -> None:
-        """Close replicas that get no more requests, when those that they have are over."""
+        """Close replicas that get no more requests, once their last requests are over."""
         for replica in leaving:
             while not replica.gone.wait(_LOOK_S):
                 pass
@@ -875,18 +878,18 @@ class Server(Watched):
         return [replica.executor for replica in self._replicas if replica.able]
 
     def exchange(self, leaving: PlanExecutor | None, executor: PlanExecutor, replacement: Replacement) -> bool:
-        """Serve by an executor in place of one, which is closed when its requests have ended, or of one that was lost.
+        """Replace an executor, or one that was lost, by another; the replaced one is closed when its requests have ended.
 
         Args:
-            leaving: the one; None for one that was lost.
-            executor: of the same model; closed with the server.
-            replacement: which this is.
+            leaving: the executor to replace; None to fill the place of one that was lost.
+            executor: the new one, of the same model; closed with the server.
+            replacement: the record of the replacement.
 
         Returns:
-            False if the server is closed, or nothing runs on ``leaving`` any more: then nothing has changed.
+            False if the server is closed, or there is no such executor to replace: then nothing has changed.
 
         Raises:
-            DeviceError: there is no thread for it.
+            DeviceError: no thread can be started for it.
         """
         self.happened("compiling and loading", ", ".join(replacement.devices), seconds=replacement.compiled_s)
         replica = Replica(self, executor, replacement)

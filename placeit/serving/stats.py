@@ -1,4 +1,4 @@
-"""What a server has done so far, as numbers: what its live view and its page of metrics show."""
+"""Numbers of a server so far, for its live view and its page of metrics."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from placeit.runtime.spans import Event
 __all__ = ["OUTCOMES", "ServerStats"]
 
 OUTCOMES = ("succeeded", "failed", "expired", "cancelled", "refused")
-"""What becomes of requests, of which each counts once."""
+"""Outcomes of requests; each request counts once."""
 
 
 @dataclass(frozen=True, eq=False)
 class ServerStats:
-    """What a server has done since it was made.
+    """Numbers of a server since it was made.
 
     Attributes:
-        at: when this was so, in seconds of ``time.perf_counter``.
-        outcomes: how many requests have ended, by :data:`OUTCOMES`: with outputs, with an error, too late to begin, given up by
-            their owner while they waited, and refused, as the queue was full or nothing could run.
-        waiting: requests in the queue.
-        queue: how many may wait.
-        in_flight: requests that have begun and not ended.
-        latency_s: seconds from arrival to end, as the sum over all requests that succeeded.
-        latencies: ``float64[N]``, these seconds of the last thousand requests, as far as they succeeded.
-        replacements: how often other executors took the place of those that were lost, or were not the best any more.
-        devices: those that requests may run on.
-        events: the last ones (:class:`placeit.serving.history.History`).
-        sequences: how many are open.
-        state_bytes: size of their states.
+        at: time of these numbers, in seconds of ``time.perf_counter``.
+        outcomes: number of requests that have ended, by :data:`OUTCOMES`: with outputs; with an error; past their deadline
+            before they began; cancelled while they waited; refused, as the queue was full or nothing could run.
+        waiting: number of requests in the queue.
+        queue: number of requests that may wait.
+        in_flight: number of requests that have begun and not ended.
+        latency_s: seconds from arrival to end, summed over all requests that succeeded.
+        latencies: ``float64[N]``, seconds from arrival to end of each request among the last thousand that succeeded.
+        replacements: number of executors that another one replaced because they were lost or no longer the best.
+        devices: devices that requests may run on.
+        events: the last events (:class:`placeit.serving.history.History`).
+        sequences: number of open sequences.
+        state_bytes: bytes of their states.
     """
 
     at: float
@@ -52,7 +52,7 @@ class ServerStats:
 
     @property
     def arrived(self) -> int:
-        """How many requests have arrived."""
+        """Number of requests that have arrived."""
         return sum(self.outcomes.values()) + self.waiting + self.in_flight
 
     def percentiles(self, *shares: float) -> list[float]:

@@ -1,4 +1,4 @@
-"""The queue of a server: requests in order, also of each sequence, which leave when they begin, are given up, or are late."""
+"""The queue of a server: waiting requests, in order, until they begin, are cancelled or miss their deadline."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from placeit.serving.line import Line
 
 __all__ = ["Waiting"]
 
-_SPARE = 16  # deadlines of requests that have left, which are kept at least
+_SPARE = 16  # deadlines of requests that have left, below which their heap is not cleaned up
 
 
 class Waiting:
-    """Requests that wait.
+    """The waiting requests of a server, in order, for each sequence and for all requests of no sequence.
 
-    Putting one in, or taking one out, costs the same however many wait; a deadline costs the logarithm of their number. The
-    caller holds a lock. Futures may end on any thread, without it.
+    Adding or removing a request takes constant time; a deadline takes time logarithmic in the number of deadlines. The caller
+    holds a lock. Futures may end on any thread, without the lock.
 
     Args:
-        given_up: called when the future of a request that waits has ended, on the thread that has ended it.
+        given_up: called when the future of a waiting request has ended, on the thread that has ended it.
 
     Attributes:
-        over: requests that have left without having run, in order: somebody has to end their futures, and takes them out.
-        cancelled: how many were given up.
-        expired: of how many the deadline was over.
+        over: requests that left without having run, in order. The server ends their futures, and then removes them from here.
+        cancelled: number of requests whose futures ended while they waited.
+        expired: number of requests that missed their deadline.
     """
 
     def __init__(self, given_up: Callable[[], object]) -> None:
         self._given_up = given_up
-        self._requests: dict[Line | None, OrderedDict[Pending, None]] = {}  # by sequence, those of none under None
+        self._requests: dict[Line | None, OrderedDict[Pending, None]] = {}  # by sequence; None: of no sequence
         self._count = 0
-        self._deadlines: list[tuple[float, int, Pending]] = []  # a heap, also of requests that have left
+        self._deadlines: list[tuple[float, int, Pending]] = []  # a heap; some of the requests may have left
         self._numbers = itertools.count()
-        self._ended: deque[Pending] = deque()  # while they waited
+        self._ended: deque[Pending] = deque()  # requests whose futures ended while they waited
         self.over: dict[Pending, None] = {}
         self.cancelled = self.expired = 0
 
@@ -45,12 +45,12 @@ class Waiting:
         return self._count
 
     def first(self, line: Line | None = None) -> Pending | None:
-        """Return the first request of a sequence, or of none; None if no such request waits."""
+        """Return the first request of a sequence, or of no sequence if ``line`` is None; None if no such request waits."""
         return next(iter(self._requests.get(line, ())), None)
 
     @property
     def lines(self) -> list[Line]:
-        """Sequences of which requests wait."""
+        """Sequences that have waiting requests."""
         return [line for line in self._requests if line is not None]
 
     @property
@@ -59,26 +59,26 @@ class Waiting:
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def add(self, request: Pending) -> None:
-        """Put a request at the end."""
+        """Add a request at the end."""
         request.future.add_done_callback(lambda _: self._note(request))
         if request.deadline < math.inf:
             heappush(self._deadlines, (request.deadline, next(self._numbers), request))
         self._put(request)
 
     def add_first(self, request: Pending) -> None:
-        """Put a request that had begun at the front; it has no deadline any more."""
+        """Add a request that had begun at the front, and remove its deadline."""
         request.deadline = math.inf
         self._put(request)
         self._requests[request.line].move_to_end(request, last=False)
 
     def remove(self, request: Pending) -> None:
-        """Take a request out; nothing happens if it does not wait."""
+        """Remove a request, if it waits."""
         if request in self:
             self._take_out(request)
         self._tidy()
 
     def expire(self, now: float) -> None:
-        """Have requests leave that were given up, or whose deadline is over."""
+        """Move requests that were cancelled, or whose deadline is over, to :attr:`over`."""
         while self._ended:
             self.cancelled += self._leave(self._ended[0])
             self._ended.popleft()
@@ -89,14 +89,14 @@ class Waiting:
         self._tidy()
 
     def clear(self) -> list[Pending]:
-        """Take all out, and return those that were not given up."""
+        """Remove all requests, and return those that were not cancelled."""
         found = [request for line in [*self._requests] for request in self.clear_line(line)]
         self._deadlines.clear()
         self._ended.clear()
         return found
 
     def clear_line(self, line: Line | None) -> list[Pending]:
-        """Take out those of a sequence, or of none, and return those that were not given up."""
+        """Remove the requests of a sequence, or of no sequence if ``line`` is None; return those that were not cancelled."""
         requests = self._requests.pop(line, OrderedDict())
         found = [request for request in requests if not request.future.done()]
         self.cancelled += len(requests) - len(found)
@@ -112,7 +112,7 @@ class Waiting:
             self._count += 1
 
     def _leave(self, request: Pending) -> bool:
-        """Have a request leave; return whether it waited."""
+        """Move a request to :attr:`over` if it waits; return whether it did."""
         waited = request in self
         if waited:
             self.over[request] = None
@@ -127,13 +127,13 @@ class Waiting:
             del self._requests[request.line]
 
     def _tidy(self) -> None:
-        """Forget the deadlines of requests that have left, once those are most of them."""
+        """Drop the deadlines of requests that have left, once they are most of the heap."""
         if len(self._deadlines) > 2 * self._count + _SPARE:
             self._deadlines = [entry for entry in self._deadlines if self._waits(entry)]
             heapify(self._deadlines)
 
     def _waits(self, entry: tuple[float, int, Pending]) -> bool:
-        """Return whether a request still waits for its deadline."""
+        """Return whether the request of an entry still waits and still has a deadline."""
         return entry[2] in self and entry[2].deadline < math.inf
 
     def _note(self, request: Pending) -> None:

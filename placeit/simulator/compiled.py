@@ -1,4 +1,4 @@
-"""Problems as the compiled functions of :mod:`placeit._core` read them."""
+"""Convert problems to the tables that the compiled functions of :mod:`placeit._core` read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TABLES: WeakKeyDictionary[Problem, _core.Tables] = WeakKeyDictionary()
 
 
 def compiled(problem: Problem) -> _core.Tables:
-    """Return a problem as compiled functions read it; built once per problem."""
+    """Return a problem's tables for compiled functions; they are built once per problem."""
     known = _TABLES.get(problem)
     if known is None:
         known = _TABLES[problem] = _build(problem)

@@ -1,4 +1,4 @@
-"""Cost functions beside the makespan: total cost, energy, and seconds with the cost of moving ops counted in.
+"""Cost functions beside the makespan: total cost, energy, and seconds that include the cost of moving ops.
 
 Each takes ``int32[B, V]`` placements and returns ``float64[B]``, as :data:`placeit.core.problem.CostFunction` says; an
 infeasible placement (an op where it cannot run, weights that exceed a device's memory) costs ``inf``, as it does in the
@@ -15,19 +15,19 @@ from placeit.core.problem import CostFunction, Problem
 
 __all__ = ["AmortisedCost", "EnergyCost", "RelocationCost", "TotalCost", "as_batch"]
 
-_ELEMENTS = 1 << 17  # ops and edges times placements that are valued at once, so that they stay in the cache
+_ELEMENTS = 1 << 17  # (ops + edges) * placements of one batch, so that a batch stays in the cache
 
 
 class _Sum:
-    """A sum over ops, over cut tensors and over transfers, each by where its ends are.
+    """A sum over ops, cut tensors and transfers, whose terms depend on the devices of their ends.
 
     Args:
-        problem: says what is feasible, what crosses and how often it counts.
-        op: ``float64[V, D]``, of an op on a device; what is infeasible costs ``inf`` whatever stands there.
-        cut: ``float64[E, D]``, of a tensor at either end if it crosses, counted as in the simulator; None for nothing.
-        fixed: ``float64[D, D]``, of a tensor that goes from one device to another, once; zero on the diagonal; None for
-            nothing, as is the next.
-        per_byte: ``float64[D, D]``, of each of its bytes; zero on the diagonal.
+        problem: says which placements are feasible, which tensors cross devices and how often a tensor counts.
+        op: ``float64[V, D]``, term of an op on a device. An infeasible placement costs ``inf`` whatever stands there.
+        cut: ``float64[E, D]``, term of a tensor at either end if it crosses, counted as in the simulator; None for zero.
+        fixed: ``float64[D, D]``, term of a tensor that goes from one device to another, counted once; zero on the diagonal;
+            None for zero.
+        per_byte: ``float64[D, D]``, term of each byte of that tensor; zero on the diagonal; None for zero.
     """
 
     def __init__(
@@ -89,15 +89,15 @@ class _Sum:
 
 
 class TotalCost(_Sum):
-    """Seconds that devices and links are busy, in sum, for one run: the second objective of GiPH (Appendix B.8).
+    """Busy seconds of all devices and links in one run, summed: the second objective of GiPH (Appendix B.8).
 
-    What the simulator charges: ``compute`` of every op where it is placed, ``cut`` of every tensor that crosses, once for its
-    producer and once for each op that reads it elsewhere, and ``latency + bytes / bandwidth`` of every transfer. It does not
-    depend on queues.
+    It sums the costs of the simulator: ``compute`` of every op where it is placed; ``cut`` of every tensor that crosses, once
+    for its producer and once for each op that reads it elsewhere; and ``latency + bytes / bandwidth`` of every transfer. It
+    does not depend on queues.
 
     Differs from the paper, which adds a communication cost for every data link (edge): a tensor that several ops read on one
-    device goes there once, and so counts once. Where each edge carries a tensor of its own, as in the paper's graphs, and
-    nothing is charged for cutting, the two are equal.
+    device goes there once, and so counts once. The two are equal if each edge carries another tensor, as in the paper's graphs,
+    and ``cut`` is zero.
 
     Args:
         problem: whose placements are valued.
@@ -120,12 +120,12 @@ class EnergyCost:
     Args:
         problem: whose placements are valued.
         power_w: ``float[D]``, or one for all: watts of a device that computes.
-        idle_w: the same, of a device that does not.
-        joules_per_byte: ``float[D, D]``, or one for all links: what moving a byte takes; nothing within a device.
-        makespan: seconds of placements; None for the simulator by the rules of executors.
+        idle_w: ``float[D]``, or one for all: watts of a device that does not compute.
+        joules_per_byte: ``float[D, D]``, or one for all links: joules to move a byte; nothing within a device.
+        makespan: cost function that gives the seconds of placements; None for the simulator by the rules of executors.
 
     Raises:
-        UsageError: power of the wrong shape, NaN, infinite or negative, or idle power above that of a busy device.
+        UsageError: power has the wrong shape, is NaN, infinite or negative, or is higher for an idle device than a busy one.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class EnergyCost:
         self._work = _Sum(problem, able * above, cut=problem.cut * above, per_byte=per_byte)
 
     def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
-        """Return joules. Raises PlacementError, and what the makespan raises."""
+        """Return joules, ``float64[B]``. Raises PlacementError, and the errors of ``makespan``."""
         batch = as_batch(self._work.problem, placements)
         seconds = self._makespan(batch)
         possible = np.isfinite(seconds)
@@ -167,16 +167,16 @@ class EnergyCost:
 
 
 class RelocationCost(_Sum):
-    """Seconds to change over from one placement to another, once.
+    """Seconds to change over once from one placement to another.
 
-    For every op that is not where it was: its startup on the new device, and ``latency + bytes / bandwidth`` from the old one
-    to the new one. Source: GiPH, section 5.3 ("the sum of the data migration time and startup time") and Table 2.
+    For every op on another device than before: its startup on the new device, and ``latency + bytes / bandwidth`` from the old
+    device to the new one. Source: GiPH, section 5.3 ("the sum of the data migration time and startup time") and Table 2.
 
     Args:
         problem: gives the links.
-        current: ``int[V]``, where ops are now; -1 for an op whose device is gone, which only has to start up.
-        startup_s: ``float[V, D]``, or of a shape that broadcasts to it: seconds until an op runs on a device.
-        migration_bytes: ``float[V]``, or one for all: what an op takes with it.
+        current: ``int[V]``, present device of each op; -1 for an op whose device is gone, which only has to start up.
+        startup_s: ``float[V, D]``, or an array that broadcasts to it: seconds until an op runs on a device.
+        migration_bytes: ``float[V]``, or one for all: bytes that move with an op.
 
     Raises:
         PlacementError: ``current`` has the wrong shape, or a device number that does not exist.
@@ -222,7 +222,7 @@ class AmortisedCost:
         self._base, self._relocation, self._runs = base, relocation, frequency_hz * interval_s
 
     def __call__(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Return seconds per run. Raises what the two cost functions raise."""
+        """Return seconds per run. Raises the errors of both cost functions."""
         return self._base(placements) + self._relocation(placements) / self._runs
 
 
@@ -240,7 +240,7 @@ def as_batch(problem: Problem, placements: ArrayLike) -> NDArray[np.int32]:
 
 
 def _figures(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return figures as an array of their own, of the wanted shape."""
+    """Return figures as a new array of the given shape. Raises UsageError if one is negative, infinite or NaN."""
     try:
         array = np.array(np.broadcast_to(np.asarray(value, np.float64), shape))
     except ValueError:

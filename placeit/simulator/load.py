@@ -1,6 +1,6 @@
 """Requests under load: when they arrive, how long they take, how many wait.
 
-The same figures for simulated times (:attr:`placeit.simulator.simulate.Schedule.requests`) and for those of a clock.
+The figures are the same for simulated times (:attr:`placeit.simulator.simulate.Schedule.requests`) and for measured ones.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class LoadReport:
     """Summary of a load: latencies, rates and queue. Times in seconds; the first request need not arrive at 0.
 
     Attributes:
-        requests: how many ended.
-        offered: requests per second that arrived: of those after the first, over the time that they came in; None for a
-            single request, or if all came at once.
+        requests: number of requests that ended.
+        offered: requests per second that arrived: all but the first, divided by the time from the first arrival to the last;
+            None for a single request, or if all came at once.
         achieved: requests per second that ended, from the first arrival to the last end; None if that took no time.
         p50: median of the latencies, from the arrival of a request to its end, waiting included.
-        p95: their 95th percentile.
-        p99: their 99th percentile.
-        worst: the longest of them.
+        p95: 95th percentile of the latencies.
+        p99: 99th percentile of the latencies.
+        worst: longest latency.
         mean_queue: requests that had arrived and not begun, averaged over the time from the first arrival to the last end.
-        most_queued: most of them at any time.
-        queue_at: ``float64[N]``, when their number changed, ascending, the first arrival being 0.
-        queue: ``int64[N]``, how many there were from then on.
+        most_queued: most requests that were waiting at any time.
+        queue_at: ``float64[N]``, when the number of waiting requests changed, ascending, the first arrival being 0.
+        queue: ``int64[N]``, the number of waiting requests from then on.
     """
 
     requests: int
@@ -52,7 +52,7 @@ class LoadReport:
     queue: NDArray[np.int64]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the fields as a dict for JSON."""
         return {
             "requests": self.requests,
             "offered": self.offered,
@@ -63,7 +63,7 @@ class LoadReport:
 
     @classmethod
     def of(cls, arrived: ArrayLike, begun: ArrayLike, ended: ArrayLike) -> LoadReport:
-        """Sum up requests that ended.
+        """Summarize requests that ended.
 
         Args:
             arrived: ``float[R]``, seconds by any clock, in any order.
@@ -71,7 +71,7 @@ class LoadReport:
             ended: ``float[R]``, when each was answered.
 
         Raises:
-            UsageError: no request, arrays of different lengths, times that are not finite, or not in this order.
+            UsageError: there is no request, arrays differ in length, or times are not finite or not in this order.
         """
         times = [np.asarray(what, np.float64) for what in (arrived, begun, ended)]
         if times[0].ndim != 1 or not len(times[0]) or any(what.shape != times[0].shape for what in times):
@@ -102,7 +102,7 @@ class LoadReport:
         )
 
     def scaled(self, factor: float) -> LoadReport:
-        """The same with all times multiplied by a factor, and all rates divided by it."""
+        """Return this report with all times multiplied by a factor, and all rates divided by it."""
         return replace(
             self,
             offered=None if self.offered is None else self.offered / factor,
@@ -120,10 +120,10 @@ def constant_arrivals(rate: float, requests: int) -> NDArray[np.float64]:
 
     Args:
         rate: requests per second.
-        requests: how many.
+        requests: number of requests.
 
     Raises:
-        UsageError: a rate that is not positive and finite, or no request.
+        UsageError: the rate is not positive and finite, or there is no request.
     """
     check_rate(rate)
     _check_count(requests)
@@ -135,11 +135,11 @@ def poisson_arrivals(rate: float, requests: int, *, seed: int = 0) -> NDArray[np
 
     Args:
         rate: requests per second, on average.
-        requests: how many.
-        seed: of the intervals, which are exponentially distributed.
+        requests: number of requests.
+        seed: seed of the intervals, which are exponentially distributed.
 
     Raises:
-        UsageError: a rate that is not positive and finite, no request, or a negative seed.
+        UsageError: the rate is not positive and finite, there is no request, or the seed is negative.
     """
     check_rate(rate)
     _check_count(requests)
@@ -151,7 +151,7 @@ def poisson_arrivals(rate: float, requests: int, *, seed: int = 0) -> NDArray[np
 
 
 def arrival_times(arrivals: str, rate: float, requests: int, *, seed: int = 0) -> NDArray[np.float64]:
-    """Return when requests arrive, by the name of how: one of :data:`ARRIVALS`. Raises UsageError."""
+    """Return when requests arrive, ``float64[R]`` seconds, by one of :data:`ARRIVALS`. Raises UsageError for another name."""
     if arrivals not in ARRIVALS:
         raise UsageError(f"Requests cannot arrive '{arrivals}'; there are {', '.join(ARRIVALS)}.")
     if arrivals == "poisson":
@@ -160,7 +160,7 @@ def arrival_times(arrivals: str, rate: float, requests: int, *, seed: int = 0) -
 
 
 def check_rate(rate: float) -> None:
-    """Raise UsageError unless it is a rate at which requests can arrive."""
+    """Raise UsageError unless a rate is positive and finite."""
     if not 0 < rate < math.inf:
         raise UsageError(f"The rate is {rate:g} requests per second; it must be positive and finite.")
 

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 BusyTimes: TypeAlias = Callable[[], tuple[NDArray[np.float64], float]]
-"""Tells what a run kept busy: ``float64[D]`` seconds of each device, and seconds of all transfers in sum."""
+"""Function that returns the busy seconds of each device, ``float64[D]``, and of all transfers, summed."""
 
 
 class Planned(Protocol):
@@ -42,7 +42,7 @@ class Planned(Protocol):
 
     @property
     def problem(self) -> Problem:
-        """Its segments."""
+        """Problem over its segments."""
         ...
 
     @property
@@ -64,28 +64,28 @@ class Planner(Protocol):
         ...
 
     def seconds(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Simulated seconds of placements' plans, ``int32[B, V] -> float64[B]``: makespans, or if ``steady`` per request."""
+        """Return simulated seconds of placements' plans, ``float64[B]``: makespans or, if ``steady``, seconds per request."""
         ...
 
     def work(self, placements: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """These seconds, and for how long each device is busy, ``float64[B, D]``."""
+        """Return :meth:`seconds`, and the busy seconds of each device, ``float64[B, D]``."""
         ...
 
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """An objective: how placements and runs are valued. Two objectives with the same figures are equal.
+    """A measure of placements and runs that is minimised. Two objectives with the same figures are equal.
 
     Attributes:
-        name: as it is given on the command line.
+        name: name on the command line.
         unit: ``s`` or ``J``.
-        quantity: what a report calls it, as in "it takes half of the ... of CPU@0".
-        better: what less of it is called.
-        worse: what more of it is called.
-        best: what the one of least of it is called.
-        note: what a report says about it; None if the name says it all.
+        quantity: its name in reports, as in "it takes half of the ... of CPU@0".
+        better: how reports call less of it.
+        worse: how reports call more of it.
+        best: how reports call the placement with least of it.
+        note: explanation in reports; None if the name needs none.
         is_makespan: whether it is the makespan.
-        is_measured: whether it is the time that is simulated and measured itself, and not another figure of runs.
+        is_measured: whether it is the simulated and measured time itself, and not another figure of runs.
         steady: whether many requests are in flight while it is simulated and measured. The seconds of a run are then seconds
             per request, and placements on several groups of devices may each serve whole requests.
     """
@@ -103,30 +103,30 @@ class Objective(ABC):
 
     @classmethod
     def of_cluster(cls, cluster: Cluster) -> Self:  # noqa: ARG003 (some need its figures)
-        """Return it for the devices of a cluster. Raises UsageError if it needs figures of them that are not known."""
+        """Return the objective for the devices of a cluster. Raises UsageError if it needs figures of them that are unknown."""
         return cls()
 
     @abstractmethod
     def of_run(self, seconds: float, work: BusyTimes) -> float:
-        """Value of one run: by a simulated schedule it is a prediction; by a real run it is a figure from measured times.
+        """Return the value of one run: a prediction for a simulated run, a figure from measured times for a real one.
 
         Args:
             seconds: the makespan, or if ``steady`` the seconds per request.
-            work: asked only if it counts.
+            work: returns busy times; called only if they count.
         """
 
     @abstractmethod
     def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:
-        """Cost function of a problem, by one that gives its makespans in seconds."""
+        """Return the cost function of a problem, given one that returns its makespans in seconds."""
 
     def of_plan(self, plan: Planned) -> float:
-        """Value of a plan's simulated run."""
+        """Return the value of a plan's simulated run."""
         schedule = plan.schedule
         moved = schedule.transfers
         return self.of_run(schedule.makespan, lambda: (schedule.busy, float((moved.finish - moved.start).sum())))
 
     def of_plans(self, planner: Planner, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Values of the simulated runs of feasible placements' plans, ``int32[B, V] -> float64[B]``."""
+        """Return the values of the simulated runs of feasible placements' plans, ``int32[B, V] -> float64[B]``."""
         return np.array([self.of_plan(planner.plan(row)) for row in placements])
 
 
@@ -135,8 +135,8 @@ class Latency(Objective):
     """Seconds until the last op has finished: the makespan.
 
     Attributes:
-        rate: requests per second that arrive, one after the other, where runs are measured at that pace; None to measure them
-            without pauses.
+        rate: requests per second that arrive, one after the other, while runs are measured; None to measure them without
+            pauses.
     """
 
     rate: float | None = None
@@ -152,7 +152,7 @@ class Latency(Objective):
         return seconds
 
     def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:  # noqa: ARG002
-        """Return the makespans as they are."""
+        """Return the makespans unchanged."""
         return makespan
 
     def of_plans(self, planner: Planner, placements: NDArray[np.int32]) -> NDArray[np.float64]:
@@ -176,13 +176,13 @@ class Throughput(Objective):
         return seconds
 
     def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:  # noqa: ARG002
-        """Return for how long one request keeps the busiest device or link busy."""
+        """Return a cost function: seconds that one request keeps the busiest device or link busy."""
         from placeit.simulator.throughput import ThroughputCost
 
         return ThroughputCost(problem)
 
     def of_plan(self, plan: Planned) -> float:
-        """Return for how long one request keeps the busiest device or link of the plan busy."""
+        """Return the seconds that one request keeps the busiest device or link of the plan busy."""
         from placeit.simulator.throughput import ThroughputCost
 
         return float(ThroughputCost(plan.problem)(plan.placement)[0])
@@ -194,7 +194,7 @@ class Throughput(Objective):
 
 @dataclass(frozen=True)
 class BusyTime(Objective):
-    """Seconds that devices and links are busy, in sum; see :class:`placeit.simulator.cost_functions.TotalCost`."""
+    """Busy seconds of all devices and links, summed; see :class:`placeit.simulator.cost_functions.TotalCost`."""
 
     name = "total-cost"
     unit = "s"
@@ -203,12 +203,12 @@ class BusyTime(Objective):
     note = "busy time of all devices and links, summed"
 
     def of_run(self, seconds: float, work: BusyTimes) -> float:  # noqa: ARG002
-        """Sum up what was busy."""
+        """Return the busy seconds of all devices and links, summed."""
         busy, moving = work()
         return float(busy.sum()) + moving
 
     def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:  # noqa: ARG002
-        """Return the total cost of placements."""
+        """Return the cost function that sums busy seconds of placements."""
         return TotalCost(problem)
 
 
@@ -217,9 +217,9 @@ class Energy(Objective):
     """Joules of a power model; see :class:`placeit.simulator.cost_functions.EnergyCost`.
 
     Attributes:
-        busy_w: watts of each device that computes.
-        idle_w: watts of each device that does not. Of core sets that share cores only one has any, so that no core is idle
-            twice; for the others ``busy_w`` is what they take beyond their own idle power.
+        busy_w: watts of each device while it computes.
+        idle_w: watts of each device while it does not. Of core sets that share cores only one has idle power, so that no core
+            counts twice; for the others ``busy_w`` is their busy power less their own idle power.
     """
 
     busy_w: tuple[float, ...]
@@ -233,12 +233,12 @@ class Energy(Objective):
 
     @classmethod
     def of_cluster(cls, cluster: Cluster) -> Self:
-        """Take the power of its devices. Raises UsageError, which names those whose power is not known."""
+        """Return the objective with the power of a cluster's devices. Raises UsageError that names devices of unknown power."""
         unknown = [device.name for device in cluster.devices if device.power is None]
         if unknown:
             raise UsageError(
-                f"Energy needs the power of every device, and that of {', '.join(unknown)} is not known: give 'busy_power' and "
-                "'idle_power' (watts) for it in a cluster file. Placers go by them where there are meters, too."
+                f"Energy needs the power of every device, and the power of {', '.join(unknown)} is not known: give "
+                "'busy_power' and 'idle_power' (watts) for it in a cluster file. Placers use them even where there are meters."
             )
         apart = cluster.apart()
         power = [device.power for device in cluster.devices if device.power is not None]
@@ -251,7 +251,7 @@ class Energy(Objective):
         return float(self.of_work(np.array([seconds]), busy[None])[0])
 
     def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:
-        """Return the energy of placements."""
+        """Return the cost function that models the energy of placements."""
         return EnergyCost(problem, self.busy_w, self.idle_w, makespan=makespan)
 
     def of_plans(self, planner: Planner, placements: NDArray[np.int32]) -> NDArray[np.float64]:
@@ -259,14 +259,14 @@ class Energy(Objective):
         return self.of_work(*planner.work(placements))
 
     def of_work(self, seconds: NDArray[np.float64], busy: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return joules, ``float64[B]``, by makespans, ``float64[B]``, and how long devices are busy, ``float64[B, D]``."""
+        """Return joules, ``float64[B]``, from makespans, ``float64[B]``, and each device's busy seconds, ``float64[B, D]``."""
         idle = np.array(self.idle_w)
         joules: NDArray[np.float64] = busy @ (np.array(self.busy_w) - idle) + seconds * idle.sum()
         return joules
 
 
 class MeteredEnergy(Energy):
-    """Joules by meters where something runs, and by the power model where it is simulated."""
+    """Joules by meters for real runs, and by the power model for simulated ones."""
 
     quantity, best = "energy", "the one of least energy"
     note = "joules by meters of the devices; simulated ones by a power model"
@@ -276,12 +276,12 @@ _OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (Latency,
 
 
 def objective_names() -> tuple[str, ...]:
-    """Names of all objectives."""
+    """Return the names of all objectives."""
     return tuple(_OBJECTIVES)
 
 
 def check_objective(name: str) -> None:
-    """Raise UsageError unless there is such an objective."""
+    """Raise UsageError if no objective has this name."""
     if name not in _OBJECTIVES:
         known = ", ".join(_OBJECTIVES)
         raise UsageError(f"The objective '{name}' is not known; there are {known}{nearest(name, _OBJECTIVES)}.")
@@ -291,12 +291,12 @@ def get_objective(name: str, cluster: Cluster, *, rate: float | None = None) -> 
     """Return an objective for the devices of a cluster.
 
     Args:
-        name: of the objective.
+        name: name of the objective.
         cluster: the devices.
         rate: requests per second at which latency is measured.
 
     Raises:
-        UsageError: there is no such objective, or it needs the power of a device that is not known (names the devices).
+        UsageError: the objective does not exist, or it needs the power of devices whose power is unknown (names the devices).
     """
     check_objective(name)
     return Latency(rate) if name == Latency.name else _OBJECTIVES[name].of_cluster(cluster)

@@ -1,7 +1,7 @@
-"""The decisions of the executors, and nothing else: events in, instructions out; no clock, no threads, no devices.
+"""The decisions of the executors: events in, instructions out. It has no clock, no threads and no devices.
 
-The rules are those of ``native/rules/machine.hpp``, which the simulator follows too. With several requests in flight, the one
-that began first goes first; under ``fifo``, whatever was queued first.
+The rules of ``native/rules/machine.hpp`` apply, which the simulator follows too. Of several requests in flight, the one that
+began first goes first; under ``fifo``, the op or transfer that was queued first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Queue: TypeAlias = Literal["fifo", "priority", "planned"]
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules of links and queues: how tensors move, and which ready op a device runs next. The default is that of executors.
+    """Rules of links and queues: how tensors move, and which ready op a device runs next. Defaults: the rules of executors.
 
     Attributes:
         links: ``channel`` for one tensor at a time between each ordered pair of devices (DOPPLER, Algorithm 1);
@@ -51,7 +51,7 @@ class Rules:
             next op is ready).
 
     Raises:
-        UsageError: there are no such links, or no such queue.
+        UsageError: ``links`` or ``queue`` has another value.
     """
 
     links: LinkModel = "channel"
@@ -63,13 +63,13 @@ class Rules:
                 raise UsageError(f"'{option}' is '{value}'; it must be one of {', '.join(choices)}.")
 
     def check_priority(self, priority: object) -> None:
-        """Raise UsageError for priorities that nothing would look at."""
+        """Raise UsageError if a priority is given that the queue would not use."""
         if priority is not None and self.queue == "fifo":
             raise UsageError("'priority' has no meaning with the queue 'fifo'; use 'priority' or 'planned'.")
 
     @property
     def compiled(self) -> tuple[_core.LinkModel, _core.Discipline]:
-        """The same, as compiled code takes it."""
+        """The link model and the queue discipline, as compiled code takes them."""
         return _core.LinkModel(get_args(LinkModel).index(self.links)), _core.Discipline(get_args(Queue).index(self.queue))
 
 
@@ -77,11 +77,11 @@ EXECUTED_RULES = Rules()
 """The rules of executors."""
 
 GIPH_RULES = Rules("contention-free", "fifo")
-"""The rules of GiPH's simulator (Appendix B.5), which its placers and those that it is compared with are trained by."""
+"""The rules of GiPH's simulator (Appendix B.5), by which GiPH's placers, and the placers in its comparison, are trained."""
 
 
 class Start(NamedTuple):
-    """Start an op on its device."""
+    """Instruction to start an op on its device."""
 
     request: int
     op: int
@@ -89,7 +89,7 @@ class Start(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Start moving a tensor to another device."""
+    """Instruction to start moving a tensor to another device."""
 
     request: int
     tensor: int
@@ -98,7 +98,7 @@ class Transfer(NamedTuple):
 
 
 class RequestDone(NamedTuple):
-    """The request has ended: every op has finished, or it was aborted and nothing of it runs any more."""
+    """The end of a request: every op has finished, or it was aborted and nothing of it runs any more."""
 
     request: int
 
@@ -109,15 +109,15 @@ Instruction: TypeAlias = Start | Transfer | RequestDone
 class Scheduler:
     """Decides what starts when, for any number of requests in flight over one placement.
 
-    Call :meth:`begin` for each request and report what has finished; every call answers what to start now, in that order.
-    Not thread-safe.
+    Call :meth:`begin` for each request and report everything that has finished. Every call returns instructions: what to start
+    now, in that order. Not thread-safe.
 
     Args:
         problem: ops, tensors and costs.
         placement: ``int32[V]``.
         rules: how links move tensors, and which ready op goes first.
-        priority: ``float64[V]``, the higher goes first; None for the b-level. Not for ``fifo``.
-        in_flight: for how many in flight to make room at first; there may be more.
+        priority: ``float64[V]``, the op of highest priority goes first; None for the b-level. Not for ``fifo``.
+        in_flight: number of requests in flight to make room for at first; there may be more.
 
     Raises:
         PlacementError: the placement is infeasible.
@@ -153,14 +153,14 @@ class Scheduler:
         edges = problem.successors.edge
         (tail, head), tensor = problem.edges[edges].T.tolist(), problem.edge_tensor[edges].tolist()
         self._move = [(t, self._place[v], self._place[w]) for t, v, w in zip(tensor, tail, head, strict=True)]
-        self._position: dict[tuple[int, int], int] = {}  # of the transfer of a tensor to a device
+        self._position: dict[tuple[int, int], int] = {}  # node of the transfer of a tensor to a device, counted after the ops
         for p, (t, src, dst) in enumerate(self._move):
             if src != dst:
                 self._position.setdefault((t, dst), p)
 
     @property
     def machine(self) -> _core.Machine:
-        """The compiled rules, for loops that drive them themselves while no request is in flight here."""
+        """The compiled rules, for loops that drive them while no request is in flight in this object."""
         return self._machine
 
     def instruction(self, request: int, node: int) -> Start | Transfer:
@@ -169,7 +169,7 @@ class Scheduler:
         return Start(request, node, self._place[node]) if node < ops else Transfer(request, *self._move[node - ops])
 
     def begin(self, request: int) -> list[Instruction]:
-        """Start a request. Raises ExecutionError if one of that number is in flight, or an op is on a device that is lost."""
+        """Start a request. Raises ExecutionError if its number is in flight, or an op is on a lost device."""
         if request in self._slot_of:
             raise ExecutionError(f"Request {request} was begun while a request of that number is in flight.")
         if not self._free:
@@ -183,7 +183,7 @@ class Scheduler:
         return self._instructions(told)
 
     def op_finished(self, request: int, op: int) -> list[Instruction]:
-        """Take note that an op has finished. Raises ExecutionError if it was not running."""
+        """Report that an op has finished. Raises ExecutionError if it was not running."""
         slot = self._slot_of.get(request)
         told = None if slot is None else self._machine.op_finished(slot * self._nodes + op)
         if told is None:
@@ -191,10 +191,10 @@ class Scheduler:
         return self._instructions(told)
 
     def transfer_sent(self, request: int, tensor: int, dst: int) -> list[Instruction]:
-        """Take note that the channel of a transfer can take the next one, though the tensor has not arrived yet.
+        """Report that the channel of a transfer can take the next one, though the tensor has not arrived yet.
 
-        For channels that queue: what is started next is behind it and waits for nothing else. Raises ExecutionError if the
-        tensor was not on its way, or this was said before.
+        For channels that queue: the next transfer is behind this one and waits for nothing else. Raises ExecutionError if the
+        tensor was not on its way, or this was reported before.
         """
         node = self._node(request, tensor, dst)
         told = None if node is None else self._machine.transfer_sent(node)
@@ -203,7 +203,7 @@ class Scheduler:
         return self._instructions(told)
 
     def transfer_finished(self, request: int, tensor: int, dst: int) -> list[Instruction]:
-        """Take note that a tensor has arrived. Raises ExecutionError if it was not on its way."""
+        """Report that a tensor has arrived. Raises ExecutionError if it was not on its way."""
         node = self._node(request, tensor, dst)
         told = None if node is None else self._machine.transfer_finished(node)
         if told is None:
@@ -213,28 +213,28 @@ class Scheduler:
     def abort(self, request: int) -> list[Instruction]:
         """Drop everything of a request that has not started; nothing happens if it is not in flight.
 
-        What has started keeps its device or channel until it is reported as finished, failed or not; then comes
-        ``RequestDone``.
+        Ops and transfers that have started keep their device or channel until they are reported as finished, whether they
+        failed or not; then comes ``RequestDone``.
         """
         slot = self._slot_of.get(request)
         return [] if slot is None else self._instructions(self._machine.abort(slot))
 
     def device_lost(self, device: int) -> tuple[list[int], list[Instruction]]:
-        """Take note that a device is gone, for good.
+        """Report that a device is gone for good.
 
-        What ran there, or was on its way from or to it, counts as ended and is not to be reported any more. Requests that
-        still needed the device are aborted: the others go on.
+        Ops that ran there, and transfers from or to it, count as ended and must not be reported any more. Requests that still
+        needed the device are aborted; the others go on.
 
         Returns:
-            The requests in flight that are aborted, by this or before, in order, and what to do: ``RequestDone`` of those of
-            which nothing runs elsewhere.
+            The requests in flight that are aborted, by this call or before, in order; and instructions: ``RequestDone`` for
+            each aborted request of which nothing runs elsewhere.
         """
         told = self._machine.device_lost(device)
         hit = sorted(number for number, slot in self._slot_of.items() if self._machine.aborted(slot))
         return hit, self._instructions(told)
 
     def running(self) -> list[Start | Transfer]:
-        """Return what has been started and not been reported as finished, for all requests in flight."""
+        """Return what has been started and not yet reported as finished, for all requests in flight."""
         return [
             self.instruction(request, n % self._nodes)
             for request, slot in self._slot_of.items()
@@ -246,7 +246,7 @@ class Scheduler:
         return None if slot is None or position is None else slot * self._nodes + len(self._place) + position
 
     def _instructions(self, told: list[int]) -> list[Instruction]:
-        """Read what the rules have told."""
+        """Convert node numbers from the compiled rules to instructions."""
         found: list[Instruction] = []
         for n in told:
             if n < 0:
@@ -259,11 +259,11 @@ class Scheduler:
         return found
 
     def grow(self, slots: int, grow: Callable[[int], object] | None = None) -> None:
-        """Make room for so many requests in flight; nothing happens if there is room for them.
+        """Make room for ``slots`` requests in flight, if there is less room.
 
         Args:
-            slots: how many.
-            grow: has the compiled rules make room; None for :attr:`machine`'s own method.
+            slots: number of requests in flight.
+            grow: makes room in the compiled rules, given ``slots``; None for the method of :attr:`machine`.
         """
         if slots > self._slots:
             (grow or self._machine.grow)(slots)
@@ -272,9 +272,9 @@ class Scheduler:
 
 
 def b_level(problem: Problem, placement: ArrayLike) -> NDArray[np.float64]:
-    """Return ``float64[V]``, seconds from the start of each op to the end of its longest path to an exit, under a placement.
+    """Return each op's seconds from its start to the end of its longest path to an exit, under a placement, ``float64[V]``.
 
-    Transfers between devices and what cutting costs are included (the upward rank of Topcuoglu et al. 2002, with the costs
+    Transfers between devices and ``cut`` costs are included (the upward rank of Topcuoglu et al. 2002, with the costs
     of one placement instead of means).
     """
     rank = np.empty(len(problem))
@@ -283,7 +283,7 @@ def b_level(problem: Problem, placement: ArrayLike) -> NDArray[np.float64]:
 
 
 def deadlock() -> ProblemError:
-    """Return the error that says that a planned order waits for itself."""
+    """Return the error for a planned order that waits for itself."""
     return ProblemError(
         "The planned order waits for itself: an op comes, on its device, before another that must precede it. Give every op a "
         "higher priority than its successors."
@@ -293,7 +293,7 @@ def deadlock() -> ProblemError:
 def _check_plan(problem: Problem, place: NDArray[np.int32], priority: NDArray[np.float64]) -> None:
     order = sorted(problem.order.tolist(), key=lambda v: -priority[v])
     plans = [[v for v in order if place[v] == d] for d in range(problem.devices)]
-    for d, other in np.argwhere(np.triu(problem.conflicts)):  # these two run their ops in one order
+    for d, other in np.argwhere(np.triu(problem.conflicts)):  # conflicting devices run their ops in one common order
         plans.append([v for v in order if place[v] in (d, other)])
     chains = [pair for ops in plans for pair in pairwise(ops)]
     together = np.concatenate([problem.edges, np.array(chains, np.int32).reshape(-1, 2)])

@@ -23,7 +23,7 @@ class SimulatedReplica:
     Attributes:
         problem: its ops, or segments.
         placement: ``int32[V]``, their devices.
-        in_flight: most requests that it has begun and not ended.
+        in_flight: most requests in flight on it at a time.
     """
 
     problem: Problem
@@ -32,11 +32,11 @@ class SimulatedReplica:
 
 
 def serve(replicas: Sequence[SimulatedReplica], arrivals: NDArray[np.float64]) -> LoadReport:
-    """Simulate requests by the rules of executors (``channel`` links, ``priority`` queues).
+    """Simulate requests that arrive over time, by the rules of executors (``channel`` links, ``priority`` queues).
 
-    They begin in the order of their arrival, as soon as a replica has begun fewer than it may; of several replicas, where the
-    next one would end first if each took its seconds per request one after the other. What replicas run does not slow down what
-    others run.
+    Requests begin in the order of their arrival, as soon as a replica has fewer than ``in_flight`` of them in flight. Of
+    several such replicas, a request goes to the one where it would end first if each served its requests one after the other,
+    at its seconds per request. The work of one replica does not slow down another.
 
     Args:
         replicas: at least one.
@@ -46,7 +46,7 @@ def serve(replicas: Sequence[SimulatedReplica], arrivals: NDArray[np.float64]) -
         flights = _schedule(replicas[0], arrivals)
         return LoadReport.of(arrivals, *flights)
     seconds = [float(ThroughputCost(one.problem)(one.placement)[0]) for one in replicas]
-    taken: list[list[int]] = [[] for _ in replicas]  # requests of each replica since it last had none in flight, in order
+    taken: list[list[int]] = [[] for _ in replicas]  # requests of each replica since it was last idle, in order
     begun, ended = np.empty(len(arrivals)), np.empty(len(arrivals))
     now = 0.0
     for request, arrival in enumerate(arrivals.tolist()):
@@ -67,7 +67,7 @@ def serve(replicas: Sequence[SimulatedReplica], arrivals: NDArray[np.float64]) -
 
 
 def _schedule(replica: SimulatedReplica, arrivals: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return when requests begin and end."""
+    """Return when requests begin and end on one replica, ``float64[R]`` both."""
     simulated = schedule(
         replica.problem,
         replica.placement,

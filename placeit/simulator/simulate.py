@@ -58,7 +58,7 @@ class Transfers:
         dst: ``int32[N]``, device.
         start: ``float64[N]``, seconds.
         finish: ``float64[N]``, seconds.
-        request: ``int64[N]``, of which request.
+        request: ``int64[N]``, number of the request.
     """
 
     tensor: NDArray[np.int32]
@@ -78,10 +78,10 @@ class Requests:
 
     Attributes:
         arrived: ``float64[R]``.
-        begun: ``float64[R]``, later than the arrival if there were too many in flight.
+        begun: ``float64[R]``, later than the arrival if too many requests were in flight.
         ended: ``float64[R]``.
-        start: ``float64[R, V]``, of every op.
-        finish: ``float64[R, V]``.
+        start: ``float64[R, V]``, start of every op.
+        finish: ``float64[R, V]``, end of every op.
     """
 
     arrived: NDArray[np.float64]
@@ -101,16 +101,16 @@ class Schedule:
     """The schedule of one placement: when each op and transfer starts and ends.
 
     Attributes:
-        makespan: seconds until the last op of the last request has finished, and the host's part (``Problem.host``).
+        makespan: seconds until the last op of the last request has finished, plus the host's part (``Problem.host``).
         start: ``float64[V]``, seconds, in the first request.
         finish: ``float64[V]``, seconds, in the first request.
         device: ``int32[V]``, the placement.
-        transfers: what moves between devices, and when.
+        transfers: transfers between devices, by start time.
         busy: ``float64[D]``, seconds that each device computes.
-        peak_memory: ``float64[D]``, bytes: weights of the ops placed there, and the tensors alive at the worst moment. A
-            tensor is alive where it is made from its op's start until the last op that reads it there, and the last transfer
-            of it, have finished; where it is sent, from the start of the transfer until the last op that reads it there has
-            finished.
+        peak_memory: ``float64[D]``, bytes: weights of the ops placed there, and the most bytes of live tensors at any time. On
+            its producer's device, a tensor is live from the start of its op until the last op that reads it there, and its
+            last transfer, have finished. On another device, it is live from the start of the transfer until the last op that
+            reads it there has finished.
         requests: when each request was in flight.
     """
 
@@ -130,34 +130,34 @@ class Schedule:
 
 
 class SimulatedCost:
-    """A cost function that simulates: ``cost(placements: int32[B, V]) -> float64[B]``, makespans in seconds.
+    """A cost function that simulates placements: ``cost(placements: int32[B, V]) -> float64[B]``, makespans in seconds.
 
     An infeasible placement (an op where it cannot run, weights that exceed a device's memory) costs ``inf``. Calls from
     several threads at once are fine.
 
     Args:
-        problem: what is simulated.
+        problem: the problem to simulate.
         rules: how links move tensors, and which ready op goes first.
-        priority: ``float64[V]``, or ``float64[B, V]`` for batches of ``B``; the higher goes first. None for the b-level (the
-            longest path to an exit, transfers under the placement included). Not for ``fifo``.
+        priority: ``float64[V]``, or ``float64[B, V]`` for batches of ``B``; the op of highest priority goes first. None for
+            the b-level (the longest path to an exit, transfers under the placement included). Not for ``fifo``.
         noise: every duration is multiplied by a factor drawn uniformly from [1 - noise, 1 + noise] (GiPH, Appendix B.5).
-        seed: what is drawn depends on it, on the number of the placement in its batch, and on nothing else.
+        seed: seed of the noise. A placement's noise depends on the seed and on the placement's number in its batch only.
         memory: count live tensors too: a placement under which some device holds more than its memory at some moment costs
             ``inf``.
-        requests: how many requests run over a placement, all there at once; the cost is then when the last one has ended. Of
-            several that are in flight, the one that began first goes first; under ``fifo``, whatever was queued first.
-        arrivals: ``float[R]``, in place of their number: when each request arrives, in seconds, ascending
+        requests: number of requests over a placement, all there at once; the cost is then the end of the last one. Of several
+            in flight, the one that began first goes first; under ``fifo``, the op or transfer that was queued first.
+        arrivals: ``float[R]``, instead of ``requests``: when each request arrives, in seconds, ascending
             (:func:`placeit.simulator.load.arrival_times`).
         in_flight: most requests in flight; others wait, in order, until one of these has ended. None for no limit.
-        threads: how many threads share a batch; None for all cores that the process may use. The result is the same.
+        threads: number of threads that share a batch; None for all cores that the process may use. It changes no result.
 
     Attributes:
-        problem: what is simulated.
-        rules: by which it is.
+        problem: the problem that is simulated.
+        rules: the rules of the simulation.
 
     Raises:
-        UsageError: an option out of its range.
-        ProblemError: a priority of the wrong shape, or NaN.
+        UsageError: an option is out of its range.
+        ProblemError: the priority has the wrong shape, or is NaN.
     """
 
     def __init__(
@@ -192,9 +192,9 @@ class SimulatedCost:
 
     @property
     def model(self) -> _core.CostModel | None:
-        """The cost as compiled searches take it.
+        """The cost function for compiled searches.
 
-        None if the cost of a placement depends on its number in the batch, with noise or with a priority for each, or if there
+        None if the cost of a placement depends on its number in the batch (noise, or a priority per placement), or if there
         are several requests.
         """
         plain = self._options.noise == 0 and len(self._priority) <= 1 and len(self._arrivals) == 1 and self._arrivals[0] == 0
@@ -237,7 +237,7 @@ class SimulatedCost:
 
 
 simulator = SimulatedCost
-"""The same by the name of what it makes."""
+"""Alias of :class:`SimulatedCost`."""
 
 
 def simulate(
@@ -256,9 +256,9 @@ def simulate(
 ) -> NDArray[np.float64]:
     """Return the makespans of ``int[B, V]`` placements in seconds, ``float64[B]``; ``inf`` for infeasible ones.
 
-    With several requests that is when the last one has ended.
+    With several requests, the makespan is the time when the last one ends.
 
-    See :class:`SimulatedCost` for the options and for what is raised, and this module for the rules.
+    See :class:`SimulatedCost` for the options and the exceptions, and this module for the rules.
     """
     cost = SimulatedCost(
         problem,
@@ -288,14 +288,14 @@ def schedule(
     arrivals: ArrayLike | None = None,
     in_flight: int | None = None,
 ) -> Schedule:
-    """Simulate one placement, ``int[V]``, and return when everything happens.
+    """Simulate one placement, ``int[V]``, and return its schedule.
 
-    The options are those of :class:`SimulatedCost`; the noise is that of the first placement of a batch.
+    The options are documented at :class:`SimulatedCost`; the noise equals the noise of the first placement in a batch.
 
     Raises:
         PlacementError: the placement is infeasible: an op where it cannot run, or too little memory.
-        UsageError: an option out of its range.
-        ProblemError: a malformed priority, or a planned order that waits for itself.
+        UsageError: an option is out of its range.
+        ProblemError: the priority is malformed, or a planned order waits for itself.
     """
     cost = SimulatedCost(
         problem,
@@ -381,7 +381,7 @@ def _check_in_flight(in_flight: int | None) -> None:
 
 
 def _priority(priority: ArrayLike | None, ops: int) -> NDArray[np.float64]:
-    """Return one row for each placement, one for all, or none."""
+    """Return ``float64[N, V]``: a row per placement, one row for all placements, or no row for the default priority."""
     if priority is None:
         return np.empty((0, ops))
     array = np.array(priority, np.float64, order="C")

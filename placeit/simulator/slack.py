@@ -1,4 +1,4 @@
-"""By how much the ops of a schedule could be late without the request ending later."""
+"""Compute the slack of ops: how late each could be without the request ending later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from placeit.simulator.simulate import Schedule
 
 __all__ = ["slack"]
 
-_ROUNDING = 1e-12  # of sums of times, as a share of the makespan
+_ROUNDING = 1e-12  # rounding errors of sums of times, as a share of the makespan
 
 
 @dataclass(frozen=True, order=True)
@@ -28,14 +28,14 @@ class _Event:
 
 
 def slack(problem: Problem, schedule: Schedule) -> NDArray[np.float64]:
-    """Return ``float64[V]``: the seconds by which each op could start later with the makespan as it is.
+    """Return the seconds by which each op could start later without a longer makespan, ``float64[V]``.
 
-    Each device and each link keeps the order that it has in the schedule, and so do devices that conflict. An op with none is
-    on the critical path.
+    Each device and each link keeps the order that it has in the schedule, and so do devices that conflict. An op without slack
+    is on the critical path.
 
     Args:
-        problem: what was simulated.
-        schedule: of one request, by rules under which a link moves one tensor at a time.
+        problem: the problem that was simulated.
+        schedule: the schedule of one request, by rules under which a link moves one tensor at a time.
     """
     ops, moves, place = len(problem), schedule.transfers, schedule.device
     rank = np.empty(ops)
@@ -71,7 +71,7 @@ def slack(problem: Problem, schedule: Schedule) -> NDArray[np.float64]:
                 at = bisect_left(beside, event)
                 after[event.number].update(one.number for one in beside[at : at + 1])
     end = float(schedule.finish.max())  # the host's part of the makespan comes after it
-    late = np.full(len(events), end)  # when each has to have ended
+    late = np.full(len(events), end)  # latest end of each event
     for event in sorted(events, reverse=True):
         for follower in after[event.number]:
             lasts = events[follower].finish - events[follower].start

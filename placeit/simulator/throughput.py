@@ -1,10 +1,10 @@
 """Bound the requests per second of a placement by its busiest resource.
 
 At best, many requests in flight keep one resource busy all the time. So no order of work takes less, per request, than the
-seconds for which one request keeps the busiest resource. The resources are
+seconds that one request keeps the busiest resource busy. The resources are
 
 - each device: ``compute``, and ``cut`` as :mod:`placeit.simulator.simulate` charges it;
-- each set of devices of which only one runs at a time (``Problem.conflicts``): what they do, in sum;
+- each set of devices of which only one runs at a time (``Problem.conflicts``): their busy seconds, summed;
 - each ordered pair of devices, a ``channel``: ``latency + bytes / bandwidth`` of every tensor that goes that way, once.
 """
 
@@ -31,12 +31,12 @@ __all__ = [
 
 
 class ThroughputCost:
-    """The least seconds per request of placements: ``cost(placements: int32[B, V]) -> float64[B]``.
+    """Lower bound of the seconds per request of placements: ``cost(placements: int32[B, V]) -> float64[B]``.
 
     An infeasible placement (an op where it cannot run, weights that exceed a device's memory) costs ``inf``.
 
     Args:
-        problem: whose placements are valued.
+        problem: the problem whose placements are valued.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -45,7 +45,7 @@ class ThroughputCost:
 
     @property
     def model(self) -> _core.CostModel:
-        """The cost as compiled searches take it."""
+        """The cost function for compiled searches."""
         return _core.CostModel.capacity(self._compiled)
 
     def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
@@ -66,8 +66,8 @@ class Bottleneck:
 
     Attributes:
         name: the busiest resource: a device, ``CPU@0, CPU@0-1`` for devices that share cores, ``CPU@0 -> CPU@1`` for a link.
-        seconds: for which one request keeps it busy: the least seconds per request.
-        busy: seconds for which one request keeps each resource busy, by name; links only if something crosses them.
+        seconds: seconds that one request keeps it busy: the least seconds per request.
+        busy: seconds that one request keeps each resource busy, by name; links only if a tensor crosses them.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Bottleneck:
 
 
 def bottleneck(problem: Problem, placement: ArrayLike) -> Bottleneck:
-    """Find the resource that limits a placement, ``int[V]``; of several the first: devices, those that conflict, links.
+    """Return the resource that limits a placement, ``int[V]``: of equals the first of devices, conflicting devices, links.
 
     Raises:
         PlacementError: the placement is infeasible.
@@ -94,10 +94,10 @@ def bottleneck(problem: Problem, placement: ArrayLike) -> Bottleneck:
 
 
 def relative_throughput(seconds_per_request: ArrayLike, rate: float) -> NDArray[np.float64]:
-    """Share of the requests arriving at a rate (per second) that is served: ``min(1, 1 / (seconds * rate))``.
+    """Return the share of requests, arriving at a rate (per second), that is served: ``min(1, 1 / (seconds * rate))``.
 
     Source: Ni et al., Generalizable Resource Allocation in Stream Processing via Deep Reinforcement Learning (AAAI 2020),
-    section 3.3. What is infeasible (``inf``) serves none.
+    section 3.3. An infeasible placement (``inf``) serves none.
     """
     needed = np.asarray(seconds_per_request, np.float64) * rate
     share: NDArray[np.float64] = 1.0 / np.maximum(needed, 1.0)
@@ -105,6 +105,6 @@ def relative_throughput(seconds_per_request: ArrayLike, rate: float) -> NDArray[
 
 
 def least_seconds(problem: Problem) -> float:
-    """Seconds per request that no placement goes below: those of the longest op, or an even share of all work."""
+    """Return a lower bound of the seconds per request: the longest op, or an even share of all work, whichever is more."""
     fastest = problem.compute.min(axis=1)
     return max(float(fastest.max()), float(fastest.sum()) / problem.devices)

@@ -45,7 +45,7 @@ class DeviceConformance:
         raise NotImplementedError
 
     def let_time_pass(self) -> None:
-        """Let started instances end; a device with a virtual clock has to advance it here."""
+        """Let started instances end. Override this for a device with a virtual clock, to advance the clock."""
         time.sleep(1e-3)
 
     @pytest.fixture
@@ -56,7 +56,7 @@ class DeviceConformance:
         device.close()
 
     def test_it_says_what_it_is(self, device: RuntimeDevice) -> None:
-        """Its name, its memory, and whose programs it can run; programs and buffers are what was asked for."""
+        """Name, memory space and program key are set; programs and buffers have the requested shapes and types."""
         assert all(isinstance(text, str) and text for text in (device.name, device.space, device.program_key))
         source = _Source()
         program = device.compile(source)
@@ -116,7 +116,7 @@ class DeviceConformance:
         assert set(threading.enumerate()) <= threads
 
     def _instances(self, device: RuntimeDevice, count: int, *, seed: int = 0) -> list[Instance]:
-        """Instances of one program, each with inputs of its own."""
+        """Make instances of one program; each has different inputs."""
         program = device.compile(_Source())
         instances = [device.instance(program) for _ in range(count)]
         for i, instance in enumerate(instances):
@@ -140,7 +140,7 @@ class DeviceConformance:
 
 
 class ComputingDeviceConformance(DeviceConformance):
-    """Tests for devices that compute: what is in the buffers, and what happens if that fails.
+    """Tests for devices that compute: the contents of buffers, and the handling of failures.
 
     Define :meth:`open`, and :meth:`failing` for a device whose kernels do not check indices.
     """
@@ -162,7 +162,7 @@ class ComputingDeviceConformance(DeviceConformance):
         _check(instance, _values(3))
 
     def test_instances_of_one_program_share_no_memory(self, device: RuntimeDevice) -> None:
-        """Outputs of one stay what they are while others run."""
+        """Outputs of one instance keep their values while others run."""
         instances = self._instances(device, 3)
         self._run(device, *instances)
         for i, instance in enumerate(instances):
@@ -207,7 +207,7 @@ class ComputingDeviceConformance(DeviceConformance):
         _check(third, values)
 
     def test_an_instance_writes_to_the_buffers_that_it_is_given(self, device: RuntimeDevice) -> None:
-        """If it can be told where to write; an instance that reads its outputs then reads them there."""
+        """Applies to instances with ``write_to``; an instance that reads the outputs then reads them in those buffers."""
         first, second = self._instances(device, 2, seed=4)
         if not hasattr(first, "write_to"):
             return
@@ -228,7 +228,7 @@ class ComputingDeviceConformance(DeviceConformance):
 
     @pytest.mark.parametrize("sentinel", [0, 1])
     def test_blank_outputs_hold_nan_until_they_are_written_again(self, device: RuntimeDevice, sentinel: int) -> None:
-        """Or the sentinel, of a type that has no NaN. Inputs, and outputs that an instance hands on, stay what they are."""
+        """Integers hold the sentinel instead. Inputs, and outputs that another instance reads, keep their values."""
         first, second = self._instances(device, 2)
         for k, place in enumerate(_Source.order):
             second.bind(place, first.output(k))
@@ -253,7 +253,7 @@ class ComputingDeviceConformance(DeviceConformance):
             assert is_blank(empty.array(), sentinel)
 
     def test_a_run_that_fails_is_reported_and_others_work(self, device: RuntimeDevice) -> None:
-        """``start`` raises nothing; the error is one of placeit's and names the device."""
+        """``start`` raises nothing; the reported error is a PlaceitError and names the device."""
         (works,) = self._instances(device, 1, seed=5)
         before, error, after = self._run(device, works, self.failing(device), works)
         assert before is None
@@ -263,7 +263,7 @@ class ComputingDeviceConformance(DeviceConformance):
         _check(works, _values(5))
 
     def test_an_instance_that_has_failed_works_once_its_inputs_are_right(self, device: RuntimeDevice) -> None:
-        """Every failure is reported, and none leaves the outputs of the run before to be taken for those of this one."""
+        """Every failure is reported, and the outputs of an earlier run are never taken for results of the failed run."""
         source = _Pick()
         instance = device.instance(device.compile(source))
         values, index = (HostBuffer(spec) for spec in source.inputs)
@@ -280,12 +280,12 @@ class ComputingDeviceConformance(DeviceConformance):
                 assert instance.output(0).array() == place + 1
 
     def test_a_segment_that_it_cannot_compile_is_a_device_error(self, device: RuntimeDevice) -> None:
-        """It names the device."""
+        """The error names the device."""
         with pytest.raises(DeviceError, match=device.name):
             device.compile(_Broken())
 
     def test_several_threads_may_compile_at_once(self, device: RuntimeDevice) -> None:
-        """As a runtime does, to have a plan ready sooner."""
+        """A runtime compiles so to have a plan ready sooner."""
         with ThreadPoolExecutor(4) as pool:
             programs = list(pool.map(device.compile, [_Source() for _ in range(8)]))
         for seed, program in enumerate(programs):
@@ -332,7 +332,7 @@ class _Segment:
 
 
 class _Source(_Segment):
-    """Tensors of several kinds, each multiplied by itself and added to itself, and given back in another order."""
+    """Multiplies each of several kinds of tensors by itself, adds it to itself, and returns the results in another order."""
 
     inputs = (
         BufferSpec((2, 3), "float32"),
@@ -347,7 +347,7 @@ class _Source(_Segment):
         ov = import_openvino()
         ops = ov.opset13
         parameters, values = [], []
-        for k, spec in enumerate(self.inputs):  # all of it named, so that a cache of compiled models knows it again
+        for k, spec in enumerate(self.inputs):  # everything has a name, so that a cache of compiled models recognises it
             parameters.append(ops.parameter(list(spec.memory_shape), np.dtype(spec.dtype), name=f"x{k}"))
             square = ops.multiply(parameters[k], parameters[k], name=f"square{k}")
             values.append(ops.add(square, parameters[k], name=f"sum{k}"))
@@ -374,7 +374,7 @@ class _Source(_Segment):
 
 
 class _Pick(_Segment):
-    """One of four numbers, whose kernel fails if there is no such number."""
+    """Picks one of four numbers; its kernel fails if the index is out of range."""
 
     inputs = (BufferSpec((4,), "float32"), BufferSpec((1,), "int64"))
     outputs = (BufferSpec((1,), "float32"),)

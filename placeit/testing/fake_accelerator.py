@@ -1,16 +1,16 @@
 """An accelerator that computes on the CPU, at random speed, with the semantics of streams and events.
 
-Streams run what was launched on them in order, each at its own pace, beside the host, which sees time pass between any two
-calls. A copy between two devices waits for what was launched on a stream of the destination before it, and holds up what is
-launched there later, as PyTorch's copies do: on the destination's default stream, if no other is named, so that copies into
-one device would follow each other. An event marks what its stream had been given when it was recorded; waiting for one that
-was never recorded waits for nothing, as in CUDA. Reports of events reach the host late, and in any order, and are told by a
-host function: what runs there must not call the accelerator. On devices in the host's memory launches may fail when they run.
-Any number of threads may call at the same time; what one of them has learned, another knows only after it has taken its turn.
+Streams run their launches in order, each stream at its own pace, beside the host, which sees time pass between any two calls. A
+copy between two devices waits for the earlier launches on a stream of the destination, and holds up the later launches there,
+as PyTorch's copies do. Without a named stream that is the destination's default stream, so that copies into one device follow
+each other. An event marks the work that its stream had been given when it was recorded; waiting for an event that was never
+recorded waits for nothing, as in CUDA. Reports of events reach the host late, in any order, through a host function, which must
+not call the accelerator. On devices in the host's memory, launches may fail when they run. Any number of threads may call at
+the same time; a thread learns what another one knows only when it takes its turn.
 
-Data is real: a launch makes its outputs unreadable when it starts and fills them when it ends, from what its inputs held when
-it started; if they changed meanwhile the outputs stay unreadable. So what is read too early, or overwritten too early, gives
-wrong results if time happened to pass that way; :class:`~placeit.testing.happens_before.HappensBefore` sees it in any case.
+Data is real: a launch makes its outputs unreadable when it starts and fills them when it ends, from the values of its inputs at
+the start; if the inputs changed in between, the outputs stay unreadable. So a read or a write that comes too early gives wrong
+results if time happened to pass that way; :class:`~placeit.testing.happens_before.HappensBefore` detects it in any case.
 """
 
 # ruff: noqa: S101 (assertions are what a test suite is made of)
@@ -46,39 +46,40 @@ from placeit.testing.happens_before import HappensBefore
 
 __all__ = ["FakeAccelerator"]
 
-_host = threading.get_ident  # the thread that calls
-_SECONDS = (0.0, 1.0, 2.0, 10.0, 100.0)  # some things take a hundred times as long as others, and some no time at all
+_host = threading.get_ident  # identifies the calling thread
+_SECONDS = (0.0, 1.0, 2.0, 10.0, 100.0)  # durations to choose from: zero to a hundred times the usual
 
 
 class FakeAccelerator:
     """Devices that exist in virtual time.
 
     Args:
-        devices: how many.
-        seed: of every duration, and of how time passes.
+        devices: number of devices.
+        seed: seed of every duration and of the passing of time.
         peers: ordered pairs of devices of which the first can write the second's memory; None for all.
         memory_bytes: of each device.
-        parts: for devices that are parts of one GPU, the first of them, in whose memory they compute.
-        on_host: devices that compute in the host's memory, and cannot hold up any other's streams, nor be held up by them.
-        skip_wait: number of a wait, in the order of the calls, that is left out: what a forgotten wait does.
-        fail_at: number of a launch of a program that raises, as when memory runs out.
-        fail_job: numbers of launches of programs on devices in the host's memory that raise when they run.
-        hang_at: number of a launch of a program that does not end.
-        die_at: number of a launch of a program that breaks its device, which then runs nothing any more. Others go on.
+        parts: for devices that are parts of one GPU: the first part, whose memory they all use.
+        on_host: devices that compute in the host's memory; their streams and other devices' streams cannot hold each other up.
+        skip_wait: number of the wait, in the order of the calls, that is left out, as if it had been forgotten.
+        fail_at: number of the launch of a program that raises, as when memory runs out.
+        fail_job: numbers of the launches of programs on devices in the host's memory that raise when they run.
+        hang_at: number of the launch of a program that does not end.
+        die_at: number of the launch of a program that breaks its device, which then runs nothing more. Other devices go on.
         patience: mean number of events that happen between two calls of the host.
-        seconds: what programs and copies take, ``seconds(program, src, dst, nbytes)`` with the program None for a copy; reports
+        seconds: duration of programs and copies, ``seconds(program, src, dst, nbytes)`` with the program None for a copy;
+            reports
             then come at once. None for random times.
 
     Attributes:
         order: the checker of this run.
-        waits: how many waits were asked for.
-        streams: how many streams were opened and not closed.
-        priorities: of the streams that were opened, in that order.
-        launches: how many programs were launched.
+        waits: number of waits that were requested.
+        streams: number of streams that are open.
+        priorities: priorities of the streams that were opened, in that order.
+        launches: number of programs that were launched.
         allocated: bytes in use on each device.
         names: ``fake:0`` and so on.
-        trace: what has ended, in that order.
-        closed: whether it has been.
+        trace: programs and copies that have ended, in that order.
+        closed: whether the accelerator was closed.
     """
 
     def __init__(
@@ -116,21 +117,21 @@ class FakeAccelerator:
         self._rng = np.random.default_rng(seed)
         self._clock = VirtualClock()
         self._made = 0
-        self._shared: dict[int, FakeStream] = {}  # default streams, and those of devices in the host's memory
+        self._shared: dict[int, FakeStream] = {}  # default streams; the only streams of devices in the host's memory
         self._broken: str | None = None
         self._delivered: dict[tuple[int, Token], Mapping[Hashable, int]] = {}
         self._hanging: tuple[FakeStream, Submission] | None = None
 
     @one_at_a_time
     def turn(self) -> AbstractContextManager[object]:
-        """A lock that :meth:`close` takes."""
+        """Return a lock that :meth:`close` takes."""
         if self.closed:
             raise ExecutionError("The fake accelerator is closed.")
         self._turns.append(Turn(self._begin_turn, self._end_turn))
         return self._turns[-1]
 
     def launching(self) -> AbstractContextManager[object]:
-        """Nothing is needed."""
+        """Return a context that does nothing."""
         return nullcontext()
 
     def close(self) -> None:
@@ -149,25 +150,25 @@ class FakeAccelerator:
                 self._after(functools.partial(self._end, stream, run), run)
 
     def memory(self, device: int) -> int:
-        """Its own memory, another's or the host's, as given."""
+        """Return the number of the device whose memory a device uses, or ``HOST``."""
         return HOST if device in self._on_host else self._parts.get(device, device)
 
     def place(self, device: int) -> object:
-        """Its name."""
+        """Return the device's name."""
         return self.names[device]
 
     def can_peer(self, src: int, dst: int) -> bool:
-        """As given."""
+        """Return whether ``src`` can write ``dst``'s memory, as given by ``peers``."""
         return self._peers is None or (src, dst) in self._peers
 
     @one_at_a_time
     def free_bytes(self, device: int) -> float:
-        """Unused bytes."""
+        """Return the unused bytes of a device."""
         return self._memory_bytes - self.allocated[device]
 
     @one_at_a_time
     def allocate(self, device: int, nbytes: int) -> FakeMemory:
-        """Unreadable memory."""
+        """Return new, unreadable memory."""
         if device != HOST and nbytes > self.free_bytes(device):
             raise DeviceError(f"{self.names[device]} is out of memory.")
         self.allocated[device] += nbytes
@@ -182,65 +183,65 @@ class FakeAccelerator:
 
     @one_at_a_time
     def trim(self) -> None:
-        """Do nothing: nothing is kept in reserve."""
+        """Do nothing: no memory is kept in reserve."""
 
     @one_at_a_time
     def view(self, memory: FakeMemory, spec: BufferSpec) -> FakeView:
-        """An array in the memory."""
+        """Return an array in the memory."""
         return FakeView(memory, spec, self._number())
 
     @one_at_a_time
     def write(self, view: FakeView, value: NDArray[np.generic]) -> None:
-        """Write as the host."""
+        """Write a value as the host."""
         self.order.use(_host(), "the host", host=_host(), writes=[view.access])
         np.copyto(view.array, value, casting="same_kind")
 
     @one_at_a_time
     def read(self, view: FakeView) -> NDArray[np.generic]:
-        """Read as the host."""
+        """Return a view's value, read as the host."""
         self.order.use(_host(), "the host", host=_host(), reads=[view.access])
         return view.array.copy()
 
     @one_at_a_time
     def look(self, view: FakeView, owner: object) -> NDArray[np.generic]:  # noqa: ARG002
-        """Read as the host."""
+        """Return a view's value, read as the host."""
         self.order.use(_host(), "the host", host=_host(), reads=[view.access])
         return view.array
 
     @one_at_a_time
     def blank(self, view: FakeView, sentinel: int) -> None:
-        """Write as the host."""
+        """Write the blank value as the host."""
         self.order.use(_host(), "the host", host=_host(), writes=[view.access])
         view.array[...] = blank_value(view.array.dtype, sentinel)
 
     @one_at_a_time
     def is_blank(self, view: FakeView, sentinel: int) -> bool:
-        """Read as the host."""
+        """Return whether a view is blank, read as the host."""
         self.order.use(_host(), "the host", host=_host(), reads=[view.access])
         return is_blank(view.array, sentinel)
 
     @one_at_a_time
     def open_stream(self, device: int, priority: int = 0) -> FakeStream:
-        """A new stream, or, on a device in the host's memory, the one that there is."""
+        """Return a new stream, or, on a device in the host's memory, its only stream."""
         self.streams += 1
         self.priorities.append(priority)
         return self._default(device) if device in self._on_host else FakeStream(self._number(), device)
 
     @one_at_a_time
     def close_stream(self, stream: FakeStream) -> None:
-        """Check that nothing runs there."""
+        """Check that nothing runs on the stream, and close it."""
         self.streams -= 1
         if stream.device not in self._on_host and stream.queue and self._broken is None:
             self.order.faults.append(f"{stream} is closed while work is queued there")
 
     @one_at_a_time
     def event(self, device: int) -> FakeEvent:  # noqa: ARG002
-        """An event that marks nothing yet."""
+        """Return an event that marks nothing yet."""
         return FakeEvent()
 
     @one_at_a_time
     def elapsed(self, first: FakeEvent, second: FakeEvent) -> float:
-        """Virtual seconds."""
+        """Return the virtual seconds between two events."""
         assert first.mark is not None and second.mark is not None, "an event that was never recorded has no time"  # noqa: PT018
         ends = first.mark.reached_at, second.mark.reached_at
         assert ends[0] is not None and ends[1] is not None, "an event that has not happened has no time"  # noqa: PT018
@@ -248,13 +249,13 @@ class FakeAccelerator:
 
     @one_at_a_time
     def record(self, event: FakeEvent, stream: FakeStream) -> None:
-        """Queue a mark."""
+        """Queue a mark for the event."""
         event.mark = self._mark(stream)
         self._pass_time()
 
     @one_at_a_time
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
-        """Queue a wait for what the event marks at this moment."""
+        """Queue a wait for the mark that the event has at this moment."""
         awaited = event.mark.device if event.mark is not None else None
         assert awaited not in self._on_host or stream.device in self._on_host, "a stream cannot wait for a thread of the host"
         self.waits += 1
@@ -286,16 +287,16 @@ class FakeAccelerator:
     def prepare(
         self, stream: FakeStream, program: LoadedProgram, inputs: Sequence[FakeView], outputs: Sequence[FakeView]
     ) -> Callable[[Inbox, Token], None]:
-        """A call of :meth:`launch`."""
+        """Return a call of :meth:`launch`."""
         return functools.partial(self.launch, stream, program, inputs, outputs)
 
     def batch(self, stream: FakeStream, begin: FakeEvent, steps: Sequence[Step]) -> FakeBatch:
-        """Calls of :meth:`launch` and :meth:`copy`."""
+        """Return calls of :meth:`launch` and :meth:`copy` as one batch."""
         return FakeBatch(self, stream, begin, steps)
 
     @one_at_a_time
     def copy(self, stream: FakeStream, source: FakeView, destination: FakeView, beside: FakeStream | None = None) -> None:
-        """Queue a copy; between two devices, behind and before what is on a stream of the destination."""
+        """Queue a copy; between two devices, order it with the launches on a stream of the destination."""
         ends = source.memory.device, destination.memory.device
         owner = ends[1] if ends[0] == HOST else ends[0]
         assert self.memory(stream.device) == owner, "a copy belongs on a stream of its source, unless that is the host"
@@ -315,7 +316,7 @@ class FakeAccelerator:
     def notify(self, stream: FakeStream, event: FakeEvent, inbox: Inbox, token: Token) -> None:  # noqa: ARG002
         """Report an event, at a random time after it has happened."""
         mark = event.mark
-        assert mark is not None, "nobody can be told of an event that was never recorded"
+        assert mark is not None, "an event that was never recorded cannot be reported"
         deliver = functools.partial(self._deliver, mark, inbox, token)
         if mark.reached:
             self._after(deliver)
@@ -353,7 +354,7 @@ class FakeAccelerator:
                     return
                 try:
                     going_on = self._let_one_thing_happen("the end")
-                except DeviceError:  # what waits for a broken device does not run any more either
+                except DeviceError:  # streams that wait for a broken device run nothing more, either
                     self.order.after(_host(), mark.clock)
                     raise
             if not going_on:
@@ -434,7 +435,7 @@ class FakeAccelerator:
         self._in_host_function = False
 
     def _after(self, call: Callable[[], None], run: Submission | None = None) -> None:
-        """Call back when a run ends or a report arrives: at random, or as was given."""
+        """Call back when a run ends or a report arrives: after a random time, or after ``seconds``."""
         if self._seconds is None:
             seconds = float(self._rng.choice(_SECONDS))
         else:
@@ -446,7 +447,7 @@ class FakeAccelerator:
             self._clock.step()
 
     def _let_one_thing_happen(self, awaited: str) -> bool:
-        """Say whether something has happened, or may if another thread goes on."""
+        """Return whether something has happened, or may happen if another thread goes on."""
         if self._clock.step():
             return True
         if self._broken is not None:
@@ -469,7 +470,7 @@ class FakeAccelerator:
 
 
 class FakeBatch:
-    """Steps that are launched one behind the other."""
+    """Steps that are launched in order."""
 
     def __init__(self, accelerator: FakeAccelerator, stream: FakeStream, begin: FakeEvent, steps: Sequence[Step]) -> None:
         self.at = 0

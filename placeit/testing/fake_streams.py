@@ -62,7 +62,7 @@ class FakeMemory:
         self.bytes = np.full(nbytes, _UNREADABLE, np.uint8)
 
     def make_unreadable(self) -> None:
-        """Overwrite it with NaN."""
+        """Overwrite the memory with NaN."""
         self.bytes[:] = _UNREADABLE
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class StreamMark:
 
 
 class FakeEvent:
-    """An event, and where it was recorded."""
+    """An event, with the mark of its last record."""
 
     mark: StreamMark | None = None
 
@@ -134,15 +134,15 @@ class Submission:
     """A program or a copy on a stream.
 
     Attributes:
-        program: None for a copy.
+        program: the program; None for a copy.
         src: device that it runs on, or copies from.
         dst: device that it runs on, or copies to.
-        inputs: what it reads.
-        outputs: what it writes.
+        inputs: views that it reads.
+        outputs: views that it writes.
         start: virtual seconds.
         finish: virtual seconds.
-        tell: who is told if it fails when it runs, on a device in the host's memory.
-        fails: whether it does, whatever the program.
+        tell: inbox and token that receive the error if it fails on a device in the host's memory.
+        fails: whether it fails when it ends, whatever the program.
         hangs: whether it does not end.
     """
 
@@ -166,7 +166,7 @@ class Submission:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes it writes."""
+        """Number of bytes that it writes."""
         return sum(view.array.nbytes for view in self.outputs)
 
     def begin(self) -> None:

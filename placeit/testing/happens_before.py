@@ -1,11 +1,11 @@
 """A checker of memory accesses of launches on streams: conflicting accesses must be ordered.
 
-It knows nothing of plans, and shares no code with what it checks. It is told of every launch, wait and report, in the order in
+It knows nothing of plans, and shares no code with the checked code. It receives every launch, wait and report, in the order in
 which the host makes them, and keeps vector clocks (Mattern 1989) over the host's threads, the streams and the events. Two
 accesses to one memory of which one writes must be ordered (as in FastTrack, Flanagan and Freund 2009, without its savings);
-what is read must have been written, and written as what it is read as; what is freed must no longer be used, before or after.
-As only the order that launches, waits and reports enforce counts, and no clock on a wall, a run that was lucky in its timing
-fails too.
+memory that is read must have been written, through the same view; memory that is freed must no longer be used, before or after.
+Only the order that launches, waits and reports enforce counts, and no wall clock, so a run that was lucky in its timing fails,
+too.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Access:
     """One use of memory.
 
     Attributes:
-        memory: which.
-        view: as what: what was written through one view must not be read through another.
+        memory: the memory.
+        view: the view; memory that was written through one view must not be read through another.
     """
 
     memory: Hashable
@@ -47,7 +47,7 @@ class HappensBefore:
     """Clocks and accesses of one run.
 
     Attributes:
-        faults: what was wrong, one sentence each.
+        faults: descriptions of the faults found, one sentence each.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class HappensBefore:
     ) -> None:
         """Record a use of memory by a launch on a stream, or by the host itself."""
         clock = self._clock(thread)
-        _join(clock, self._clock(host))  # the host launches after everything that it has learned
+        _join(clock, self._clock(host))  # a launch comes after everything that the host has learned
         clock[thread] = clock.get(thread, 0) + 1
         now = (thread, clock[thread], what)
         for access in reads:
@@ -90,7 +90,7 @@ class HappensBefore:
         state.freed = True
 
     def mark(self, thread: Hashable) -> Mapping[Hashable, int]:
-        """Return what has happened when everything launched on a stream so far has ended, as an event marks it."""
+        """Return the mark of an event on a stream: the clock at which everything launched there so far has ended."""
         return dict(self._clock(thread))
 
     def after(self, thread: Hashable, mark: Mapping[Hashable, int]) -> None:

@@ -79,7 +79,7 @@ class PlacerConformance:
             self._answer_or_refuse(random_problem(ops, devices, everywhere=0.8, tight=True))
 
     def test_it_places_the_smallest_problems(self) -> None:
-        """One device; one op; no edges; nothing costs anything."""
+        """One device; one op; no edges; all costs are zero."""
         ops, devices = self.sizes[0]
         assert not self.answer(random_problem(ops, 1)).any()
         self.answer(random_problem(1, devices, everywhere=1.0))
@@ -92,7 +92,7 @@ class PlacerConformance:
         self.answer(Problem.from_arrays(*free, np.ones((devices, devices)), np.zeros((devices, devices))))
 
     def test_it_says_that_a_problem_is_infeasible(self) -> None:
-        """No room for the weights is an InfeasibleError, not a placement and not another error."""
+        """If the weights do not fit, an InfeasibleError is raised, not another error, and no placement is returned."""
         problem = random_problem(*self.sizes[0], everywhere=1.0, tight=True)
         arrays = (problem.compute, problem.edges, problem.edge_bytes, problem.bandwidth, problem.latency)
         small = Problem.from_arrays(*arrays, param_bytes=problem.param_bytes, memory=problem.memory / 4)
@@ -112,7 +112,7 @@ class PlacerConformance:
                 assert cost(answer[None])[0] <= cost(singles).min()
 
     def test_it_keeps_within_its_budget_of_evaluations(self) -> None:
-        """It may refuse a budget with a UsageError, but not spend more; zero is a budget too."""
+        """A placer may refuse a budget with a UsageError, but not exceed it; zero is a budget, too."""
         problem = random_problem(*self.sizes[0], everywhere=1.0)
         for budget in (0, 1, 7, 40):
             cost = _Counting(SimulatedCost(problem))
@@ -125,7 +125,7 @@ class PlacerConformance:
         assert cost.asked <= 40
 
     def test_it_answers_when_its_deadline_has_passed(self) -> None:
-        """With the first placement that it comes to; it may say with a UsageError that it needs more time."""
+        """A placer returns its first placement; it may say with a UsageError that it needs more time."""
         for ops, devices in self.sizes:
             problem = random_problem(ops, devices, everywhere=1.0)
             with contextlib.suppress(UsageError):
@@ -133,7 +133,7 @@ class PlacerConformance:
                 problem.check(made.place(problem, SimulatedCost(problem), seed=0, evaluations=None, deadline=clock.now()))
 
     def test_it_goes_on_from_what_was_measured(self) -> None:
-        """Asked again, with other costs: the answer is valid, by the seed, and no worse than the best, if it can ``refine``."""
+        """A second call, with measurements, is valid and depends on the seed; with ``refine``, it is no worse than the best."""
         made, problem = parse_placer(self.placer), random_problem(*self.sizes[0], everywhere=1.0)
         cost, placements = SimulatedCost(problem), random_placements(problem, 3, np.random.default_rng(1))
         values = cost(placements)
@@ -148,7 +148,7 @@ class PlacerConformance:
             assert problem.check(late).shape == (len(problem),)
 
     def test_the_same_seed_gives_the_same_placement_in_another_process(self, tmp_path: Path) -> None:
-        """The answer depends on the problem, the options and the seed, and on nothing else."""
+        """The answer depends on the problem, the options and the seed only."""
         problem = random_problem(*self.sizes[-1], everywhere=1.0)
         problem.to_json(tmp_path / "problem.json")
         code = (
@@ -168,7 +168,7 @@ class PlacerConformance:
 
 
 class _Counting:
-    """A cost function that counts what it is asked, and that no placer can look into."""
+    """A cost function that counts its evaluations, and whose problem no placer can read."""
 
     def __init__(self, cost: CostFunction) -> None:
         self._cost = cost

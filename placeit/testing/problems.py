@@ -17,9 +17,9 @@ def random_problem(
     Args:
         ops: number of ops.
         devices: number of devices.
-        seed: of the generator.
-        everywhere: probability that an op can run on a device (each op can run on one at least).
-        tight: give weights to the ops, and the devices just enough memory that most placements do not fit.
+        seed: seed of the generator.
+        everywhere: probability that an op can run on a device (each op can run on at least one).
+        tight: give weights to the ops, and the devices so little memory that most placements do not fit.
         conflicts: probability that two devices never run at the same time.
     """
     rng = np.random.default_rng(seed)

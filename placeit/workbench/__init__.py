@@ -1,4 +1,4 @@
-"""A model on a cluster, with everything open that is needed to measure and run placements.
+"""A model on a cluster, opened to measure, serve and record placements.
 
 May import ``profiler`` and all below it. Read :class:`~placeit.workbench.opened.OpenSession` first.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Workbench"]
 
-_RUNS = 30  # timed, where nothing is said
+_RUNS = 30  # timed runs, by default
 
 
 class Workbench(OpenSession):
@@ -71,24 +71,24 @@ class Workbench(OpenSession):
         """Run a placement and measure it: single requests, or several in flight.
 
         Args:
-            placement: of the model's ops, or a file of one. Single requests are those of the first replica.
+            placement: of the model's ops, or a file of one. Single requests run on the first replica.
             runs: timed runs, at least one; None for 30.
             duration: seconds of timed runs, in place of their number: as many as fit, and one in any case.
             warmup: runs before them that do not count; with ``traffic``, for each replica.
             inputs: by name; None for the session's.
             traffic: how requests arrive at the placement and its replicas; None for single ones.
-            watch: makes, of the server, a context in which requests arrive, such as ``Server.live``; None for none.
+            watch: given the server, makes a context in which requests arrive, such as ``Server.live``; None for no context.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
-            UsageError: an input is missing or has the wrong shape, there are no runs, traffic and their number are given, there
-                is a ``watch`` and no traffic, or costs are not known and the placement has no segments of its own
-                (:meth:`plan_of`).
+            UsageError: an input is missing or has the wrong shape; there are no runs; ``traffic`` is given together with their
+                number or duration; ``watch`` is given without ``traffic``; or costs are not known and the placement has no
+                segments that can run (:meth:`plan_of`).
             DeviceError: a device exists in simulation only, or has no room.
             ExecutionError: a device failed, or requests did.
             KeyboardInterrupt: Ctrl-C before the first timed run had ended; afterwards it ends the runs.
         """
-        from placeit.workbench import running, serving  # and so on: together they take as long as all else that a server needs
+        from placeit.workbench import running, serving  # late, as below: these imports take as long as all others of a server
 
         placement = placement if isinstance(placement, Placement) else Placement.load(placement)
         if traffic is None:
@@ -110,27 +110,28 @@ class Workbench(OpenSession):
         on_loss: Literal["fail", "replace"] = "fail",
         state_memory: float | str | None = None,
     ) -> Server:
-        """Run requests as they come on a placement and its replicas, each of which serves whole requests.
+        """Start a server that runs requests on a placement and its replicas, each of which serves whole requests.
 
-        Use it as a context manager, within that of the session.
+        Use the server as a context manager, inside the context of the session.
 
         Args:
-            placement: of the model's ops; of replicas, the one with the fewest requests in flight takes the next one.
-            in_flight: how many may be in flight at once on each; None for as many as it needs to serve all that it can
-                (:func:`placeit.planning.in_flight.in_service`), or there is room for.
-            queue: how many may wait.
-            refine: whether to look for a better placement while it serves, by a small share of the requests, and within which
-                limits (:class:`placeit.serving.refining.Limits`). What comes of that is ``Server.refinement``.
-            on_loss: what comes of requests when a device of another node is lost: replicas that are left run them, and without
-                one they fail; or the model is placed anew, too, on devices that are left, by the costs (:attr:`costs`). The
-                server then also uses devices that come back, and leaves those that become slow, when that is worth the move.
+            placement: of the model's ops; the replica with the fewest requests in flight takes the next one.
+            in_flight: most requests in flight at once on each replica; None for as many as it needs for its highest throughput
+                (:func:`placeit.planning.in_flight.in_service`), or has room for.
+            queue: most requests that may wait.
+            refine: whether to look for a better placement while it serves, by a small share of the requests; or the limits for
+                that (:class:`placeit.serving.refining.Limits`). ``Server.refinement`` has the results.
+            on_loss: after the loss of a device of another node, ``"fail"`` runs requests on the replicas that are left, and
+                fails them if there are no replicas left. ``"replace"`` also places the model anew on the devices that are left,
+                by the costs (:attr:`costs`). The server then also uses devices that come back, and leaves devices that become
+                slow, once that is worth the move.
             state_memory: bytes, or text such as ``2GB``, that the states of all sequences (:meth:`Server.sequence
                 <placeit.serving.server.Server.sequence>`) may take; None for half of the memory that is free now.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
-            UsageError: it is not known how to plan it (:meth:`plan_of`); it is to be refined or might be placed anew, and costs
-                are not known; both are asked for; or it is to be refined and has replicas.
+            UsageError: it cannot be planned (:meth:`plan_of`); ``refine`` or ``on_loss="replace"`` is given, and costs are not
+                known; both are given; or ``refine`` is given for a placement with replicas.
             DeviceError: a device exists in simulation only, or has no room.
         """
         from placeit.workbench import serving
@@ -147,18 +148,19 @@ class Workbench(OpenSession):
         on_loss: Literal["fail", "replace"] = "fail",
         state_memory: float | str | None = None,
     ) -> Sequence:
-        """Run requests that each go on from the model's state which the one before has left, on a server of their own.
+        """Open a sequence of requests, each of which continues from the state that the previous one left, on a separate server.
 
-        Use it as a context manager, within that of the session. Its forks run beside it; the server is closed with the last of
-        them. For sequences that come and go, make a server (:meth:`serve`), and sequences there.
+        Use it as a context manager, inside the context of the session. Its forks run on the same server, which is closed with
+        the last of them. For sequences that come and go, start a server (:meth:`serve`), and open sequences there.
 
         Args:
             placement: of the model's ops.
-            recompute: whether to keep copies of the inputs since the last reset, and to run them again where the state was lost
+            recompute: whether to keep copies of the inputs since the last reset, and to run them again if the state is lost,
                 with a device or by a request that failed.
-            on_loss: what comes of requests when a device of another node is lost (:meth:`serve`).
-            state_memory: bytes, or text such as ``2GB``, that its state and those of its forks may take; None for half of the
-                memory that is free now.
+            on_loss: whether requests fail or the model is placed anew after the loss of a device of another node
+                (:meth:`serve`).
+            state_memory: bytes, or text such as ``2GB``, that its state and the states of its forks may take; None for half of
+                the memory that is free now.
 
         Raises:
             UsageError: devices of the placement do not keep state from one request to the next; or as by :meth:`serve`.
@@ -169,7 +171,7 @@ class Workbench(OpenSession):
         return serving.sequence(self, placement, recompute=recompute, on_loss=on_loss, state_memory=state_memory)
 
     def estimate(self) -> Estimate:
-        """Predict what the model takes on each device, and on all of them, from what other models took there.
+        """Predict the time of the model on each device, and on all of them, from the times of other models there.
 
         Every profile that is complete adds to the history of kernel times, beside the cost cache. The model is not run.
 
@@ -183,7 +185,7 @@ class Workbench(OpenSession):
         return estimating.estimate(self.model, self.placing, self.cluster, self.cache, self.precision, self.compiling)
 
     def recording(self, report: RunReport | RateReport | None = None, *, ops: bool = True) -> Recording:
-        """Return what a run of :meth:`run` did: when, where, and what for; to be kept as a file.
+        """Return a recording of a run of :meth:`run`: its requests, segments and transfers, with their times and devices.
 
         Args:
             report: of the run; None for a recording of the model and the devices alone.
@@ -198,7 +200,7 @@ class Workbench(OpenSession):
         return recording.of_model(self) if report is None else recording.of_run(self, report, ops=ops)
 
     def planned(self, placement: Placement) -> Recording:
-        """Return a recording of a placement that has not run: its plan, and what the simulator predicts, if costs are known."""
+        """Return a recording of a placement that has not run: its plan, and its simulated schedule if costs are known."""
         from placeit.workbench import recording
 
         return recording.of_plan(self, placement)

@@ -1,6 +1,6 @@
-"""Adapting: a server uses devices that come back, and leaves those that have become slow, once that is worth the move.
+"""Adapting a server: it uses devices that come back, and leaves devices that become slow, once that is worth the move.
 
-What is lost is placed anew at once (:data:`placeit.serving.server.Replace`). Everything here is about what need not be done.
+After a loss, the model is placed anew at once (:data:`placeit.serving.server.Replace`). The moves of this module can wait.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["Adapter", "Pace"]
 _LOG = logging.getLogger("placeit")
 
 _LOOK_S = 1.0
-_LOOKS, _FEWEST = 3, 5  # looks that a pace has to persist for, and requests that each of them is about
-_SLOW = 2.0  # times as long; what is less may be because other devices are busy
-_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0  # before what is lost is looked for again
-_AGAIN_S, _LATEST_S = 30.0, 600.0  # after which a slow device that nothing uses is tried again
-_CALM_S = 600.0  # without a loss, after which the pause is as at first
+_LOOKS, _FEWEST = 3, 5  # looks for which a pace has to persist, and fewest requests of each look
+_SLOW = 2.0  # factor by which the pace of a device has to change; less may come from other devices that are busy
+_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0  # first and longest pause before lost devices are looked for again
+_AGAIN_S, _LATEST_S = 30.0, 600.0  # first and longest wait before a slow device that is not used is tried again
+_CALM_S = 600.0  # time without a loss after which the first pause applies again
 
 
 class Pace:
@@ -48,13 +48,14 @@ class Pace:
         self._seen: dict[str, deque[float]] = {}
 
     def add(self, name: str, ratio: float) -> None:
-        """Take a request into account."""
+        """Add the ratio of a request on a device."""
         self._new.setdefault(name, []).append(ratio)
 
     def look(self, known: Mapping[str, float]) -> dict[str, float]:
-        """Devices that take twice or half as long as is known, by the median at this look and at two before; and their ratio.
+        """Return the devices that take twice or half as long as ``known`` says at three looks in a row, with their new ratios.
 
-        A look counts for a device if it is about five requests or more. The ratio is 1 at least.
+        A look counts for a device once it has five new requests, by the median of their ratios. The new ratio is the median of
+        the three looks, and at least 1.
         """
         changed = {}
         for name, ratios in self._new.items():
@@ -69,17 +70,17 @@ class Pace:
         return changed
 
     def forget(self, name: str) -> None:
-        """Forget what a device took."""
+        """Forget the ratios of a device."""
         self._new.pop(name, None)
         self._seen.pop(name, None)
 
 
 class Adapter(Attendant):
-    """Adapts a server, on a thread of its own; what is lost is looked for on another one, as that may hang.
+    """Adapts a server, on a separate thread. One more thread looks for lost devices, as that may hang.
 
     Args:
-        server: that adapts.
-        planning: what knows the costs.
+        server: the server to adapt.
+        planning: plans and compiles placements, by the costs.
     """
 
     def __init__(self, server: Server, planning: Recovery) -> None:
@@ -87,21 +88,21 @@ class Adapter(Attendant):
         self._server, self._planning = server, planning
         self._pace, self._moves = Pace(), Moves()
         self._sayings: weakref.WeakKeyDictionary[Plan, Said] = weakref.WeakKeyDictionary()
-        self._news: dict[str, str] = {}  # of devices that a move is to be about
-        self._again: dict[str, tuple[float, float]] = {}  # when to try a slow device again, and how long that was waited for
-        self._asked: object = None  # what the last search was about
+        self._news: dict[str, str] = {}  # by device; a move has to involve one of these devices
+        self._again: dict[str, tuple[float, float]] = {}  # when to try a slow device again, and the wait until then
+        self._asked: object = None  # the state of devices and executors at the last search
         self._found: tuple[PlanExecutor | None, Better] | None = None
         self._lost = frozenset(planning.lost())
-        self._looking: Gate | None = None  # open when that has ended
+        self._looking: Gate | None = None  # opens when the search for lost devices has ended; None if no search runs
         self._pause, self._next, self._back = _PAUSE_S, math.inf, -math.inf
 
     def attend(self) -> None:
-        """Look once a second, until it is to close."""
+        """Look at the devices once a second, until the adapter is closed."""
         while not self._closing.wait(_LOOK_S):
             self._look(time.monotonic())
 
     def failed(self, error: BaseException) -> None:
-        """Warn that it adapts no more."""
+        """Warn that the server adapts no more, and why."""
         _LOG.warning("The server adapts no more: %s", error)
 
     def _look(self, now: float) -> None:
@@ -118,15 +119,15 @@ class Adapter(Attendant):
         if self._found is not None and self._moves.due(now, self._found[1].saved, self._found[1].price):
             self._move(*self._found)
 
-    # -- what is new -----------------------------------------------------------------------------------------------------
+    # -- news ------------------------------------------------------------------------------------------------------------
 
     def _look_for(self, lost: frozenset[frozenset[str]], now: float) -> None:
-        """Take note of what is back, and have what is lost be looked for."""
+        """Record devices and links that are back, and start a search for lost ones when it is due."""
         for names in self._lost - lost:
             what = " and ".join(sorted(names))
             for name in names:
                 self._set(name, 1.0, f"{what} is back." if len(names) == 1 else f"The link between {what} is back.")
-            # what comes back again and again is opened ever more rarely
+            # devices that are lost again and again are looked for ever more rarely
             self._pause, self._back = min(2 * self._pause, _LONGEST_PAUSE_S), now
         self._lost = lost
         if self._looking is not None:
@@ -152,7 +153,7 @@ class Adapter(Attendant):
             over.open()
 
     def _learn(self, now: float) -> None:
-        """Take note of what requests took, and of slow devices that it is time to try again."""
+        """Record the pace of devices in the last requests, and the slow devices that are due to be tried again."""
         for request in self.heard():
             self._count(request.plan, {s: finish - start for s, start, finish in request.ran})
         for name, ratio in self._pace.look(self._planning.slow).items():
@@ -163,12 +164,12 @@ class Adapter(Attendant):
                 self._set(name, 1.0, f"{name}, which was slow, was tried again.")
 
     def _count(self, plan: Plan, took: Mapping[int, float]) -> None:
-        """Count what segments of a plan took, by their numbers."""
+        """Add the seconds of segments of a plan, by segment number, to the pace of their devices."""
         for name, ratio in self._ratios(plan, took).items():
             self._pace.add(name, ratio)
 
     def _ratios(self, plan: Plan, took: Mapping[int, float]) -> dict[str, float]:
-        """Seconds that segments took on each device, over what is said of these segments."""
+        """Return, by device, the seconds that segments took over the seconds that the costs say."""
         spent, expected = dict[str, float](), dict[str, float]()
         said = self._said(plan)
         for s, seconds in took.items() if said else ():
@@ -184,7 +185,7 @@ class Adapter(Attendant):
         return self._sayings[plan]
 
     def _set(self, name: str, ratio: float, news: str) -> None:
-        """Take note of how slow a device is, and of that as news."""
+        """Record the ratio of a device, and the change as news."""
         slow, now = {**self._planning.slow, name: ratio}, time.monotonic()
         if ratio > 1:
             _LOG.warning("%s", news)
@@ -199,14 +200,14 @@ class Adapter(Attendant):
         self._news[name] = news
         self._server.history.happened("news", news)
 
-    # -- what to do about it ---------------------------------------------------------------------------------------------
+    # -- moves -----------------------------------------------------------------------------------------------------------
 
     def _best(self, executors: Sequence[PlanExecutor]) -> tuple[PlanExecutor | None, Better] | None:
-        """Return what would save most, among what the news concerns."""
+        """Return the move that saves most among the moves that involve a device with news; None if there is no such move."""
         found: list[tuple[PlanExecutor | None, Better]] = []
         asked: list[PlanExecutor | None] = [*executors, *([None] if self._server.vacant else [])]
         for executor in asked if self._news else []:
-            with contextlib.suppress(PlaceitError):  # nothing is free that it could run on
+            with contextlib.suppress(PlaceitError):  # no free devices can run it
                 better = self._planning.better(executor, [one for one in executors if one is not executor])
                 if better is not None:
                     said = (
@@ -219,7 +220,7 @@ class Adapter(Attendant):
         return max(found, key=lambda one: one[1].saved, default=None)
 
     def _move(self, leaving: PlanExecutor | None, better: Better) -> None:
-        """Compile what is better, see whether it keeps what it promises, and have it serve."""
+        """Compile a better placement, and have it serve unless its devices turn out to be slow."""
         begin, self._found = perf_counter(), None
         here = [] if leaving is None else [name for name, _ in self._said(leaving.plan)]
         why = " ".join(dict.fromkeys(news for name, news in self._news.items() if name in (*better.devices, *here)))

@@ -1,4 +1,4 @@
-"""A bundle, open on the devices of this machine: what ``placeit build`` has written, ready to run and to be served."""
+"""A bundle of ``placeit build``, opened on the devices of this machine, ready to run and to serve."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Application:
     """A bundled model on the devices of this machine. A context manager; :meth:`load` opens one.
 
     Attributes:
-        manifest: what the bundle says of itself.
+        manifest: the manifest of the bundle.
         placement: of the bundle's parts on the devices of this machine.
-        session: where it runs. Its model is cut already, and can be placed in no other way.
-        differences: in which ways devices and versions are not those that it was built with, a line for each.
+        session: the session that runs it. Its model is cut already, and can be placed in no other way.
+        differences: how devices and versions differ from the ones that it was built with, a line for each difference.
     """
 
     def __init__(
@@ -103,17 +103,18 @@ class Application:
 
         Args:
             path: an archive or a folder that ``placeit build`` has written.
-            rematch: which devices of this machine take the places of those of the placement: new names by old ones, or
-                ``auto`` to choose those of the same kind for what is not there. None to take devices of the same names.
-            devices: where devices are looked for by these names: a cluster file, a cluster, or device names. None for this
-                machine and connected nodes.
-            inputs: by name, what :attr:`session` is measured on; None for those of the first sample.
-            tolerance: largest relative error of outputs that are right; None for that of the session that built the bundle.
+            rematch: devices of this machine that replace the devices of the placement: new names by old names, or ``auto`` to
+                replace each missing device by another one of its kind. None to use devices with the names of the placement.
+            devices: where to look for devices: a cluster file, a cluster, or device names. None for this machine and connected
+                nodes.
+            inputs: inputs by name on which :attr:`session` is measured; None for the inputs of the first sample.
+            tolerance: largest relative error of right outputs; None for the tolerance of the session that built the bundle.
 
         Raises:
             FileError: it is damaged, was edited, is of a newer version, or is no bundle.
-            DeviceError: a device is not there, which lists what is needed; or a segment cannot be compiled.
-            UsageError: ``rematch`` names no device of the bundle, gives two one device, or one of another runtime.
+            DeviceError: a device is missing (the message lists the devices that are needed), or a segment cannot be compiled.
+            UsageError: ``rematch`` names a device that the bundle does not have, gives two of its devices the same new one, or
+                a device of another runtime.
             PlacementError: a device has not enough memory for its segments.
         """
         return cls(open_bundle(Path(path)), rematch=rematch, devices=devices, inputs=inputs, tolerance=tolerance)
@@ -125,7 +126,7 @@ class Application:
         self.close()
 
     def close(self) -> None:
-        """End what runs, stop every thread, and release what was compiled."""
+        """End running requests, stop every thread, and release the compiled segments."""
         with self._opening:
             executor, self._executor, self._closed = self._executor, None, True
         if executor is not None:
@@ -154,13 +155,13 @@ class Application:
 
     @property
     def tolerance(self) -> float:
-        """Largest relative error of outputs that are right."""
+        """Largest relative error of right outputs."""
         return self.session.tolerance
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[np.generic]]:
         """Run once and return the outputs by name. Calls of several threads take turns; a :meth:`server` runs them together.
 
-        Of a placement with replicas the first one runs.
+        Of a placement with replicas, the first replica runs.
 
         Args:
             inputs: an array for each input, by name.
@@ -177,17 +178,17 @@ class Application:
         return executor.run(inputs)
 
     def executor(self, *, in_flight: int = 1) -> PlanExecutor:
-        """Make buffers for the placement, of replicas the first one; close it when it is not needed.
+        """Return a new executor of the placement, or of its first replica; the caller closes it.
 
         Raises:
-            DeviceError: there is no room for them.
+            DeviceError: there is no room for its buffers.
             ExecutionError: the application is closed.
         """
         self._check_open()
         return self.session.home_of(self.placement).executor(self._plans[0], in_flight=in_flight)
 
     def server(self, **options: Any) -> Server:
-        """Run requests as they come, with the options of :meth:`placeit.Session.serve`. A context manager."""
+        """Start a server, with the options of :meth:`placeit.Session.serve`. The server is a context manager."""
         self._check_open()
         return self.session.serve(self.placement, **options)
 
@@ -196,10 +197,10 @@ class Application:
             raise ExecutionError(f"{self.session.model.path} is closed, and nothing more can run there: load it again.")
 
     def check(self) -> OutputDifference:
-        """Run the samples of the bundle on all replicas, and compare the outputs with those of the uncut model.
+        """Run the samples of the bundle on all replicas, and return the difference from the outputs of the uncut model.
 
         Raises:
-            ExecutionError: they differ by more than :attr:`tolerance`, or a device failed.
+            ExecutionError: the outputs differ by more than :attr:`tolerance`, or a device failed.
         """
         self._check_open()
         check, worst = self.session.output_check(), OutputDifference(0.0, 0.0)
@@ -214,21 +215,21 @@ class Application:
 
 
 def load(path: str | Path, **options: Any) -> Any:
-    """Open a bundle, or read a model file, by what the path names.
+    """Open a bundle or read a model file, whichever the path names.
 
     Args:
         path: a bundle (``.placeit``, or a folder): the result is a :class:`placeit.Application`, ready to run. Anything else is
             a model, to be profiled and placed: the result is a :class:`placeit.Model`.
-        options: those of :meth:`placeit.Application.load`, such as ``rematch``; or of :func:`placeit.backends.load`.
+        options: options of :meth:`placeit.Application.load`, such as ``rematch``, or of :func:`placeit.backends.load`.
 
     Raises:
-        PlaceitError: what these raise.
+        PlaceitError: an error of one of these two functions.
     """
     return Application.load(path, **options) if is_bundle(path) else backends.load(path, **options)
 
 
 def _renamed(placement: Placement, names: Mapping[str, str]) -> Placement:
-    """Return a placement with other names of its devices."""
+    """Return a placement with its devices renamed."""
     devices = tuple(names[name] for name in placement.device_names)
     return replace(
         placement, device_names=devices, replicas=tuple(replace(one, device_names=devices) for one in placement.replicas)
@@ -236,7 +237,7 @@ def _renamed(placement: Placement, names: Mapping[str, str]) -> Placement:
 
 
 def _costs(manifest: Manifest, session: Workbench, names: Mapping[str, str]) -> Costs:
-    """What parts took where the bundle was built, if that is known; by these costs each runs on its device only."""
+    """Return the costs of the parts, as measured where the bundle was built, if at all; each part runs on its device only."""
     graph, group_of = manifest.graph, session.grouping.group_of
     column = {name: d for d, name in enumerate(session.cluster.names)}
     core = np.full((len(graph), len(column)), np.inf)

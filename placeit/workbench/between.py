@@ -1,4 +1,4 @@
-"""What a placement takes at sizes for which it was not sought, measured and simulated."""
+"""Times of a placement at other sizes than it was found for, measured and simulated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from placeit.simulator.simulate import schedule
 __all__ = ["at_sizes"]
 
 _RUNS = 5
-_LONGEST_S = 2.0  # of a run; larger sizes are left out then
+_LONGEST_S = 2.0  # longest run in seconds; larger sizes are left out
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
@@ -29,8 +29,8 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 def at_sizes(model: Model, executor: PlanExecutor, plan: Plan) -> list[AtSize]:
     """Measure a placement at its typical sizes and at the ends of the range, and compare it with the simulator between them.
 
-    The time of each segment between two sizes is taken to change evenly from one to the other, with the elements of all inputs;
-    and so is what a request takes beyond what is simulated.
+    Between two sizes, the time of each segment is interpolated linearly in the number of elements of all inputs. So is the time
+    of a request beyond its simulated time.
 
     Args:
         model: without state.
@@ -38,7 +38,7 @@ def at_sizes(model: Model, executor: PlanExecutor, plan: Plan) -> list[AtSize]:
         plan: the segments.
 
     Returns:
-        What was found, by size; nothing if the model's sizes are fixed, or it keeps state.
+        Times by size, ascending; empty if the model's sizes are fixed, or it keeps state.
     """
     if not model.has_open_sizes or model.states:
         return []

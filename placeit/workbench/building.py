@@ -47,7 +47,7 @@ def check_target(path: Path) -> None:
 
 
 def build(session: OpenSession, placement: Placement, path: Path, *, name: str | None = None) -> Manifest:
-    """Do what :meth:`placeit.Session.build` says."""
+    """Build a bundle; see :meth:`placeit.Session.build`."""
     check_target(path)
     homes = [session.home_of(one) for one in placement.every]
     plans = [home.plan_of(one) for home, one in zip(homes, placement.every, strict=True)]
@@ -70,15 +70,15 @@ def build(session: OpenSession, placement: Placement, path: Path, *, name: str |
 
 
 class _Building:
-    """The files of a bundle, in the making.
+    """A bundle that is being written to a folder.
 
     Args:
         homes: sessions of a placement and its replicas.
-        plans: what each of them runs.
+        plans: the plan of each session.
         folder: where files are written.
 
     Attributes:
-        devices: that are used, as they run the segments of the bundle.
+        devices: the devices that are used, as they run the segments of the bundle.
 
     Raises:
         DeviceError: segments for a device cannot be in a bundle; says why, and what to do.
@@ -106,7 +106,7 @@ class _Building:
         self._contracted = contract(self._graph, self._segment_of)
 
     def manifest(self, name: str) -> Manifest:
-        """Write all files but the manifest, and return that."""
+        """Write all files except the manifest, and return the manifest."""
         home, graph = self._homes[0], self._contracted.graph
         placement = self._placement()
         segments, samples = tuple(self._segments()), tuple(self._samples())
@@ -154,7 +154,7 @@ class _Building:
         )
 
     def _placement(self) -> Placement:
-        """The placement of the parts, each replica with the segments of its plan."""
+        """Return the placement of the parts, each replica with the segments of its plan."""
         graph, part_of = self._contracted.graph, self._contracted.part_of
         numbers = {name: d for d, name in enumerate(self._used)}
         made: list[Placement] = []
@@ -169,7 +169,7 @@ class _Building:
         return replace(first, replicas=tuple(others))
 
     def _segments(self) -> Iterator[BundledSegment]:
-        """Cut and write the segments of all plans, equal ones once."""
+        """Cut and write the segments of all plans, equal ones once, and yield their entries of the manifest."""
         done: set[tuple[Format, tuple[int, ...]]] = set()
         for home, plan, of in zip(self._homes, self._plans, self._segment_of, strict=True):
             book = SegmentBook(home.model, home.grouping)
@@ -192,7 +192,7 @@ class _Building:
                 yield BundledSegment(key[1], form, program.files, tuple(inputs), tuple(outputs), program.names)
 
     def _samples(self) -> Iterator[Sample]:
-        """Write the inputs of the output check, and the outputs of the uncut model; those of the session first."""
+        """Write the inputs of the output check and the outputs of the uncut model, the session's inputs first."""
         *others, (inputs, expected) = self._homes[0].output_check().runs
         (self._folder / "samples").mkdir()
         for k, (given, outputs) in enumerate([(inputs, expected), *(one for one in others if one[0] is not inputs)]):
@@ -205,7 +205,7 @@ class _Building:
         return files
 
     def _seconds(self, placement: Placement) -> tuple[tuple[float | None, ...], ...] | None:
-        """Seconds of each part on its devices, by what its segment takes; None if that is not known."""
+        """Return the seconds of each part on its devices: a segment's in its first part, else 0. None if not known."""
         if any(not home.has_costs for home in self._homes):
             return None
         graph = self._contracted.graph
@@ -220,7 +220,7 @@ class _Building:
         return tuple(map(tuple, table))
 
     def _host(self) -> tuple[float, ...]:
-        """Seconds of a request beside the work of devices: on each that is used, and on several; empty if not known."""
+        """Return the seconds of a request beside the work of devices: on each used one, and on several; empty if not known."""
         if any(not home.has_costs for home in self._homes):
             return ()
         home = self._homes[0]
@@ -259,7 +259,7 @@ def _check_device(device: Device) -> None:
 
 
 def _as_bundled(device: Device) -> Device:
-    """Return a device as it runs the segments of a bundle: those of PyTorch models are converted for OpenVINO."""
+    """Return a device as it runs the segments of a bundle: segments of PyTorch models are converted for OpenVINO."""
     if device.kind != "torch":
         return device
     [found] = discover([str(device.where)]).devices

@@ -1,4 +1,4 @@
-"""What a model takes on devices, from the history of kernel times."""
+"""Estimates of the time of a model on devices, from the history of kernel times."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _SEARCH_S, _STEPS = 0.5, 2000
 
 @dataclass(frozen=True)
 class Answer:
-    """A placement, and what it is predicted to take.
+    """A placement, with its predicted time and memory.
 
     Attributes:
         name: of the device, or ``split``.
         seconds: of a single request; None if the model does not run or fit there.
         memory: bytes on each device, of weights and of tensors at the worst moment.
-        placement: where each op is; None if it cannot run.
+        placement: the device of each op; None if the model cannot run there.
     """
 
     name: str
@@ -48,14 +48,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Estimate(Shown):
-    """What a model is predicted to take.
+    """Predicted times of a model on each device, and on several.
 
     Attributes:
-        model: its path.
+        model: path of the model.
         precision: in which devices compute.
         devices: the model on each single device.
-        split: the best that a short search found; None on one device.
-        errors: for each device, how wrong such predictions are of the models that were profiled there; None where only one was.
+        split: the best placement on several devices that a short search found; None if the search found none.
+        errors: for each device, the error of such predictions for the models that were profiled there; None if there was only
+            one.
     """
 
     model: str
@@ -71,7 +72,7 @@ class Estimate(Shown):
         return min(able, key=lambda answer: answer.seconds or 0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it, which is what ``placeit estimate --json`` prints."""
+        """Return the estimate for JSON, as ``placeit estimate --json`` prints it."""
 
         def told(answer: Answer | None) -> dict[str, Any] | None:
             if answer is None:
@@ -98,7 +99,7 @@ class Estimate(Shown):
 def estimate(
     model: Model, placing: Placing, cluster: Cluster, cache: Cache | None, precision: str, compiling: Compiling
 ) -> Estimate:
-    """Predict what a model takes; see :meth:`placeit.workbench.Workbench.estimate`."""
+    """Predict the times of a model; see :meth:`placeit.workbench.Workbench.estimate`."""
     if cache is None:
         raise UsageError("Times are estimated from those that were kept, so the session needs a cost cache.")
     costs, errors = remembered(model, placing.grouping, cluster, cache, precision=precision, compiling=compiling)

@@ -1,4 +1,4 @@
-"""Find the devices of a bundle on this machine, and say in which ways they differ."""
+"""Find the devices of a bundle on this machine, and list how they differ."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from placeit.devices.openvino import openvino_core
 __all__ = ["Devices", "Rematch", "differences", "matched"]
 
 Rematch: TypeAlias = Literal["auto"] | Mapping[str, str] | None
-"""Which devices take the places of those of a bundle: new names by old ones, ``auto``, or None for those of the same names."""
+"""Devices that replace the devices of a bundle: new names by old names, ``auto``, or None for devices with the old names."""
 
 Devices: TypeAlias = str | Sequence[str] | Path | Cluster | None
-"""Where devices are looked for: device names, a cluster file, a cluster, or None for this machine."""
+"""Where to look for devices: device names, a cluster file, a cluster, or None for this machine."""
 
 _RUNTIMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 
@@ -35,15 +35,16 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
     Args:
         manifest: of the bundle.
         path: of the bundle, for errors.
-        rematch: which devices take the places of those of the bundle.
-        devices: where they are looked for.
+        rematch: devices that replace the devices of the bundle.
+        devices: where to look for devices.
 
     Returns:
-        New names by old ones, and these devices.
+        New device names by old ones, and the cluster of these devices.
 
     Raises:
-        DeviceError: a device is not there; lists what is needed.
-        UsageError: ``rematch`` names no device of the bundle, gives two of them one device, or one that another runtime drives.
+        DeviceError: a device is missing; lists the devices that are needed.
+        UsageError: ``rematch`` names a device that the bundle does not have, gives two of its devices the same new one, or a
+            device that another runtime drives.
     """
     needed = {one.name: one for one in manifest.devices}
     within = None if devices is None else discover(devices, precision=manifest.precision)
@@ -66,14 +67,14 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
     twice = [name for name in taken if taken.count(name) > 1]
     if twice:
         both = ", ".join(old for old, new in names.items() if new == twice[0])
-        raise UsageError(f"The devices {both} of {path} would all be {twice[0]}: rematch each to a device of its own.")
+        raise UsageError(f"The devices {both} of {path} would all be {twice[0]}: rematch each to a different device.")
     if within is None:
         cluster = discover(taken, precision=manifest.precision)
     else:
         links = {ends: link for ends, link in within.links.items() if set(ends) <= set(taken)}
         cluster = Cluster(tuple(device for device in within.devices if device.name in taken), links)
     found = {device.name: device for device in cluster.devices}
-    onnx = all(one.format == "onnx" for one in manifest.devices)  # ONNX Runtime then drives core sets by whatever name
+    onnx = all(one.format == "onnx" for one in manifest.devices)  # ONNX Runtime then drives core sets, whatever their names
     for old, new in names.items():
         if not (onnx and found[new].kind == "openvino" and found[new].core_set):
             _check_runtime(needed[old], found[new])
@@ -81,7 +82,7 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
 
 
 def differences(manifest: Manifest, cluster: Cluster, names: Mapping[str, str]) -> Iterator[str]:
-    """Say in which ways devices and versions are not those that a bundle was built with, a line for each.
+    """Yield how devices and versions differ from the ones that a bundle was built with, a line for each difference.
 
     Args:
         manifest: of the bundle.
@@ -112,12 +113,12 @@ def _cores(count: int) -> str:
 def _missing(
     names: Mapping[str, str], needed: Mapping[str, Needed], chosen: Collection[str], within: Cluster | None
 ) -> dict[str, str]:
-    """Which devices are not there, by their names in the bundle, each with the reason."""
+    """Return the missing devices by their names in the bundle, each with the reason."""
     missing: dict[str, str] = {}
     for old, new in names.items():
         if within is not None:
             if new not in within.names:
-                missing[old] = f"'{new}' is none of the devices {', '.join(within.names)}"
+                missing[old] = f"'{new}' is not among the devices {', '.join(within.names)}"
         elif needed[old].emulated and old not in chosen:
             missing[old] = "it was slowed down on purpose, by a cluster file"
         else:
@@ -146,7 +147,7 @@ def _described(one: Needed) -> str:
 def _alike(
     needed: Sequence[Needed], missing: Mapping[str, str], names: Mapping[str, str], within: Cluster | None
 ) -> dict[str, str]:
-    """Devices of the same kind for those that are missing, as far as there are any."""
+    """Return a device of the same kind for each missing one, as far as there are any, by names in the bundle."""
     here = [Address(name) for name in openvino_core().available_devices] if within is None else []
     free = [device.where for device in within.devices if device.address is not None] if within is not None else here
     label = {str(device.address): device.name for device in within.devices} if within is not None else {}
@@ -169,7 +170,7 @@ def _alike(
 
 
 def _dealt(sets: Sequence[Needed]) -> dict[str, str]:
-    """Deal the cores of this machine among core sets, to each as many as it had, or else in proportion."""
+    """Divide the cores of this machine among core sets: as many as each had if there are enough, else in proportion."""
     cores = one_per_physical_core(allowed_cores())
     if len(cores) < len(sets):
         cores = allowed_cores()

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 __all__ = ["OpenSession"]
 
 _HURRY_S = 0.3  # for threads to end after an interrupt
-_HALF = {"f16": "float16"}  # precisions in which numbers overflow early, by the type of their tensors
-_AGAIN = 4  # profiling may take its budget's share of one in so many, when a device refused some op meanwhile
+_HALF = {"f16": "float16"}  # type of tensors by precision, for precisions in which numbers overflow early
+_AGAIN = 4  # after a device has refused an op, profiling again may take at least the budget divided by this
 _log = logging.getLogger("placeit")
 
 
@@ -69,7 +69,7 @@ class OpenSession:
         placing: the model's ops in groups, and placements of them.
         cache: where measured costs are kept; None if nowhere.
         compiling: counts the programs that were compiled, here and in sessions that were opened by :meth:`alone`; its
-            ``progress`` is told what is being compiled.
+            ``progress`` is told which program is being compiled.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class OpenSession:
         self.compiling = Compiling()
         self._runtime: Runtime | None = None
         self._costs: Costs | None = None
-        self._can: NDArray[np.bool_] | None = None  # [G, D]: which groups run where
+        self._can: NDArray[np.bool_] | None = None  # [G, D]: whether each group runs on each device
         self._hurried = False
         self._reference: Callable[[Arrays], dict[str, NDArray[np.generic]]] | None = None
         self._check: OutputCheck | None = None
@@ -137,7 +137,7 @@ class OpenSession:
         self.close()
 
     def close(self) -> None:
-        """Stop every thread, and give back the memory of what was compiled. Executors are closed by those who made them."""
+        """Stop every thread, and release the compiled segments. The caller closes executors."""
         self._reference = None
         with contextlib.ExitStack() as stack:
             for other in self._others.values():
@@ -150,7 +150,7 @@ class OpenSession:
                 stack.callback(runtime.close)
 
     def hurry(self) -> None:
-        """After an interrupt that is not raised any further: let nobody wait for what still runs; it ends by itself."""
+        """Have :meth:`close` not wait for running segments, after an interrupt that was handled."""
         self._hurried = True
         come_through()
 
@@ -159,7 +159,8 @@ class OpenSession:
 
         Args:
             device: as the model's runtimes drive it.
-            precision: another one; the tolerance is then the larger of the two precisions'.
+            precision: precision of the device; None for the session's. With another precision, the tolerance is the larger of
+                both precisions' tolerances.
         """
         precision = self.precision if precision is None else precision
         if (device, precision) in self._others:
@@ -176,14 +177,14 @@ class OpenSession:
         return other
 
     def again(self) -> Self:
-        """Open the same model, in the same groups, on the same devices, with the costs that are known, once this is closed."""
+        """Return a new session for use once this one is closed: the same model, groups and devices, and the known costs."""
         other = copy.copy(self)
         other._runtime = other._reference = other._check = None
         other._hurried, other._others = False, {}
         return other
 
     def home_of(self, placement: Placement) -> Self:
-        """The session that runs a placement: this one, or one of the plain device that the placement is on.
+        """Return the session that runs a placement: this one, or the session of the plain device that the placement is on.
 
         A plain device (:func:`placeit.devices.plain.plain_devices`), or the throughput mode, is not in the cluster,
         and yet `placeit optimize` may choose it.
@@ -201,7 +202,7 @@ class OpenSession:
 
     @property
     def whole_devices(self) -> list[Device]:
-        """Devices that are none of the cluster's, and that yet may be the answer of a search on it."""
+        """Devices outside the cluster that a search on it may choose all the same."""
         return whole_devices(self.cluster, onnx=self._opens_onnx)
 
     @property
@@ -232,7 +233,7 @@ class OpenSession:
 
     @contextlib.contextmanager
     def _there(self) -> Iterator[Runtime]:
-        """The runtime, or another one without the devices that are expected."""
+        """Yield the runtime, or another one without the expected devices, which need not be there."""
         if not self._expected:
             yield self.runtime
             return
@@ -248,11 +249,11 @@ class OpenSession:
     def divide(self, placement: Placement, *, by_segments: bool = False) -> None:
         """Split groups whose ops a placement has on different devices, or in different segments, so that it can be run.
 
-        Placements need it that were found with other groups: with pins, or another ``max_groups``.
+        This is for placements that were found with other groups: with pins, or another ``max_groups``.
 
         Raises:
             PlacementError: the placement does not fit the model or the devices, or separates ops that need one device.
-            UsageError: something has been measured or compiled already, with the groups as they were.
+            UsageError: something has been measured or compiled already, with the groups before the split.
         """
         placing = self.placing.divided(placement, by_segments=by_segments)
         if placing.grouping is not self.grouping and not (self._costs is None and self._runtime is None):
@@ -269,21 +270,21 @@ class OpenSession:
         certain: Certain | None = None,
         progress: Progress | None = None,
     ) -> Costs:
-        """Measure what groups cost on the devices, or take it from the cache; estimate it for described devices.
+        """Measure the costs of groups on the devices, or take them from the cache; estimate them for described devices.
 
-        By these costs a pinned group can run where it is pinned only. They are :attr:`costs` from here on.
+        In these costs, a pinned group can run only where it is pinned. They are :attr:`costs` from here on.
 
         Args:
             budget_s: seconds that it may take; it makes fewer passes over models that take long.
             check: whether costs from the cache are first compared with a few runs of the whole model on each device, and
                 measured again if they do not hold any more.
-            worth: whether to go on, once it is known what a run takes; see :func:`placeit.profiler.costs.profile`. Not asked if
-                some device is described.
-            certain: whether to stop, once the least is known that groups take; see
+            worth: decides whether to go on, once the time of a run is known; see :func:`placeit.profiler.costs.profile`. Not
+                asked if some device is described.
+            certain: decides whether to stop, once the least times of groups are known; see
                 :func:`placeit.profiler.costs.profile`.
-            progress: told what is being done and how far it is.
+            progress: told the current activity, and how far it is.
 
-        Ops that a device turns out not to compile are placed elsewhere from here on, with a warning.
+        Ops that a device turns out not to compile are placed on other devices from here on, with a warning.
 
         Raises:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
@@ -312,7 +313,7 @@ class OpenSession:
                 self._refuse(error)
 
     def check_room(self) -> None:
-        """Raise InfeasibleError if weights fit into the memory of the devices in no way, as far as that is easily seen."""
+        """Raise InfeasibleError if the weights cannot fit into the memory of the devices, as far as a quick check can tell."""
         if self.model.graph.param_bytes.sum() <= min(device.memory_bytes for device in self.cluster.devices):
             return
         able = self.placing.able()
@@ -321,7 +322,7 @@ class OpenSession:
         check_room(self.grouping, able, self.cluster)
 
     def _refuse(self, error: DeviceError) -> None:
-        """Have other devices run the ops that a device does not compile; raise the error if it is not about such ops."""
+        """Place ops that a device does not compile on other devices; raise the error if it is not about such ops."""
         fresh = {(error.device, op) for op in error.ops if op in self.model.graph.index} - self.model.refused
         if not fresh:
             raise error
@@ -331,7 +332,7 @@ class OpenSession:
         except InfeasibleError:
             raise error from error.__cause__
         self.model = refusing
-        if self._costs is None:  # nobody has an executor yet
+        if self._costs is None:  # there are no executors yet
             runtime, self._runtime = self._runtime, None
             if runtime is not None:
                 runtime.close()
@@ -340,7 +341,7 @@ class OpenSession:
         _log.warning("%s. It is placed on %s only.", str(error).rstrip("."), others)
 
     def _divide_by_support(self) -> None:
-        """Split groups with ops that not all devices run, so that they can run the others; nothing once something has run."""
+        """Split groups so that all ops of a group run on the same devices; do nothing once something was measured or run."""
         hardware = {(device.kind, device.where.hardware) for device in self.cluster.devices if not device.described}
         begun = self._costs is not None or self._runtime is not None
         if begun or len(hardware) < 2 or self._expected or not self.executable:
@@ -349,7 +350,7 @@ class OpenSession:
         self.placing = self.placing.divided_by(kinds.astype(np.int32).ravel())
 
     def recall(self) -> bool:
-        """Take the costs from the cache, if they are there, without profiling; return whether they are.
+        """Take the costs from the cache without profiling, if they are there; return whether they are.
 
         Raises:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
@@ -367,7 +368,7 @@ class OpenSession:
         return kept is not None
 
     def take(self, costs: Costs) -> Costs:
-        """Use costs that are known from elsewhere, and return them as pins leave them. Raises InfeasibleError."""
+        """Use costs from another source, and return them with pins applied. Raises InfeasibleError."""
         self._can = np.isfinite(costs.core)
         self._costs = self.placing.held(costs)
         return self._costs
@@ -376,12 +377,12 @@ class OpenSession:
     def costs(self) -> Costs:
         """Costs of groups on the devices, as :meth:`profile` found them. Raises UsageError if it was not called."""
         if self._costs is None:
-            raise UsageError("What the model's ops cost here is not known: call the session's profile() first.")
+            raise UsageError("The costs of the model's ops are not known here: call the session's profile() first.")
         return self._costs
 
     @property
     def has_costs(self) -> bool:
-        """True if it is known what single groups cost on the devices."""
+        """True if the costs of single groups on the devices are known."""
         return self._costs is not None and not self._costs.shared
 
     @property
@@ -390,19 +391,19 @@ class OpenSession:
         return Segmenter(self.grouping, self.costs)
 
     def _supported(self) -> NDArray[np.bool_]:
-        """``bool[G, D]``, which groups run where. Raises DeviceError if some device exists in simulation only."""
+        """Return ``bool[G, D]``: whether each group runs on each device. Raises DeviceError if a device is only simulated."""
         if self._can is None:
             _ = self.runtime
             self._can = supported(self.model, self.grouping, self.cluster)
         return self._can
 
     def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
-        """Placement of the model's ops from the device of each group, ``int32[G]``, and from the segments of its plan."""
+        """Return the placement of the model's ops, by the device of each group, ``int32[G]``, with the segments of a plan."""
         return replace(self.placing.placement(groups, plan), conditions=self.conditions)
 
     @property
     def conditions(self) -> Conditions:
-        """Under which placements of this session are found, which a placement file keeps."""
+        """Conditions under which this session finds placements; a placement file keeps them."""
         away = any(device.address is not None and device.address.node for device in self.cluster.devices)
         return Conditions(
             self.precision,
@@ -412,16 +413,19 @@ class OpenSession:
         )
 
     def plan_of(self, placement: Placement, segmenter: Segmenter | None = None) -> Plan:
-        """Plan a placement: its own segments, or else those of the lowest simulated makespan.
+        """Plan a placement: with the segments that it includes, or else with the segments of the lowest simulated makespan.
 
-        A segmenter by the costs may be given in place of :attr:`segmenter`. Of a placement with replicas this is the first.
+        The segments of a placement are the ones that were measured. They are used if every group of the session lies within one
+        of them, and need no costs: without costs, all times in the plan are 0. Of a placement with replicas, this plans the
+        first replica.
 
-        Its own segments are those that were measured. They count if every group of the session is within one of them, and need
-        no costs; where those are not known, nothing in the plan takes any time.
+        Args:
+            placement: of the model's ops.
+            segmenter: by the costs, in place of :attr:`segmenter`.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory, or its segments wait for each other.
-            UsageError: it has no segments that count, and costs are not known.
+            UsageError: it has no segments that can be used, and costs are not known.
         """
         groups, of = self.placing.groups_of(placement), self.placing.segments_of(placement)
         if of is not None and self._costs is None:
@@ -429,8 +433,8 @@ class OpenSession:
             segmenter = Segmenter(self.grouping, self.placing.held(nothing.where(self._supported())))
         elif self._costs is None:
             raise UsageError(
-                "The placement has no segments of its own that these groups could run as, and good ones are found by what ops "
-                "cost: call the session's profile() first."
+                "The placement has no segments that these groups could run as, and choosing good ones needs the costs of ops: "
+                "call the session's profile() first."
             )
         elif segmenter is None:
             segmenter = self.segmenter
@@ -454,31 +458,31 @@ class OpenSession:
         return executor
 
     def best_in_flight(self, plan: Plan, otherwise: int) -> int:
-        """Return the number of requests in flight that serves most: the runtime's in throughput mode, else the given one."""
+        """Return the number of requests in flight for the highest throughput: the throughput mode's, else ``otherwise``."""
         if plan.problem.device_names != self.cluster.names:
             return otherwise
         return self.runtime.best_in_flight(plan) or otherwise
 
     def reference(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-        """Outputs of the model as its framework runs it in float32, uncut and without placeit's executor, by name.
+        """Return the outputs of the uncut model by name, as its framework runs it in float32, without placeit's executor.
 
         Raises:
             DeviceError: the framework cannot run it.
         """
         if self._reference is None:
-            device = self._able if self.precision == "f32" else None  # others may not have float32, and the CPU has
+            device = self._able if self.precision == "f32" else None  # other devices may lack float32; the CPU has it
             self._reference = self.model.reference(device, "f32")
-        return apart(functools.partial(self._reference, inputs))  # it may take long, and Ctrl-C be pressed
+        return apart(functools.partial(self._reference, inputs))  # on another thread, so that Ctrl-C ends the wait
 
     @property
     def _able(self) -> Device | None:
-        """The first device that can run the whole model; None if there is none."""
+        """The first device that can run the whole model; None if no device can."""
         able = np.flatnonzero(self._supported().all(axis=0))
         return self.cluster.devices[able[0]] if len(able) else None
 
     @property
     def _alike(self) -> Callable[[Arrays], Arrays] | None:
-        """Runs the uncut model in the precision of the devices; None if that is float32, as the reference has it."""
+        """A function that runs the uncut model in the precision of the devices; None if that is float32, the reference's."""
         if self.precision == "f32":
             return None
         run = self.model.reference(self._able, self.precision)
@@ -487,10 +491,10 @@ class OpenSession:
     def check_outputs(self, executor: Checkable, *, after: bool = False) -> OutputDifference:
         """Compare the outputs of an executor with the reference, on two inputs (:class:`placeit.measuring.check.OutputCheck`).
 
-        What is measured is checked before and after it is, and the worse error counts.
+        An executor is checked before and after it is measured, and the worse error counts.
 
         Args:
-            executor: the one that is measured, at rest; the session's inputs are in place afterwards.
+            executor: the executor that is measured; it must be idle, and has the session's inputs in place afterwards.
             after: whether this is the check after the measurement.
 
         Raises:
@@ -499,7 +503,7 @@ class OpenSession:
         return self.output_check()(executor, after=after)
 
     def output_check(self, given: Arrays | None = None) -> OutputCheck:
-        """Prepare what :meth:`check_outputs` does with inputs of one run, or with those of the session, once."""
+        """Return a new output check on the given inputs, or the check on the session's inputs, which is prepared once."""
         if given is not None:
             others = other_inputs(self.model, given, given=True)
             return OutputCheck(given, others, self.reference, self.tolerance, self._alike)

@@ -28,7 +28,8 @@ class Inputs:
         arrays: by name, what the model is measured and checked on, if its time or validity depends on values; None for random
             inputs. Costs are kept for each of them apart.
         shapes: sizes by input name; a range (``"32..512@128"``) stays open: the model runs at any size in it.
-        batch: first size of every input that leaves it open. Sizes that neither gives are those of ``arrays``.
+        batch: first size of every input that leaves it open. Sizes that neither ``shapes`` nor ``batch`` gives are the sizes
+            of ``arrays``.
         state: outputs that become the state of inputs, by input; ``"none"`` to keep caches as inputs and outputs; None to find
             them by name (``past_key_values.0.key``).
     """
@@ -40,7 +41,7 @@ class Inputs:
 
     @classmethod
     def of(cls, given: Inputs | Arrays | None) -> Inputs:
-        """Return inputs, or arrays by name, as inputs."""
+        """Return :class:`Inputs` for inputs, or for arrays by name."""
         return given if isinstance(given, Inputs) else cls(given)
 
 
@@ -49,12 +50,12 @@ class Constraints:
     """Rules that every placement has to keep to.
 
     Attributes:
-        pins: device names by op names or globs of them (``{"conv1*": "CPU@0"}``). An op takes along those of its group; a group
-            whose ops are pinned to several devices is split.
+        pins: device names by op names or globs of them (``{"conv1*": "CPU@0"}``). An op takes along the other ops of its group;
+            a group whose ops are pinned to several devices is split.
         memory: most memory by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
         max_groups: most groups that placers decide about.
         tolerance: largest ``OutputDifference.max_rel`` of outputs that are right; None for 0.001 in float32, 0.02 in float16
-            and 0.1 in bfloat16, by the coarsest type of the precision, of the model's tensors, and of what is sent between
+            and 0.1 in bfloat16, by the coarsest type of the precision, of the model's tensors, and of tensors sent between
             nodes (0.1 for int8), and for quantised models :func:`placeit.measuring.check.tolerance_of_rounding` more.
 
     Raises:
@@ -72,19 +73,20 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests of which several are in flight, and how they arrive.
+    """Traffic of a server: the number of requests, and how they arrive.
 
     Attributes:
         rate: requests per second that arrive, whether or not those before them have ended; None to have as many under way as
             can be in flight, each submitted as soon as another one has ended.
-        requests: how many arrive; None for as many as come within ``seconds``.
-        seconds: for which requests arrive, if ``requests`` is None.
-        arrivals: at a rate, ``constant``, at regular intervals, or ``poisson``, independently of each other.
-        seed: of the latter.
-        queue: how many may wait; those that arrive at a rate and find it full are dropped.
+        requests: number of requests that arrive; None for as many as arrive within ``seconds``.
+        seconds: time in which requests arrive, if ``requests`` is None.
+        arrivals: how requests arrive at a rate: ``constant``, at regular intervals, or ``poisson``, independently of each
+            other.
+        seed: of ``poisson`` arrivals.
+        queue: most requests that may wait; requests that arrive at a rate and find the queue full are dropped.
 
     Raises:
-        UsageError: a rate, a number or a time is not positive, or there are no such arrivals.
+        UsageError: a rate, a number or a time is not positive, or ``arrivals`` is unknown.
     """
 
     rate: float | None = None
@@ -105,11 +107,11 @@ class Traffic:
 
     @property
     def until(self) -> float:
-        """Seconds after which no more requests arrive at no rate; infinite if their number is given."""
+        """Seconds after which no more requests are submitted if there is no rate; infinite if their number is given."""
         return self.seconds if self.requests is None else math.inf
 
     def times(self) -> NDArray[np.float64] | None:
-        """Seconds from the first arrival to each, ``float64[R]``; None if requests come at no rate."""
+        """Return the seconds from the first arrival to each arrival, ``float64[R]``; None if there is no rate."""
         if self.rate is None:
             return None
         requests = max(1, math.ceil(self.rate * self.seconds)) if self.requests is None else self.requests

@@ -1,4 +1,4 @@
-"""Plans for a server to try in place of its own."""
+"""Plans for a server to try in place of its current one."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from placeit.workbench.opened import OpenSession
 
 __all__ = ["Proposals"]
 
-_WORTH = 0.98  # of what the incumbent is expected to take: requests pay for the comparison
+_WORTH = 0.98  # share of the incumbent's expected time, below which a plan is tried: requests pay for the comparison
 _STEPS = 50  # of a search
 
 
 class Proposals:
-    """Plans that a server may try in place of its own, by the costs of a session, calibrated by its requests.
+    """Plans that a server may try in place of its current one, by the costs of a session, calibrated by its requests.
 
     Args:
-        session: profiled.
-        in_flight: how many may be in flight at once; None for as many as a plan needs.
+        session: a profiled session.
+        in_flight: most requests in flight at once; None for as many as a plan needs.
 
     Raises:
         UsageError: costs are not known.
@@ -39,7 +39,11 @@ class Proposals:
         self._placements: list[NDArray[np.int32]] = []
 
     def calibrate(self, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -> Costs:
-        """Costs that say what requests took: plans, and seconds of each segment, ``float64[S]``."""
+        """Calibrate the costs by requests, and return them.
+
+        Args:
+            runs: plans, each with the seconds of its segments in requests, ``float64[S]``.
+        """
         costs = self._session.costs
         segmenter = Segmenter(self._session.grouping, costs)
         self._costs = calibrated(costs, [(segmenter.priced(plan), seconds) for plan, seconds in runs if self._is_here(plan)])
@@ -47,7 +51,12 @@ class Proposals:
         return self._costs
 
     def search(self, plan: Plan, *, steady: bool) -> None:
-        """Search on for a while, from an incumbent plan and from the best known; for what ``steady`` says in Segmenter."""
+        """Search for better plans, from the incumbent plan and from the best known placement.
+
+        Args:
+            plan: the incumbent.
+            steady: whether to minimise the seconds per request in steady state, and not the makespan.
+        """
         segmenter = Segmenter(self._session.grouping, self._costs, steady=steady)
         problem = segmenter.problem()
         if not self._placements:
@@ -62,7 +71,13 @@ class Proposals:
             self._seed += 1
 
     def best(self, plan: Plan, tried: Sequence[Plan], *, steady: bool) -> Plan | None:
-        """The plan that is expected to be the best of those found but not tried; None if none is better than the incumbent."""
+        """Return the best plan that was found and not tried, by expected time; None if it is not worth a trial.
+
+        Args:
+            plan: the incumbent.
+            tried: plans that were tried.
+            steady: whether the expected time is the seconds per request in steady state, and not the makespan.
+        """
         segmenter = Segmenter(self._session.grouping, self._costs, steady=steady)
         found = {placement.tobytes(): placement for placement in self._placements}
         for one in (one for one in (plan, *tried) if self._is_here(one)):
@@ -76,20 +91,20 @@ class Proposals:
         return segmenter.plan(self._placements[number]) if is_worth_trying(seconds[number], now, _WORTH) else None
 
     def _is_here(self, plan: Plan) -> bool:
-        """Return whether a plan is on devices of the session, and not on a plain device, which is timed by its requests."""
+        """Return whether a plan is for the session's devices, and not for a plain device, whose requests give its time."""
         return plan.problem.device_names == self._session.cluster.names
 
     def starts_threads(self, plan: Plan) -> bool:
-        """Return whether compiling a plan may start threads that run it; one core is run by the thread of its device."""
+        """Return whether compiling a plan may start threads that run it; a device of one core uses its own thread only."""
         devices = [self._session.cluster.devices[segment.device] for segment in plan.programs]
         return not all(device.core_set and len(device.cores) == 1 for device in devices)
 
     def open(self, plan: Plan) -> PlanExecutor:
-        """Compile a plan, to be compared with the one that serves, and to serve in its place."""
+        """Compile a plan, to be compared with the incumbent, and to serve in its place."""
         return to_serve(functools.partial(self._session.executor, priority=SERVING_PRIORITY), plan, self._in_flight)
 
     def check(self, executor: PlanExecutor) -> None:
-        """Run it twice, on the devices that serve. Raises ExecutionError if its outputs are wrong."""
+        """Check the outputs of an executor, by two runs on the devices that serve. Raises ExecutionError if they are wrong."""
         wrong = self._session.check_outputs(executor).wrong(self._session.tolerance)
         if wrong is not None:
             raise ExecutionError(wrong)

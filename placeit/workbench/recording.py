@@ -1,4 +1,4 @@
-"""Recordings of what a session ran: what :meth:`placeit.session.Session.recording` does."""
+"""Recordings of a session's runs, for :meth:`placeit.session.Session.recording`."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from placeit.workbench.opened import OpenSession
 __all__ = ["of_model", "of_plan", "of_run"]
 
 _PACKAGES = {"openvino": "openvino", "throughput": "openvino", "torch": "torch", "ort": "onnxruntime"}
-_DIGITS = 9  # of seconds: nanoseconds
+_DIGITS = 9  # decimals of seconds: nanoseconds
 
 
 def of_model(session: OpenSession) -> r.Recording:
-    """Describe a model on devices on which nothing has run."""
+    """Return a recording of a model and its devices, without a run."""
     return _about(session, [session])
 
 
 def of_plan(session: OpenSession, placement: Placement) -> r.Recording:
-    """Describe a placement that has not run."""
+    """Return a recording of a placement that has not run."""
     homes = [session.home_of(one) for one in placement.every]
     plans = [home.plan_of(one) for home, one in zip(homes, placement.every, strict=True)]
     return replace(_about(session, homes), plan=_plan(homes, plans, ()), predicted=_predicted(homes[0], plans[0]))
 
 
 def of_run(session: OpenSession, report: RunReport | RateReport, *, ops: bool) -> r.Recording:
-    """Do what :meth:`placeit.session.Session.recording` says."""
+    """Return a recording of a run; see :meth:`placeit.session.Session.recording`."""
     homes = [session.home_of(one) for one in report.placement.every]
     plans = [report.plan] if isinstance(report, RunReport) else list(report.plans)
     homes = homes[: len(plans)]
@@ -97,12 +97,12 @@ def _events(report: RunReport | RateReport, clock: _Clock) -> Iterator[r.Recorde
 
 
 class _Clock:
-    """Seconds from the beginning of a recording, by those of ``time.perf_counter``.
+    """Converts times of ``time.perf_counter`` to seconds from the beginning of a recording.
 
     Args:
-        done: requests, as they began.
-        gaps: whether the time counts in which none was in flight; of single requests, measured one after the other, it is left
-            out.
+        done: requests, in the order in which they began.
+        gaps: whether the time without any request in flight counts; it is left out for single requests, which are measured one
+            after the other.
     """
 
     def __init__(self, done: Sequence[Done], *, gaps: bool) -> None:
@@ -112,14 +112,14 @@ class _Clock:
         self._left_out = [0.0, *accumulate(begin - end for end, begin in left_out)]
 
     def __call__(self, moment: float) -> float:
-        """Return when it was, to the nanosecond."""
+        """Return the seconds of a moment from the beginning, rounded to nanoseconds."""
         n = bisect_right(self._begins, moment)
         moment = min(moment, self._ends[n]) if n < len(self._ends) else moment
         return round(moment - self._origin - self._left_out[n], _DIGITS)
 
 
 def _last(done: Sequence[Done]) -> list[Done]:
-    """The last requests that fit into a recording, as they began."""
+    """Return the last requests that fit into a recording, in the order in which they began."""
     kept: list[Done] = []
     left = r.MOST_SPANS
     for one in sorted(done, key=lambda one: one.begun, reverse=True):
@@ -131,7 +131,7 @@ def _last(done: Sequence[Done]) -> list[Done]:
 
 
 def _first(plans: Sequence[Plan], k: int) -> int:
-    """Position of the first segment of a replica."""
+    """Return the position of a replica's first segment among the segments of all replicas."""
     return sum(len(plan.segments) for plan in plans[:k])
 
 
@@ -222,7 +222,7 @@ def _device(device: Device, shared: Iterable[str]) -> r.RecordedDevice:
 
 
 def _with_peak(device: Device, precision: str, found: r.RecordedDevice, ops: Sequence[r.OpTime]) -> r.RecordedDevice:
-    """Add the highest rates that were measured on a device: by its kernels, and by what is known to reach its peak."""
+    """Add the highest rates that were measured on a device: of its kernels, and of programs that reach its peak."""
     peak, mine = peak_of(device, precision), [one for one in ops if one.device == found.name]
     return replace(
         found,
@@ -268,7 +268,7 @@ def _plan(homes: Sequence[OpenSession], plans: Sequence[Plan], done: Sequence[Do
 
 
 def _tensors(home: OpenSession, plan: Plan, first: int, segment_of: Sequence[int]) -> list[r.RecordedTensor]:
-    """Tensors of a plan, then the model's inputs and its outputs: in the order of :class:`placeit.runtime.spans.Labels`."""
+    """Return a plan's tensors, then the model's inputs and outputs: in the order of :class:`placeit.runtime.spans.Labels`."""
     graph, problem = home.grouping.graph, plan.problem
     consumers: list[list[int]] = [[] for _ in plan.tensors]
     sizes = [0.0] * len(plan.tensors)
@@ -314,7 +314,7 @@ def _spans(
 
 
 def _predicted(home: OpenSession, plan: Plan) -> r.Prediction | None:
-    """The simulated schedule of a plan; segments that only hand tensors through are left out."""
+    """Return the simulated schedule of a plan, without segments that only pass tensors on; None if costs are not known."""
     if not home.has_costs:
         return None
     schedule, names = plan.schedule, home.cluster.names
@@ -370,7 +370,7 @@ def _ops(home: OpenSession, plan: Plan, first: int, timed: Sequence[OpTime]) -> 
 
 
 def _traffic(graph: OpGraph, made: Sequence[Sequence[int]], ops: Sequence[int]) -> float:
-    """Bytes that a kernel of some ops reads and writes: tensors from and for other ops, and constants.
+    """Return the bytes that a kernel of some ops reads and writes: tensors from and for other ops, and constants.
 
     Args:
         graph: of the ops.

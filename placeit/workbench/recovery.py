@@ -1,4 +1,4 @@
-"""Another placement for a model that is being served, when devices are lost, come back or become slow."""
+"""New placements for a model that is being served, when devices are lost, come back or become slow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Better", "Recovery", "Said"]
 _LOG = logging.getLogger("placeit")
 
 _DECIDES_S, _STEPS = 0.5, 600
-_TRIES, _TRIES_S = 5, 60.0  # runs of what is to serve, before it does
+_TRIES, _TRIES_S = 5, 60.0  # runs of a new executor before it serves, and the time-out of all of them
 _LEAST_PRICE_S = 1.0
 
 
@@ -36,11 +36,11 @@ class Better:
     """A placement that may be better than the one that serves.
 
     Attributes:
-        plan: that could run instead.
-        devices: that it uses.
-        saved: share of what a request takes now that it would not take then, as predicted.
-        price: seconds that compiling and loading what is missing is expected to take.
-        decided_s: seconds that it took to find.
+        plan: the plan that could run instead.
+        devices: devices that it uses.
+        saved: predicted share of the time of a request that it would save.
+        price: expected seconds to compile and load the segments that are missing.
+        decided_s: seconds to find it.
     """
 
     plan: Plan
@@ -51,35 +51,35 @@ class Better:
 
 
 Said: TypeAlias = Sequence[tuple[str, float]]
-"""Of each segment of a plan, the device and the seconds that it takes there by the costs."""
+"""For each segment of a plan, its device, and its seconds there by the costs."""
 
 
 class Recovery:
-    """Makes executors in place of those whose devices are lost, and finds what would be better when devices change.
+    """Replaces executors whose devices are lost, and finds better placements when devices change.
 
-    The new placement is the best of list schedulers and single devices, annealed by the simulated seconds of its plan.
-    It uses devices that are left, and that no other executor of the server uses. Of two that have lost their link, it uses one.
-    A decision takes half a second; if a device then turns out not to be able to load its part, it is left out of another one.
+    The new placement is the best of list schedulers and single devices, annealed by the simulated seconds of its plan. It uses
+    only devices that are left and that no other executor of the server uses, and only one of two devices that have lost their
+    link. A decision takes half a second. If a device then cannot load its part, a new decision is made without that device.
 
     Args:
         runtime: of the model.
         costs: of its groups on all devices.
-        in_flight: how many requests may be in flight at once; None for as many as a plan needs.
+        in_flight: most requests in flight at once; None for as many as a plan needs.
 
     Attributes:
-        slow: how many times as long as by its costs a device takes, by name; read by any thread.
+        slow: time of a device over its time by the costs, by name of each slow device; any thread may read it.
     """
 
     def __init__(self, runtime: Runtime, costs: Costs, in_flight: int | None) -> None:
         self._runtime, self._costs, self._in_flight = runtime, costs, in_flight
         self.slow: Mapping[str, float] = {}
         self._deciding = threading.Lock()
-        self._plan(set(), hurry=False)  # what it loads and compiles to decide is there when it is needed
+        self._plan(set(), hurry=False)  # a first decision, so that its code is loaded and compiled before a loss
 
     def __call__(
         self, lost: PlanExecutor, others: Sequence[PlanExecutor], why: PlaceitError
     ) -> tuple[PlanExecutor, Replacement]:
-        """Return an executor in place of a lost one, and what it took; see :data:`placeit.serving.server.Replace`.
+        """Return an executor in place of a lost one, and the record of that; see :data:`placeit.serving.server.Replace`.
 
         Raises:
             PlaceitError: no device is left that the model could run on, or none was lost.
@@ -100,7 +100,7 @@ class Recovery:
             except PlaceitError as error:
                 if isinstance(error, DeviceError):
                     if self._runtime.pool.lost().keys() != gone.keys():
-                        continue  # one more meanwhile
+                        continue  # one more was lost during the decision
                     if error.device and error.device not in unable:
                         _LOG.warning("%s is left out: %s", error.device, error)
                         unable[error.device] = error
@@ -113,9 +113,9 @@ class Recovery:
         return to_serve(functools.partial(self._runtime.executor, priority=SERVING_PRIORITY), plan, self._in_flight)
 
     def _plan(self, without: set[str], *, here: NDArray[np.int32] | None = None, hurry: bool = True) -> Plan:
-        """Place the model on the other devices. Raises InfeasibleError if they cannot run it.
+        """Plan the model on the devices that are not named in ``without``. Raises InfeasibleError if they cannot run it.
 
-        ``here`` is a placement to start from as well. Without ``hurry``, it is searched by one step.
+        ``here`` is a further placement to start from. Without ``hurry``, the search has a single step.
         """
         with self._deciding:
             begin, costs = perf_counter(), self._scaled()
@@ -130,18 +130,18 @@ class Recovery:
     # -- for the adapter, placeit.workbench.adapting ----------------------------------------------------------------------
 
     def _scaled(self) -> Costs:
-        """The costs, with slow devices as slow as they are."""
+        """Return the costs, with the times of slow devices multiplied by their factors."""
         costs = self._costs
         factor = np.array([self.slow.get(name, 1.0) for name in costs.cluster.names])
         scaled = {what: getattr(costs, what) * factor for what in ("core", "cut", "dispatch", "load")}
         return replace(costs, **scaled)
 
     def lost(self) -> Collection[frozenset[str]]:
-        """Devices that are lost, and pairs of them whose link is."""
+        """Return the lost devices, and pairs of devices whose link is lost."""
         return self._runtime.pool.lost().keys()
 
     def reopen(self) -> list[frozenset[str]]:
-        """Open those of them anew that are there again; return which. May take minutes. Raises PlaceitError."""
+        """Reopen the lost devices and links that are there again, and return them; may take minutes. Raises PlaceitError."""
         return self._runtime.pool.reopen()
 
     def said(self, plan: Plan) -> Said:
@@ -153,7 +153,10 @@ class Recovery:
         return [(names[segment.device], float(seconds[s, segment.device])) for s, segment in enumerate(plan.segments)]
 
     def better(self, executor: PlanExecutor | None, others: Sequence[PlanExecutor]) -> Better | None:
-        """Place anew what an executor runs, or if there is none, what could run beside others. Raises PlaceitError."""
+        """Return a new placement in place of an executor's, or beside the others if it is None. Raises PlaceitError.
+
+        Returns None if the executor is lost, or runs on other devices than the costs are for.
+        """
         begin, saved, here = perf_counter(), 1.0, None
         if executor is not None:
             if executor.gone is not None or executor.plan.problem.device_names != self._costs.cluster.names:
@@ -180,7 +183,7 @@ class Recovery:
 
 
 def _without(taken: set[str], gone: Collection[frozenset[str]]) -> set[str]:
-    """Names of devices not to use: those that are taken or lost, and one of each two that have lost their link."""
+    """Return the devices not to use: the ones that are taken or lost, and one of each two that have lost their link."""
     without = set(taken)
     for names in sorted(gone, key=len):
         if without.isdisjoint(names):

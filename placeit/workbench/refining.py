@@ -1,6 +1,6 @@
-"""Staying learned: a server tries another plan with a small share of its requests, and changes to it if it is faster.
+"""Refining a server: it tries another plan with a small share of its requests, and changes to it if it is faster.
 
-Differs from :mod:`placeit.optimizer` in that nothing but requests that are made anyway is measured.
+Unlike :mod:`placeit.optimizer`, it measures only requests that are made anyway.
 """
 
 from __future__ import annotations
@@ -30,46 +30,47 @@ __all__ = ["Refiner", "Trial"]
 
 T = TypeVar("T")
 
-_WINDOW, _FEWEST = 200, 40  # requests that percentiles are taken of, and the fewest
-_FEWEST_MEANWHILE = 100  # of which those that wait for the check of a candidate may be 5 %
+_WINDOW, _FEWEST = 200, 40  # most and fewest requests that percentiles are taken of
+_FEWEST_MEANWHILE = 100  # fewest other requests during a trial: the few that wait for the candidate's check are at most 5 %
 _PAIRS = 25  # pairs that decide
-_DEVIATIONS = 1.0  # of each of two percentiles, by which they have to differ more than they may
-_TRIALS = 3  # of a candidate that was dropped for what others took, which may be no fault of its own
+_DEVIATIONS = 1.0  # standard deviations by which each of two percentiles is moved in the candidate's favour
+_TRIALS = 3  # trials of a candidate that failed or slowed other requests down, which may have another cause
 _AGAIN = 1000  # requests after which to search again if nothing was found
-_SEARCHES = 4  # before each candidate
+_SEARCHES = 4  # searches before each candidate
 _LOOK_S = 0.05
 
 
 class Trial:
-    """Compares a candidate with what serves, by pairs of requests: one that tried the candidate, and the next one that did not.
+    """Compares a candidate with the incumbent, by pairs of requests: one that tried the candidate, and the next that did not.
 
-    What is compared is free of queueing. Of requests that were alone it is their time from begin to end. Of others it is for
-    how long they kept the busiest device busy, the seconds per request that are possible
-    (:mod:`placeit.simulator.throughput`). Pairs are of one kind. As soon as one kind has enough of them, it decides, once.
+    The times that are compared are free of queueing. For a request that was alone, it is the time from begin to end. For any
+    other request, it is the time for which it kept the busiest device busy: the seconds per request that are possible
+    (:mod:`placeit.simulator.throughput`). Both requests of a pair are of one kind. The first kind with enough pairs decides,
+    once.
 
     Args:
-        before: seconds of requests before, at least :data:`_FEWEST`.
-        tail: most that the 95th percentile may grow, beyond what is due to chance.
+        before: seconds of requests before the trial, at least :data:`_FEWEST`.
+        tail: largest factor by which the 95th percentile may grow, apart from chance.
     """
 
     def __init__(self, before: Sequence[float], *, tail: float) -> None:
         self.before = _tails(before)
         self._most = tail * _p95_within(before, _DEVIATIONS)
         self._others: deque[float] = deque(maxlen=_WINDOW)
-        self._explored: Request | None = None  # which has no partner yet
+        self._explored: Request | None = None  # the request on the candidate that has no partner yet
         self._warmup = WARMUP
         self._duels = {True: Duel(_PAIRS), False: Duel(_PAIRS)}
         self.ratio: Ratio | None = None
-        self.too_slow = False  # the others, meanwhile
+        self.too_slow = False  # whether the other requests have become too slow during the trial
 
     @property
     def meanwhile(self) -> tuple[float, float] | None:
-        """The 95th and 99th percentile of the others' seconds; None if they are too few."""
+        """The 95th and 99th percentile of the other requests' seconds; None if they are too few."""
         return _tails(self._others) if len(self._others) >= _FEWEST_MEANWHILE else None
 
     @property
     def over(self) -> bool:
-        """True if it is decided, or has to end."""
+        """True if the trial is decided, or has to end."""
         return self.too_slow or self.ratio is not None
 
     @property
@@ -78,7 +79,7 @@ class Trial:
         return not self.too_slow and self.ratio is not None and self.ratio.faster
 
     def add(self, request: Request) -> None:
-        """Take the next request that has ended into account."""
+        """Add the next request that has ended."""
         if self.over:
             return
         if request.explored:
@@ -108,7 +109,7 @@ def _service(request: Request) -> float:
 
 
 def _p95_within(seconds: Sequence[float] | deque[float], deviations: float) -> float:
-    """The 95th percentile, moved by standard deviations of the number of values that are below it."""
+    """Return the 95th percentile, moved by standard deviations of the number of values that are below it."""
     number = len(seconds)
     below = 0.95 * number + deviations * math.sqrt(0.95 * 0.05 * number)
     return float(np.sort(np.array(seconds))[min(number, math.ceil(below)) - 1])
@@ -121,7 +122,7 @@ def _tails(seconds: Sequence[float] | deque[float]) -> tuple[float, float]:
 
 @dataclass(eq=False)
 class _Known:
-    """Seconds of requests on a plan."""
+    """Seconds of each segment in the last requests on a plan."""
 
     plan: Plan
     segments: list[deque[float]] = field(default_factory=list)
@@ -137,9 +138,9 @@ class Refiner(Attendant):
     """Refines a server on two threads: one that decides, and one in the background that searches and compiles.
 
     Args:
-        server: that is refined.
-        proposals: where candidates come from.
-        limits: what it may take.
+        server: the server to refine.
+        proposals: finds and compiles candidates.
+        limits: limits of what refining may cost.
     """
 
     report: Refinement
@@ -150,9 +151,9 @@ class Refiner(Attendant):
         self.report = Refinement()
         self._others: deque[float] = deque(maxlen=_WINDOW)
         self._alone: deque[bool] = deque(maxlen=_WINDOW)
-        self._known = [_Known(server.plan)]  # the last one is what serves, or what is tried
+        self._known = [_Known(server.plan)]  # the first serves; a second is the candidate, or the plan that served before
         self._tried: list[Plan] = []
-        self._dropped: list[Plan] = []  # for what others took, or as they failed; as often as they were
+        self._dropped: list[Plan] = []  # plans that failed or slowed other requests down, once for each time
         self._trial: Trial | None = None
         self._background = Background(limits.core)
 
@@ -160,7 +161,7 @@ class Refiner(Attendant):
         self.report = replace(self.report, **facts)  # type: ignore[arg-type]
 
     def attend(self) -> None:
-        """Search, compile and try candidates, until it is to close."""
+        """Search, compile and try candidates, until the refiner is closed."""
         with contextlib.closing(self._background), contextlib.suppress(_Closing):
             while self._until(lambda: len(self._others) >= _FEWEST):
                 plan = self._found()
@@ -172,11 +173,11 @@ class Refiner(Attendant):
                     self._until(lambda enough=enough: self.report.requests >= enough)  # type: ignore[misc]
 
     def failed(self, error: BaseException) -> None:
-        """Report why it refines no more."""
+        """Report that refining has ended, and why."""
         self._say(reason=f"refining has ended: {error}")
 
     def _found(self) -> Plan | None:
-        """Search for a candidate."""
+        """Search for a candidate, and return its plan; None if no plan is worth a trial."""
         self._say(doing="searching")
         serving, steady = self._known[0].plan, sum(self._alone) * 2 < len(self._alone)
         runs = [(known.plan, known.seconds()) for known in self._known]
@@ -188,7 +189,7 @@ class Refiner(Attendant):
         return self._idly(lambda: self._proposals.best(serving, tried, steady=steady))
 
     def _try(self, plan: Plan) -> None:
-        """Have requests try a candidate, and keep the better one."""
+        """Have requests try a candidate, and have the server change to it if it is faster."""
         self._say(doing="compiling a candidate")
         with contextlib.ExitStack() as stack:
             try:
@@ -230,7 +231,7 @@ class Refiner(Attendant):
             self._say(reason="a candidate failed")
 
     def _begin(self, plan: Plan) -> Trial:
-        """Have a candidate be checked next, as soon as it may: who waits for that does so because of it."""
+        """Begin a trial once the limits allow a check of the candidate: requests that wait for the check count in the trial."""
 
         def may() -> bool:
             now = self.report
@@ -245,7 +246,7 @@ class Refiner(Attendant):
         return trial
 
     def _until(self, true: Callable[[], bool]) -> bool:
-        """Wait, with requests taken into account as they end. Raises _Closing if it is to end."""
+        """Wait until a condition is true, counting requests as they end; return True. Raises _Closing if the refiner closes."""
         while not true():
             if self._closing.wait(_LOOK_S):
                 raise _Closing
@@ -253,7 +254,7 @@ class Refiner(Attendant):
         return True
 
     def _pump(self) -> None:
-        """Take into account what has ended."""
+        """Count the requests that have ended."""
         count = explored = 0
         for request in self.heard():
             count += 1
@@ -273,10 +274,10 @@ class Refiner(Attendant):
                 self._say(meanwhile=self._trial.meanwhile)
 
     def _idly(self, what: Callable[[], T], *, starts_threads: bool = False) -> T:
-        """Do a piece of work in the background, after the rest that this owes."""
+        """Run a job in the background, after the idle time that is due, and return its result."""
         self._until(lambda: self._background.rested)
         job = self._background.begin(what, starts_threads=starts_threads)
-        while not job.ended.wait(_LOOK_S):  # to its end, also when it is to close: what it makes has to be closed
+        while not job.ended.wait(_LOOK_S):  # to its end, even if the refiner closes: the result has to be closed
             self._background.check()
             self._pump()
         self._say(seconds=self._background.seconds)
@@ -284,4 +285,4 @@ class Refiner(Attendant):
 
 
 class _Closing(Exception):  # noqa: N818
-    """The refiner is to end."""
+    """The refiner is being closed."""

@@ -1,4 +1,4 @@
-"""Single requests, measured: what :meth:`placeit.workbench.Workbench.run` does."""
+"""Measured single requests, for :meth:`placeit.workbench.Workbench.run`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["given_to", "run"]
 
 
 def given_to(session: OpenSession, inputs: Arrays | None) -> Arrays:
-    """Return inputs as the model of a session takes them; the session's own if there are none. Raises UsageError."""
+    """Return inputs as the model of a session takes them, or the session's inputs for None. Raises UsageError."""
     wanted = {spec.name: spec for spec in session.model.inputs}
     return session.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
 
@@ -40,7 +40,7 @@ def run(
     warmup: int,
     inputs: Arrays | None,
 ) -> RunReport:
-    """Do what :meth:`placeit.workbench.Workbench.run` says."""
+    """Run single requests; see :meth:`placeit.workbench.Workbench.run`."""
     check_length(runs, duration, warmup)
     home = session.home_of(placement)
     if home is not session:

@@ -1,4 +1,4 @@
-"""Requests as they come to a session: what :meth:`placeit.workbench.Workbench.serve` and ``run`` do."""
+"""Servers of a session, for :meth:`placeit.workbench.Workbench.serve`, ``sequence`` and ``run``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from placeit.workbench.running import given_to
 __all__ = ["Watch", "run_at", "serve"]
 
 Watch: TypeAlias = Callable[[Server], contextlib.AbstractContextManager[object]]
-"""Makes a context of a server, in which requests arrive there."""
+"""Makes a context, given a server, in which requests arrive at the server."""
 
 
 def serve(
@@ -45,7 +45,7 @@ def serve(
     on_loss: str,
     state_memory: float | str | None = None,
 ) -> Server:
-    """Do what :meth:`placeit.workbench.Workbench.serve` says."""
+    """Start a server; see :meth:`placeit.workbench.Workbench.serve`."""
     room = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
     if not refine:
         recovery = Recovery(session.runtime, session.costs, in_flight) if on_loss == "replace" else None
@@ -59,7 +59,7 @@ def serve(
         raise UsageError("A placement with replicas is not refined: one replica would have to be compared with all of them.")
     limits = refine if isinstance(refine, Limits) else Limits()
     proposals = Proposals(session, in_flight)
-    session.output_check()  # which runs the reference
+    session.output_check()  # prepared before the server starts, as it runs the reference
     server = Server(_executors(session, placement, in_flight), queue=queue, state_memory=room)
     server.attend(Refiner(server, proposals, limits))
     return server
@@ -68,7 +68,7 @@ def serve(
 def sequence(
     session: OpenSession, placement: Placement, *, recompute: bool, on_loss: str, state_memory: float | str | None
 ) -> Sequence:
-    """Do what :meth:`placeit.workbench.Workbench.sequence` says."""
+    """Open a sequence on a new server; see :meth:`placeit.workbench.Workbench.sequence`."""
     server = serve(session, placement, in_flight=1, queue=QUEUE, refine=False, on_loss=on_loss, state_memory=state_memory)
     try:
         server.ends_with_sequences = True
@@ -79,7 +79,7 @@ def sequence(
 
 
 def _executors(session: OpenSession, placement: Placement, in_flight: int | None = None) -> list[PlanExecutor]:
-    """Compile what serves a placement and its replicas."""
+    """Compile the executors of a placement and its replicas."""
     executors: list[PlanExecutor] = []
     with contextlib.ExitStack() as stack:
         for one in placement.every:
@@ -101,7 +101,7 @@ def run_at(
     inputs: Arrays | None,
     watch: Watch | None = None,
 ) -> RateReport:
-    """Do what :meth:`placeit.workbench.Workbench.run` says of traffic."""
+    """Run traffic on a placement and its replicas; see :meth:`placeit.workbench.Workbench.run`."""
     due, given = traffic.times(), given_to(session, inputs)
     check = session.output_check(None if inputs is None else given)
     with contextlib.ExitStack() as stack:

@@ -19,20 +19,20 @@ def churn(
 ) -> Iterator[DeviceNetwork]:
     """Yield a device network and its changed versions, without end.
 
-    From one network to the next the number of devices goes to another one, drawn uniformly from ``fewest`` to what it was at
-    first. If it falls, random devices are lost; if it rises, the devices lost first are replaced. Devices keep their names;
-    the replacement of ``device3`` is ``device3.1``, the replacement of that ``device3.2``. It has the hardware of the device
-    it replaces at a lower capacity: its speed and the bandwidth of its links are multiplied by ``capacity`` and the delays of
-    its links divided by it. A device that is the last with some type of hardware is not lost, so that each task can run
-    somewhere throughout.
+    Each network has a new number of devices, drawn uniformly from ``fewest`` to the first network's number. If the number
+    falls, random devices are lost; if it rises, the devices lost first are replaced. Devices keep their names; the replacement
+    of ``device3`` is ``device3.1``, and its replacement is ``device3.2``. A replacement has the hardware of the device it
+    replaces at a lower capacity: the speed and the bandwidth of its links are multiplied by ``capacity``, and the delays of its
+    links are divided by it. The last device with some type of hardware is never lost, so each task can run somewhere at any
+    time.
 
     Differs from the paper, which gives 16 to 20 devices but neither the pace nor the capacities.
 
     Args:
         network: the first network; the paper's has 20 devices.
-        rng: what is drawn from.
+        rng: random generator.
         fewest: least number of devices, more than there are types of hardware.
-        capacity: of a replacement, as a share of what it replaces; above 0, at most 1.
+        capacity: capacity of a replacement, as a share of the replaced device's; above 0, at most 1.
 
     Raises:
         UsageError: ``fewest`` or ``capacity`` is out of its range.
@@ -50,7 +50,7 @@ def churn(
 
 def _churn(network: DeviceNetwork, rng: np.random.Generator, fewest: int, capacity: float) -> Iterator[DeviceNetwork]:
     most = len(network)
-    # a place is where a device and its replacements are; a lost device's place is empty until it is replaced
+    # a place holds a device and then its replacements; the place of a lost device is empty until it is replaced
     slots = np.arange(most)
     generation = np.zeros(most, np.int64)
     lost: list[int] = []
@@ -72,7 +72,7 @@ def _churn(network: DeviceNetwork, rng: np.random.Generator, fewest: int, capaci
 
 
 def _slowed(network: DeviceNetwork, slots: NDArray[np.int64], generation: NDArray[np.int64], capacity: float) -> DeviceNetwork:
-    """Return the devices in some places, each as many times slowed as it was replaced; a link counts both of its ends."""
+    """Return the devices in the given places, slowed once per replacement; a link is slowed for both of its ends."""
     share = capacity**generation
     pair = share[:, None] * share[None, :]
     here = np.ix_(slots, slots)
@@ -93,20 +93,20 @@ def carry_placement(
 ) -> NDArray[np.int32]:
     """Return the placement for a changed network: ops stay on their devices, by name.
 
-    An op goes to a random device that can run it if its own is gone or can run it no more, or if the op is new. Memory is not
-    looked at; ``placeit.placers.feasibility.repair`` does that.
+    An op goes to a random device that can run it if its device is gone or can no longer run it, or if the op is new. Memory is
+    not checked; ``placeit.placers.feasibility.repair`` does that.
 
     Args:
         placement: ``int32[V]``, of ``before``.
         before: the problem that was placed.
         after: the problem to place, ``W`` ops.
-        rng: what is drawn from.
+        rng: random generator.
 
     Returns:
         ``int32[W]``.
 
     Raises:
-        PlacementError: the placement is not one of ``before``.
+        PlacementError: the placement does not fit ``before``.
     """
     if len(placement) != len(before):
         raise PlacementError(f"The placement to carry over has {len(placement)} ops, and its problem has {len(before)}.")

@@ -63,7 +63,7 @@ GRAPH_CHOICES: Choices = MappingProxyType(
         "bytes_heterogeneity": (0.2, 0.4, 0.6),
     }
 )
-"""Values of :class:`TaskGraphParameters` that random task graphs are drawn from unless told otherwise."""
+"""Default values of :class:`TaskGraphParameters` from which random task graphs are drawn."""
 
 NETWORK_CHOICES: Choices = MappingProxyType(
     {
@@ -73,13 +73,13 @@ NETWORK_CHOICES: Choices = MappingProxyType(
         "support": (0.2, 0.3, 0.5),
     }
 )
-"""Values of :class:`DeviceNetworkParameters` that random device networks are drawn from unless told otherwise."""
+"""Default values of :class:`DeviceNetworkParameters` from which random device networks are drawn."""
 
 CHURN_NETWORK_CHOICES: Choices = MappingProxyType({**NETWORK_CHOICES, "devices": (20,)})
-"""The same for networks that change: GiPH's has 20 devices at first (its section 5.1)."""
+"""Default values of :class:`DeviceNetworkParameters` for networks that change: GiPH's starts with 20 devices (section 5.1)."""
 
 MAX_TASKS = 100
-"""Most tasks of a random task graph unless told otherwise."""
+"""Default limit on the number of tasks of a random task graph."""
 
 
 def draw_problem(
@@ -92,7 +92,7 @@ def draw_problem(
     """Draw parameters, a task graph and a device network, and return the problem of placing one on the other.
 
     Args:
-        rng: what is drawn from.
+        rng: random generator.
         graphs: values of :class:`TaskGraphParameters`.
         networks: values of :class:`DeviceNetworkParameters`.
         max_tasks: most tasks, at least 3; None for no limit. A curriculum raises it from draw to draw.
@@ -135,7 +135,7 @@ def churn_cases(
     networks: Choices = CHURN_NETWORK_CHOICES,
     max_tasks: int | None = MAX_TASKS,
 ) -> Iterator[Case]:
-    """Generate without end the problems of placing one random task graph on a network that changes.
+    """Generate the problems of placing one random task graph on a network that changes, without end.
 
     See :func:`placeit.workloads.churn.churn`; the network has up to four devices fewer than at first.
     """
@@ -172,7 +172,7 @@ def giph_dataset(
     - ``sensor-fusion``: 450 cases out of the first half of an hour's traffic to train and as many out of the second half to
       test (:mod:`placeit.workloads.sensor_fusion`).
 
-    Differs from the paper: of its 500 pairs it does not say how they are divided.
+    Differs from the paper, which does not say how its 500 pairs are divided.
 
     Args:
         kind: which problems.
@@ -252,7 +252,7 @@ def _recurrent(split: Split, seed: int) -> Iterator[Case]:
     rng = _rng(seed, "recurrent", "cells")
     cells = [random_recurrent_cell(rng) for _ in range(_CELLS)]
     sizes = np.stack(np.meshgrid(np.arange(_STEPS[0], _STEPS[1] + 1), np.arange(_BATCH[0], _BATCH[1] + 1)), -1).reshape(-1, 2)
-    ways = [rng.permutation(sizes)[split == "test" :: 2] for _ in cells]  # no size of a cell is both trained and tested on
+    ways = [rng.permutation(sizes)[split == "test" :: 2] for _ in cells]  # each size of a cell is in one of the two parts only
     for i in range(_CELLS * min(map(len, ways))):
         steps, batch = ways[i % _CELLS][i // _CELLS].tolist()
         cell, rng = cells[i % _CELLS], _rng(seed, "recurrent", split, i)
@@ -275,7 +275,7 @@ def _sensor_fusion(split: Split, seed: int) -> Iterator[Case]:
 def sensor_fusion_cases(split: Split, seed: int = 0) -> Iterator[SensorFusionCase]:
     """Generate the cases of the dataset ``sensor-fusion`` one by one, with their relocation costs, in random order.
 
-    They end when every moment of that half of the trace has had its turn, after about 5000.
+    They end when every moment of that half of the trace has been used, after about 5000.
     """
     scene = random_scene(_rng(seed, "sensor-fusion", "scene"))
     sightings = sensor_fusion_trace(scene, _rng(seed, "sensor-fusion", "traffic"))
@@ -301,7 +301,7 @@ def _draw_network(rng: np.random.Generator, choices: Choices) -> tuple[DeviceNet
 
 
 def _rng(seed: int, *key: str | int) -> np.random.Generator:
-    """Return a generator for one purpose: what is drawn for others, before or after, does not change what it gives."""
+    """Return a generator for one purpose; its numbers do not depend on what is drawn for other purposes."""
     if seed < 0:
         raise UsageError(f"The seed {seed} is negative; workloads are generated from seeds of at least 0.")
     words = [crc32(part.encode()) if isinstance(part, str) else part for part in key]

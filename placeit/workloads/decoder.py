@@ -1,4 +1,4 @@
-"""Decoder-only transformers with random weights: what tests, examples and benchmarks generate text with.
+"""Decoder-only transformers with random weights, for the text generation of tests, examples and benchmarks.
 
 A decoder has the inputs and outputs that exporters give such models: ``input_ids``, ``attention_mask`` and ``position_ids``
 in, ``logits`` out. It keeps the keys and values of earlier tokens, as optimum-intel writes it, in variables of the model
@@ -157,14 +157,14 @@ def write_decoder(
 
 
 class _Writer(Protocol):
-    """What writes a model, op by op; ops have the names and arguments that ONNX gives them."""
+    """Writes a model, op by op; ops have the names and arguments that ONNX gives them."""
 
     def input(self, name: str, dtype: str, shape: Sequence[int]) -> Any: ...
 
     def constant(self, value: Any, dtype: Any = np.int64) -> Any: ...
 
     def weight(self, name: str, value: NDArray[np.float32], *, table: bool = False) -> Any:
-        """Return a matrix; rows of a ``table`` are looked up."""
+        """Return a weight matrix; if ``table``, its rows are looked up."""
 
     def linear(self, name: str, x: Any, weight: Any) -> Any:
         """Multiply by the transpose of a matrix."""
@@ -275,7 +275,7 @@ def _write(decoder: Decoder, made: _Writer, seed: int) -> None:
 
 
 def _causal(made: _Writer, ids: Any, mask: Any) -> Any:
-    """Write what is added to the scores of attention, float32[1, 1, tokens, tokens with the earlier ones]."""
+    """Write the mask that is added to the scores of attention, float32[1, 1, tokens, tokens with the earlier ones]."""
     new, all_ = (made.op("Gather", made.op("Shape", value), made.constant(1), axis=0) for value in (ids, mask))
     zero, one = made.constant(0), made.constant(1)
     rows = made.op("Unsqueeze", made.op("Range", made.op("Sub", all_, new), all_, one), made.constant([1]))

@@ -81,11 +81,12 @@ class DeviceNetworkParameters:
 
     @property
     def support_probability(self) -> float:
-        """Probability that a device has hardware of a type: ``support``, or what gives ``feasible_devices`` on average."""
+        """Probability that a device has hardware of a type: ``support``, or else fitted to ``feasible_devices``."""
         if self.feasible_devices is None:
             return self.support
         low, high = 0.0, 1.0
-        # m p devices have the hardware, and one is given it if none has: m p + (1 - p)^m, which grows with p from 1 to m
+        # m p devices have the hardware, or one device if no other has: m p + (1 - p)^m on average, which grows with p from 1 to
+        # m
         for _ in range(60):
             p = (low + high) / 2
             if self.devices * p + (1 - p) ** self.devices < self.feasible_devices:
@@ -98,8 +99,8 @@ class DeviceNetworkParameters:
 def random_device_network(parameters: DeviceNetworkParameters, rng: np.random.Generator) -> DeviceNetwork:
     """Draw a device network (GiPH, Appendix B.2).
 
-    Both directions of a link are alike. A type of hardware that no device has is given to one device, drawn at random: so
-    each task of any graph with as many types can run somewhere.
+    Both directions of a link are equal. A type of hardware that no device has is given to one random device, so each task of
+    any graph with at most that number of types can run somewhere.
     """
     count = parameters.devices
     pairs = np.triu_indices(count, 1)
@@ -130,7 +131,7 @@ def problem_of(graph: TaskGraph, network: DeviceNetwork) -> Problem:
     A task takes C_i / SP_k seconds, ``inf`` where its hardware is missing; data takes DL_kl + B_ij / BW_kl seconds.
 
     Raises:
-        ProblemError: a task requires a type of hardware that the network knows nothing of.
+        ProblemError: a task requires a type of hardware with a number that the network does not have.
         InfeasibleError: no device has the hardware that some task requires.
     """
     types = network.supports.shape[1]

@@ -16,7 +16,7 @@ from placeit.workloads.datasets import Case
 __all__ = ["INDEX", "export_cases"]
 
 INDEX = "index.json"
-"""Name of the file that lists the others."""
+"""Name of the index file, which lists the problem files."""
 
 
 def export_cases(
@@ -30,23 +30,23 @@ def export_cases(
 ) -> None:
     """Write each problem to its own file (:meth:`placeit.core.problem.Problem.to_json`), and an index of the files.
 
-    Problems are written as they come, and none is kept. The index holds ``facts``, and for each problem its file, its size and
-    what was drawn for it. Ctrl-C leaves the files that are whole, with an index of them; after any other error nothing is left.
+    Problems are written one by one and not kept in memory. The index holds ``facts``, and for each problem its file, its size
+    and its parameters. After Ctrl-C, complete files and an index of them stay; after any other error nothing is left.
 
     Args:
-        cases: what to write; without ``count`` it must end.
-        folder: where; made if it is not there, and else empty.
+        cases: problems to write; without ``count`` the iterator must end.
+        folder: where to write; it is made if it does not exist, and must be empty.
         name: files are called ``name-000.json`` and so on.
-        facts: what to say in the index about all of them, such as kind and seed.
+        facts: entries of the index about all problems, such as kind and seed.
         count: how many to write; None for all.
-        told: called with the file and the size of each problem that was written.
+        told: called with the file and the size of each problem after it was written.
 
     Raises:
         FileError: the folder holds something, or cannot be written to.
         UsageError: there are fewer than ``count``.
     """
     some = islice(cases, count)
-    first = next(some, None)  # parameters that are wrong are found before there is anything to clean up
+    first = next(some, None)  # wrong parameters raise here, before there is anything to clean up
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def export_cases(
             try:
                 for case in chain([] if first is None else [first], some):
                     problem, file = case.problem, _file(name, written)
-                    problem.to_json(folder / file, sync=False)  # one of many, and the index comes last
+                    problem.to_json(folder / file, sync=False)  # one of many; the index, written last, is synced
                     entry = {"file": file, "ops": len(problem), "edges": len(problem.edges), "devices": problem.devices}
                     line = json.dumps({**entry, "parameters": case.parameters}, allow_nan=False)
                     index.write(f"{',' if written else ''}\n  {line}")

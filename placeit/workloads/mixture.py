@@ -37,12 +37,12 @@ _SENSOR_FUSION = 500
 def draw_any_problem(rng: np.random.Generator, max_tasks: int) -> Problem:
     """Draw a problem: half are GiPH's random problems, a quarter have few devices that run nearly every op.
 
-    An eighth are recurrent-cell graphs on a random network each, an eighth moments of the first half hour of the sensor-fusion
-    case (its seed 0). So the scene of seed 0 is not new to a policy that learned from these, in its second half hour either.
+    An eighth are recurrent-cell graphs on a random network each, and an eighth are moments of the first half hour of the
+    sensor-fusion case (seed 0). So a policy that learned from these knows the scene of seed 0, also in its second half hour.
 
     Args:
-        rng: what is drawn from.
-        max_tasks: most tasks of the random ones, at least 3.
+        rng: random generator.
+        max_tasks: most tasks of the random problems, at least 3.
     """
     kind = rng.random()
     if kind < 0.5:
@@ -69,4 +69,4 @@ def _cases(split: Split | None, seed: int) -> Iterator[Case]:  # noqa: ARG001
 
 
 ANY = Dataset(cases=_cases, parts=False, draw=draw_any_problem, mixed=True)
-"""Problems from which the policies that ship with placeit learn."""
+"""Problems on which the policies that ship with placeit were trained."""

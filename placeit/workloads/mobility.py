@@ -54,15 +54,15 @@ def traffic(
     of the grid; half of the times it first waits for up to 30 s at a red light, 5 to 50 m before the intersection.
 
     Args:
-        rng: what is drawn from.
+        rng: random generator.
         side: intersections in a row, and rows; at least 2.
         block_m: metres from one intersection to the next.
         vehicles: how many enter.
-        duration_s: when the last may enter, and when noting stops.
-        interval_s: seconds from one moment to the next.
+        duration_s: time after which no vehicle enters and nothing is recorded.
+        interval_s: seconds between two recorded moments.
 
     Returns:
-        By time, then by vehicle.
+        Sightings, by time, then by vehicle.
     """
     moments = np.arange(0.0, duration_s, interval_s)
     sightings: list[Sighting] = []
@@ -77,11 +77,11 @@ def traffic(
 
 
 def _drive(rng: np.random.Generator, side: int, block_m: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the way of one vehicle: seconds since it entered ``float64[N]``, and points in blocks ``float64[N, 2]``."""
+    """Return the path of one vehicle: seconds since it entered ``float64[N]``, and points in blocks ``float64[N, 2]``."""
     per_block = block_m / rng.uniform(*_SPEEDS)
     along, turns = int(rng.integers(side)), int(rng.integers(4))
     at, heading = np.array([along, 0]), np.array([0, 1])
-    for _ in range(turns):  # from the southern border to one of the four
+    for _ in range(turns):  # turn the path by quarters, from the southern border to a random one
         at, heading = np.array([side - 1 - at[1], at[0]]), np.array([-heading[1], heading[0]])
     times, points = [0.0], [at]
     while True:

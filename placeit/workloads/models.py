@@ -328,7 +328,7 @@ def randomise(module: nn.Module) -> None:
 
 
 def calibrate(module: nn.Module, inputs: Iterable[Any]) -> None:
-    """Set the running statistics of every batch normalisation to those of one batch, as training would."""
+    """Set the running statistics of every batch normalisation to the statistics of one batch, as training would."""
     norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
     if norms:
         for norm in norms:

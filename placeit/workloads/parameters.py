@@ -1,4 +1,4 @@
-"""Parameters of generators: range checks, and drawing from several values each."""
+"""Parameters of generators: range checks, and random draws from several values of each."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def draw_parameters(kind: type[Parameters], choices: Choices, rng: np.random.Gen
     """Draw one combination of parameter values (GiPH, Appendix B.2: several values for each parameter).
 
     Args:
-        kind: a dataclass of parameters; what ``choices`` leaves out keeps its default.
+        kind: a dataclass of parameters; fields that ``choices`` leaves out keep their defaults.
         choices: values by name of a field, one or more each; each is drawn uniformly, independently of the others.
-        rng: what is drawn from.
+        rng: random generator.
 
     Raises:
         UsageError: there is no such parameter, it has no values, or one of them is out of range.
@@ -60,7 +60,7 @@ def check_range(
         below: ``high`` itself is not allowed.
 
     Raises:
-        UsageError: it is not; says what is allowed.
+        UsageError: the value is out of range; the message gives the range.
     """
     value = getattr(parameters, name)
     whole = next(field.type for field in dataclasses.fields(parameters) if field.name == name) == "int"

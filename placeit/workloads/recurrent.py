@@ -53,11 +53,11 @@ class RecurrentCell:
 def random_recurrent_cell(rng: np.random.Generator, *, nodes: int = NODES) -> RecurrentCell:
     """Draw a cell design: for each node an earlier node and an activation, uniformly.
 
-    Differs from the paper, whose ten designs come out of a search that is not published with it. A design with one loose end
-    is drawn again: it is a chain, with nothing to place side by side.
+    Differs from the paper, whose ten designs come from a search that is not published with it. A design with one loose end is
+    drawn again: it is a chain, whose nodes cannot run in parallel.
 
     Args:
-        rng: what is drawn from.
+        rng: random generator.
         nodes: number of nodes, at least 3; the default makes graphs as large as the paper's.
 
     Raises:
@@ -76,7 +76,7 @@ def random_recurrent_cell(rng: np.random.Generator, *, nodes: int = NODES) -> Re
 
 
 def unrolled_graph(cell: RecurrentCell, *, steps: int, batch: int, hidden: int = HIDDEN) -> TaskGraph:
-    """Return the operators of an unrolled cell: those of its nodes, and an average in each step.
+    """Return the operators of an unrolled cell: in each step, its nodes' operators and an average.
 
     With 9 nodes and 20 to 30 steps these are 200 to 300, as in the paper. Looking up the embedding of a word, which computes
     nothing, is part of the first node. Compute is in floating-point operations: a node multiplies its input, ``[batch,
@@ -129,8 +129,8 @@ def group_operators(graph: TaskGraph, groups: int = 40) -> TaskGraph:
     expensive one. Of equal costs the first operator is merged.
 
     Args:
-        graph: the operators; only those that require the same hardware are merged.
-        groups: how many to leave; a graph that is no larger stays as it is.
+        graph: the operators; only operators that require the same hardware are merged.
+        groups: how many to leave; a graph that is no larger is returned unchanged.
 
     Raises:
         UsageError: fewer than one group asked for, or no operator with one predecessor and its hardware is left to merge.
@@ -156,7 +156,7 @@ def group_operators(graph: TaskGraph, groups: int = 40) -> TaskGraph:
         mergeable[child] = False
         parent = int(linked[:, child].argmax())
         if graph.requires[child] != graph.requires[parent]:
-            continue  # nor will it be later: whatever the parent is merged into requires the same as the parent
+            continue  # nor later, since the parent is only merged into operators with its own requirement
         cost[parent] += cost[child]
         heaviest[parent] = max(heaviest[parent], heaviest[child], key=graph.compute.__getitem__)
         incoming -= linked[parent] & linked[child]

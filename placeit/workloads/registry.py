@@ -1,4 +1,4 @@
-"""Data sets of problems by name: those of placeit, and those that plug-ins declare as ``placeit.problems`` entry points."""
+"""Data sets of problems by name: placeit's, and the ones that plug-ins declare as ``placeit.problems`` entry points."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from placeit.workloads.parameters import Choices
 __all__ = ["GROUP", "Case", "Dataset", "Split", "dataset_names", "find_dataset", "some_problems"]
 
 GROUP = "placeit.problems"
-"""The entry-point group in which a plug-in names its sets of problems."""
+"""Entry-point group in which plug-ins declare data sets of problems."""
 
 Split: TypeAlias = Literal["train", "test"]
 
@@ -37,11 +37,11 @@ _BUILTIN = {
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A problem and what it was generated from.
+    """A problem and the parameters that it was generated from.
 
     Attributes:
         problem: the problem.
-        parameters: what was drawn for it, as JSON can hold it.
+        parameters: values drawn for it, in JSON-compatible form.
     """
 
     problem: Problem
@@ -50,21 +50,21 @@ class Case:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset:
-    """Problems, as many as there are or without end, as ``placeit generate`` and ``placeit train`` take it by name.
+    """A finite or endless set of problems, as ``placeit generate`` and ``placeit train`` take it by name.
 
     Attributes:
         cases: ``cases(split, seed)`` generates problems one by one; the same split and seed give the same ones in any process.
             ``split`` is ``train`` or ``test``, and None if there are no such parts. With usual values (below) it also takes
             ``graphs``, ``networks`` and ``max_tasks`` by name.
         parts: whether there are problems to train on and others to test on.
-        size: how many to train on; None for all, which must end then.
-        draw: ``draw(rng, max_tasks)`` makes a fresh problem, for training on problems that never come twice; None if it is
-            trained on its parts. Without parts and this, it is not for training.
+        size: how many to train on; None for all of a finite set.
+        draw: ``draw(rng, max_tasks)`` makes a fresh problem, for training on problems that never come twice; None to train on
+            the set's training part. Without parts and without ``draw``, a set is not for training.
         mixed: whether problems are so different that a training starts with small ones, and measures costs in multiples of
             HEFT's makespan rather than of critical paths.
-        throughput: whether costs of training are seconds per request, in multiples of the least that could be hoped for.
-        graphs: values that parameters of task graphs are drawn from unless told otherwise; None if they cannot be chosen.
-        networks: the same for device networks; None exactly if ``graphs`` is.
+        throughput: whether costs of training are seconds per request, in multiples of their lower bound.
+        graphs: default values from which parameters of task graphs are drawn; None if they cannot be chosen.
+        networks: default values from which parameters of device networks are drawn; None exactly if ``graphs`` is.
     """
 
     cases: Callable[..., Iterator[Case]]
@@ -78,7 +78,7 @@ class Dataset:
 
 
 def dataset_names() -> tuple[str, ...]:
-    """Names of all sets, sorted; nothing is imported. Raises UsageError if two packages use the same name."""
+    """Return the names of all sets, sorted, without importing them. Raises UsageError if two packages use one name."""
     return tuple(sorted(_table()))
 
 
@@ -86,7 +86,7 @@ def find_dataset(name: str) -> Dataset:
     """Return a set by name.
 
     Raises:
-        UsageError: there is no such set, its package cannot be imported, or what it names is not a data set.
+        UsageError: the set does not exist, its package cannot be imported, or the entry point is not a data set.
     """
     table = _table()
     found = load_entry("data set", table, name)
@@ -96,10 +96,10 @@ def find_dataset(name: str) -> Dataset:
 
 
 def some_problems(cases: Iterator[Case], name: str, split: Split | None, count: int | None) -> list[Problem]:
-    """Return as many problems as are asked for, or all; ``name`` and ``split`` are for messages.
+    """Return the first ``count`` problems, or all if it is None; ``name`` and ``split`` are for messages.
 
     Raises:
-        UsageError: there are fewer.
+        UsageError: there are fewer than ``count``.
     """
     found = [case.problem for case in islice(cases, count)]
     if count is not None and len(found) < count:

@@ -61,22 +61,22 @@ class LatencyModel:
 
     @property
     def seconds(self) -> NDArray[np.float64]:
-        """``float64[N, K]``, how long each task runs on each kind."""
+        """Running time of each task on each kind of processor, ``float64[N, K]``, seconds."""
         return self.compute[:, None] * self.per_unit[None, :] + self.startup[None, :]
 
 
 def fit_latency(mean_s: NDArray[np.float64]) -> LatencyModel:
     """Fit the latency model to the mean times of two tasks, since two tasks share each processor: CPU or GPU.
 
-    With two tasks the least squares are zero, on a plain as on a logarithmic scale, and there is freedom left. The longer
-    task counts as one unit of compute; the shorter as much as it may without a negative startup time, so that as little time
-    as can be is startup.
+    With two tasks the least squares are zero, on a linear and on a logarithmic scale, and one degree of freedom is left. The
+    longer task counts as one unit of compute. The shorter one counts as the most that keeps startup times from becoming
+    negative, so that startup times are as short as possible.
 
     Args:
         mean_s: ``float64[2, K]``, seconds, positive; one task takes longer than the other on every kind.
 
     Raises:
-        UsageError: it has another shape, or neither task takes longer on every kind.
+        UsageError: the array has another shape, or neither task takes longer on every kind.
     """
     if mean_s.ndim != 2 or len(mean_s) != 2 or not (np.ptp(np.argmax(mean_s, axis=0)) == 0 and (mean_s[0] != mean_s[1]).all()):
         raise UsageError("A latency model is fitted to the times of two tasks, one of which takes longer on every device type.")
@@ -90,7 +90,7 @@ def fit_latency(mean_s: NDArray[np.float64]) -> LatencyModel:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """Fixed parts: ``R`` road-side units (RSUs) at intersections, four cameras at each, and ``K - R`` edge devices.
+    """Fixed parts: ``R`` road-side units (RSUs) at intersections, four cameras at each RSU, and ``K - R`` edge devices.
 
     Attributes:
         position: ``float64[K, 2]``, metres, of the devices that compute; RSUs first.
@@ -118,8 +118,8 @@ class SensorFusionCase:
 
     Attributes:
         problem: compute in seconds; tasks that sense run on their sensor only, in no time.
-        migration_bytes: ``float64[V]``, moves when a task is relocated.
-        static_bytes: ``float64[V]``, what a task is initialised with where it was never before.
+        migration_bytes: ``float64[V]``, bytes that move when a task is relocated.
+        static_bytes: ``float64[V]``, bytes that initialise a task on a device where it has not run before.
         startup_s: ``float64[V, D]``, ``inf`` where a task cannot run.
         sighting: which vehicle, when and where.
     """
@@ -156,10 +156,10 @@ def random_scene(rng: np.random.Generator) -> Scene:
 
 
 def _startup_ms() -> NDArray[np.float64]:
-    """Startup times by task and type.
+    """Return the startup times, in milliseconds, by task and type.
 
-    Table 2 lacks type B. It is put between A and C where its running time is between theirs in Table 1, on a logarithmic
-    scale: at A for the fusions, which take as long on B as on A.
+    Table 2 lacks type B. Its startup time divides the interval from A to C in the same ratio as its running time does in Table
+    1, on a logarithmic scale. For the fusions, which take as long on B as on A, it is the startup time of A.
     """
     a, c = _STARTUP_MS["A"], _STARTUP_MS["C"]
     share = np.log(MEAN_MS[:, 0] / MEAN_MS[:, 1]) / np.log(MEAN_MS[:, 0] / MEAN_MS[:, 2])
@@ -173,7 +173,7 @@ def sensor_fusion_trace(scene: Scene, rng: np.random.Generator, *, connected: in
 
     Args:
         scene: where.
-        rng: what is drawn from.
+        rng: random generator.
         connected: how many vehicles take part: a tenth of the paper's 3980.
     """
     return traffic(rng, side=math.isqrt(scene.rsus), block_m=BLOCK_M, vehicles=connected)
@@ -248,7 +248,7 @@ class _Builder:
         return len(self.names) - 1
 
     def detection(self, name: str, kind: int, sensor: int, size: float) -> int:
-        """Add a task that senses and one that detects objects in what it senses; return the latter."""
+        """Add a task that senses and a task that detects objects in its data; return the latter."""
         sense = self.task(name, _SENSE)
         self._sensor_of[sense] = sensor
         detect = self.task(f"{name}/detection", kind)

@@ -3,9 +3,9 @@
 Source: Ni et al., Generalizable Resource Allocation in Stream Processing via Deep Reinforcement Learning (AAAI 2020), section
 4.1.
 
-The seconds of a problem are those that one tuple of the source causes, on the mean, at any rate of the source. In a steady
-state with back-pressure, where operators share their device and edges their link, they give the seconds per tuple
-(:class:`placeit.simulator.throughput.ThroughputCost`) and the share of a rate
+The seconds of a problem are the mean seconds caused by one tuple of the source, at any rate of the source. In a steady state
+with back-pressure, where operators share their device and edges share their link, they determine the seconds per tuple
+(:class:`placeit.simulator.throughput.ThroughputCost`) and the share of a rate that is sustained
 (:func:`placeit.simulator.throughput.relative_throughput`).
 """
 
@@ -40,13 +40,13 @@ __all__ = [
 ]
 
 DEVICES = 5
-"""Devices of the paper's cluster. A placement may leave some empty; METIS' partitions have as many parts."""
+"""Devices of the paper's cluster. A placement may leave some of them empty; METIS' partitions have this number of parts."""
 
 RATE = 1e4
-"""Source tuples per second that the load of the graphs is chosen for; in the paper's stress test there are twice as many."""
+"""Source tuples per second for which the load of the graphs is chosen; the paper's stress test has twice the rate."""
 
 PAYLOAD_BYTES = 1e5
-"""Bytes of a payload of 1, whose unit the paper does not state: what brings METIS closest to the paper's results.
+"""Bytes per unit of payload. The paper does not state the unit; this value brings METIS closest to the paper's results.
 
 ``python -m benchmarks.papers.stream --part calibration`` compares it with other units and other models of communication.
 """
@@ -60,10 +60,10 @@ class StreamGraph:
     """Operators in topological order, the first being the source, and how tuples flow between them.
 
     Attributes:
-        instructions: ``float64[V]``, of an operator for each tuple that it takes in.
-        payload: ``float64[V]``, size of each tuple that it sends, in units of :data:`PAYLOAD_BYTES`.
+        instructions: ``float64[V]``, instructions of an operator for each tuple that it takes in.
+        payload: ``float64[V]``, size of each tuple that an operator sends, in units of :data:`PAYLOAD_BYTES`.
         edges: ``int32[E, 2]``.
-        selectivity: ``float64[E]``, tuples sent along an edge for each that its producer takes in.
+        selectivity: ``float64[E]``, tuples sent along an edge for each tuple that its producer takes in.
     """
 
     instructions: NDArray[np.float64]
@@ -76,7 +76,7 @@ class StreamGraph:
 
     @cached_property
     def inflow(self) -> NDArray[np.float64]:
-        """``float64[V]``, tuples that each operator takes in for one of the source."""
+        """Tuples that each operator takes in for one tuple of the source, ``float64[V]``."""
         taken = np.zeros(len(self))
         taken[0] = 1.0
         for e in np.argsort(self.edges[:, 0], kind="stable").tolist():
@@ -85,27 +85,27 @@ class StreamGraph:
 
     @cached_property
     def flow(self) -> NDArray[np.float64]:
-        """``float64[E]``, tuples along each edge for one of the source."""
+        """Tuples along each edge for one tuple of the source, ``float64[E]``."""
         tuples: NDArray[np.float64] = self.inflow[self.edges[:, 0]] * self.selectivity
         return tuples
 
     @cached_property
     def load(self) -> NDArray[np.float64]:
-        """``float64[V]``, the share of a device that each operator takes at :data:`RATE`."""
+        """Share of a device that each operator takes at :data:`RATE`, ``float64[V]``."""
         share: NDArray[np.float64] = self.instructions * self.inflow * RATE / _INSTRUCTIONS_PER_S
         return share
 
     @cached_property
     def bytes(self) -> NDArray[np.float64]:
-        """``float64[E]``, bytes along each edge for one tuple of the source."""
+        """Bytes along each edge for one tuple of the source, ``float64[E]``."""
         size: NDArray[np.float64] = self.flow * self.payload[self.edges[:, 0]] * PAYLOAD_BYTES
         return size
 
     def problem(self, devices: int = DEVICES) -> Problem:
         """Return the problem of placing the operators on equal devices of 2500 MIPS, with 1000 Mbit/s each way between any two.
 
-        Links have no latency: a delay limits no throughput. Overhead of sending and receiving did not bring METIS' results
-        closer to the paper's.
+        Links have no latency, since a delay limits no throughput. Modelling the overhead of sending and receiving did not bring
+        METIS' results closer to the paper's.
         """
         seconds = self.instructions * self.inflow / _INSTRUCTIONS_PER_S
         return Problem.from_arrays(
@@ -127,7 +127,7 @@ _SHAPES = (
     *((6, length) for length in range(2, 5)),
     *((7, 2), (7, 3), (8, 3), (10, 2), (12, 2)),
 )
-_ENDS_LOAD = 0.04  # of the source and of the sink
+_ENDS_LOAD = 0.04  # load of the source, and of the sink, as a share of a device
 _LEAST_STAGE, _MOST_PAYLOAD = 0.05, 0.5
 _SMALL = 12
 _TRAIN, _TEST = 2520, 630
@@ -136,8 +136,8 @@ _TRAIN, _TEST = 2520, 630
 def draw_stream_graph(rng: np.random.Generator) -> StreamGraph:
     """Draw a graph like the paper's: a source, branches of equal length between which its tuples are divided, and a sink.
 
-    Operators at the same place of two branches are equal but for their payload. All operators together load as many devices at
-    :data:`RATE` as fits their number: 2 up to 12 operators, 3 up to 17, 4 up to 23, and 5 beyond.
+    Operators at the same position of two branches are equal except for their payload. The load of all operators together at
+    :data:`RATE` depends on their number: 2 devices up to 12 operators, 3 up to 17, 4 up to 23, and 5 beyond.
 
     The distributions are calibrated to 2,650 graphs that the authors have published. Differs from the paper, which speaks of
     2 to 12 branches and up to 26 operators: among those graphs are pipelines of one branch, and some have 27 operators.
@@ -187,7 +187,7 @@ def load_stream_graphs(folder: Path) -> list[StreamGraph]:
 
 
 def _checked(number: int, graph: dict[str, Any]) -> StreamGraph:
-    """Make a graph of what a file says. Raises ValueError if that makes no sense."""
+    """Make a graph from the entry of a file. Raises ValueError if the entry is not valid."""
     instructions, payload, selectivity = (np.array(graph[name], np.float64) for name in ("cpu", "payload", "selectivity"))
     edges = np.array(graph["edges"], np.int64).reshape(-1, 2)
     ops = len(instructions)
@@ -201,7 +201,7 @@ def _checked(number: int, graph: dict[str, Any]) -> StreamGraph:
 
 
 def split_graphs(graphs: list[StreamGraph], seed: int = 0) -> tuple[list[StreamGraph], list[StreamGraph]]:
-    """Divide graphs at random, as many to train for one to test as in the paper, whose own division is not published."""
+    """Divide graphs at random, in the paper's proportion of training to test; the paper's own division is not published."""
     order = np.random.default_rng(seed).permutation(len(graphs)).tolist()
     first = round(len(graphs) * _TRAIN / (_TRAIN + _TEST))
     return [graphs[i] for i in order[:first]], [graphs[i] for i in order[first:]]
@@ -215,4 +215,4 @@ def _cases(split: Split | None, seed: int) -> Iterator[Case]:
 
 
 STREAMS = Dataset(cases=_cases, size=_TRAIN, throughput=True)
-"""Generated graphs, as many as the paper has."""
+"""Data set of generated graphs, with the paper's numbers of training and test graphs."""

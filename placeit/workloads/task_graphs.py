@@ -15,7 +15,7 @@ __all__ = ["TaskGraph", "TaskGraphParameters", "random_task_graph"]
 
 
 _MOST_TASKS = 10_000
-"""Any two of which may be linked: a matrix has room for all pairs."""
+"""Limit on tasks: edges are drawn in a matrix of all pairs of tasks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +28,8 @@ class TaskGraph:
         edge_bytes: ``float64[E]``, the paper's B_ij.
         requires: ``int32[V]``, the type of hardware that each task needs.
         names: unique, ``V`` of them.
-        kinds: names of what tasks compute, ``V`` of them; none if that is not known.
-        output_shapes: shape of what each task gives to others, ``V`` of them; none if they are not known.
+        kinds: names of the kinds of tasks, ``V`` of them; empty if not known.
+        output_shapes: shape of each task's output, ``V`` of them; empty if not known.
     """
 
     compute: NDArray[np.float64]
@@ -56,7 +56,7 @@ class TaskGraphParameters:
         mean_bytes: mean amount of data on an edge [B].
         compute_heterogeneity: compute is uniform on [C (1 - x), C (1 + x)] [eps_C].
         bytes_heterogeneity: data is uniform on [B (1 - x), B (1 + x)] [eps_B].
-        hardware_types: each task requires one of so many types of hardware, uniformly.
+        hardware_types: number of types of hardware, of which each task requires one, uniformly.
         level_spread: depth and widths are uniform on their mean times [1 - x, 1 + x]; the paper does not say how far they
             reach.
 
@@ -99,8 +99,8 @@ def random_task_graph(parameters: TaskGraphParameters, rng: np.random.Generator,
     sqrt(M) / alpha levels and so more than M. Entry and exit are tasks like any other rather than free ones.
 
     Args:
-        parameters: of the generator.
-        rng: what is drawn from.
+        parameters: parameters of the generator.
+        rng: random generator.
         max_tasks: most tasks, entry and exit included: levels, then random tasks of wide levels, are left out until the
             graph is no larger. At least 3.
 
@@ -134,7 +134,7 @@ def random_task_graph(parameters: TaskGraphParameters, rng: np.random.Generator,
 
 
 def _level_sizes(parameters: TaskGraphParameters, rng: np.random.Generator, max_tasks: int | None) -> NDArray[np.int64]:
-    """Numbers of tasks of all levels, those of entry and exit included."""
+    """Return the number of tasks of each level, entry and exit included."""
     root, spread = math.sqrt(parameters.tasks), parameters.level_spread
     depth = int(_whole_around(root / parameters.alpha, spread, 1, rng)[0])
     room = math.inf
@@ -152,7 +152,7 @@ def _level_sizes(parameters: TaskGraphParameters, rng: np.random.Generator, max_
 
 
 def _whole_around(mean: float, spread: float, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Whole numbers, uniform around the mean, and at least 1; rounded up or down by chance, which keeps the mean."""
+    """Draw integers of at least 1, uniform around the mean; rounded up or down at random, which keeps the mean."""
     drawn = np.floor(_vary(mean, spread, size, rng) + rng.random(size))
     return np.maximum(1, drawn).astype(np.int64)
 

@@ -1,6 +1,6 @@
 """The tensor programs of the DOPPLER paper (Appendix C), of any size, cut into any number of shards.
 
-Sizes that are not given are small enough for two CPU cores; :data:`PAPER_SIZES` has the paper's.
+Default sizes are small enough for two CPU cores; :data:`PAPER_SIZES` has the paper's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROTARY_BASE = 10000.0
 
 
 def chain_mm(*, size: int = 2048, shards: int = 2, partition: Partition | None = None) -> BlockProgram:
-    """ChainMM (C.1): ``(A B) + (C (D E))``, all of them square.
+    """Build ChainMM (C.1): ``(A B) + (C (D E))``, of square matrices.
 
     Args:
         size: rows and columns of each matrix.
@@ -58,7 +58,7 @@ def chain_mm(*, size: int = 2048, shards: int = 2, partition: Partition | None =
 def ffnn(
     *, batch: int = 4096, features: int = 32, hidden: int = 8192, shards: int = 2, partition: Partition | None = None
 ) -> BlockProgram:
-    """FFNN (C.2): ``softmax(relu(X W1 + b1) W2 + b2)``, with as many results as features.
+    """Build FFNN (C.2): ``softmax(relu(X W1 + b1) W2 + b2)``, with as many results as features.
 
     Args:
         batch: rows of X.
@@ -89,7 +89,7 @@ def llama_block(
     shards: int = 2,
     partition: Partition | None = None,
 ) -> BlockProgram:
-    """Llama-block (C.3): one transformer block of Llama without a batch: attention and feed-forward, each with a residual.
+    """Build a Llama-block (C.3): one transformer block without a batch: attention and feed-forward, each with a residual.
 
     Root-mean-square normalisation, rotary embedding of queries and keys, causal attention, SwiGLU.
 
@@ -118,7 +118,7 @@ def llama_layer(
     shards: int = 2,
     partition: Partition | None = None,
 ) -> BlockProgram:
-    """Llama-layer (C.3): a Llama-block, the last normalisation, and the scores of the next token.
+    """Build a Llama-layer (C.3): a Llama-block, the last normalisation, and the scores of the next token.
 
     The paper does not say how a layer differs from a block. Its authors' cost graph of a layer adds a normalisation and the
     product of one token with a matrix of embedding by vocabulary; so does this.
@@ -128,7 +128,7 @@ def llama_layer(
         width: of the embedding.
         heads: of attention; each gets an even share of the width.
         hidden: width of the feed-forward part.
-        vocabulary: number of tokens that there are.
+        vocabulary: number of tokens in the vocabulary.
         shards: how many parts an op is cut into; see :func:`placeit.workloads.tensors.shard`.
         partition: how to cut some ops, by name.
 
@@ -156,16 +156,16 @@ PAPER_SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "llama-layer": {**_LLAMA_7B, "vocabulary": 32_000},
     }
 )
-"""Sizes of the paper's Appendix C; heads and the width of the feed-forward part are those of Llama 7B."""
+"""Sizes of the paper's Appendix C; heads and the width of the feed-forward part are taken from Llama 7B."""
 
 
 def tensor_graph(name: str, *, paper_sizes: bool = False, **options: Any) -> BlockProgram:
     """Build one of the programs by name.
 
     Args:
-        name: of :data:`TENSOR_GRAPHS`.
-        paper_sizes: as large as in the paper, rather than small enough for two CPU cores.
-        options: of the function that builds it: ``shards``, ``partition``, sizes.
+        name: a key of :data:`TENSOR_GRAPHS`.
+        paper_sizes: use the paper's sizes, rather than sizes that are small enough for two CPU cores.
+        options: arguments of the function that builds the program: ``shards``, ``partition``, sizes.
 
     Raises:
         UsageError: no such program, or an argument that is out of range.
@@ -223,7 +223,7 @@ def _rms_norm(name: str, x: TensorNode) -> TensorNode:
 
 
 def _rotations(tokens: int, pairs: int) -> Tensor:
-    """Unit complex numbers ``complex64[tokens, pairs]``: position times frequency as an angle (Su et al. 2021, section 3.2)."""
+    """Return unit complex numbers ``complex64[tokens, pairs]``, with angles position times frequency (Su et al. 2021, 3.2)."""
     frequency = _ROTARY_BASE ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
     angle = torch.outer(torch.arange(tokens, dtype=torch.float64), frequency)
     return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)

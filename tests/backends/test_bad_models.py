@@ -252,7 +252,7 @@ def test_options_that_do_not_fit_the_model(ir_file, options, part):
 
 
 def with_data(folder: Path, location: str = "model.onnx_data") -> Path:
-    """Write a model whose weights are in a file of their own."""
+    """Write a model whose weights are in a separate file."""
     weights = numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 64]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "data", ends[:1], ends[1:], [weights])

@@ -1,4 +1,4 @@
-"""ONNX models with weights in files of their own, which are never copied into a serialised model."""
+"""ONNX models with weights in separate files, which are never copied into a serialised model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Damaged model files: loading one fails with a PlaceitError or succeeds; it never raises anything else, hangs or crashes.
 
-OpenVINO parses the files in C++, so they are loaded in a process of its own, this file run as a program.
+OpenVINO parses the files in C++, so they are loaded in a separate process, which runs this file as a program.
 """
 
 import json

@@ -203,7 +203,7 @@ def plainly(path: Path, inputs: dict) -> dict[str, np.ndarray]:
 
 
 def each_apart(session: Session) -> Placement:
-    """Neighbouring groups on different devices, in segments of their own."""
+    """Place neighbouring groups on different devices, each in a separate segment."""
     groups = np.arange(len(session.grouping.groups)) % len(session.cluster)
     plan = Segmenter(session.grouping, Costs.zero(len(groups), session.cluster)).plan(groups, merge=False)
     return session.placement(groups, plan)

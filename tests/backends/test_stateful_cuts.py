@@ -1,4 +1,4 @@
-"""Decoders cut between their layers: each segment keeps the caches of its own layers."""
+"""Decoders cut between their layers: each segment keeps only its layers' caches."""
 
 from __future__ import annotations
 

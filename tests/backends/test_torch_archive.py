@@ -1,4 +1,4 @@
-"""Files that would run code when they are loaded are refused before PyTorch sees them; those of real programs are not."""
+"""Files that would run code when they are loaded are refused before PyTorch sees them; files of real programs are accepted."""
 
 import contextlib
 import io

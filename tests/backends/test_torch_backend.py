@@ -387,7 +387,7 @@ def test_what_fails_uncut_is_a_device_error() -> None:
 
 def test_shapes_cannot_be_changed_by_option() -> None:
     for option in ({"batch": 2}, {"input_shapes": {"x": (2, 3)}}):
-        with pytest.raises(ModelError, match="sizes of a PyTorch program are those of its example inputs"):
+        with pytest.raises(ModelError, match="sizes of a PyTorch program are fixed by its example inputs"):
             load(nn.Linear(3, 2), (X,), **option)
 
 

@@ -51,7 +51,7 @@ class Result:
 
 @pytest.fixture
 def _levels_restored() -> Iterator[None]:
-    """Give loggers that benchmarks silence, each in a process of its own otherwise, the levels that they had."""
+    """Restore the levels of loggers that benchmarks silence; otherwise each benchmark runs in a separate process."""
     loggers = {
         logging.getLogger(name): logging.getLogger(name).level for name in ("placeit", "placeit.optimizer.measured_cost")
     }

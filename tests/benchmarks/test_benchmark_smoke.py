@@ -132,7 +132,7 @@ QUICKLY = [
     Smoke(
         "generation --quick --cases clusters texts soak",
         {"cluster": ("two cores", "a core and one 1.5 times as slow"), "texts": ("1 at once", "8 at once"), "requests": (60,)},
-        ("simulated time per token", "overhead per hop and token", "tokens per second over those of one", "memory grown"),
+        ("simulated time per token", "overhead per hop and token", "tokens per second over one text's", "memory grown"),
         ("tokens that differ", "texts that differ", "60 requests: lost", "60 requests: wrong"),
         {
             "QUICK": TINY,

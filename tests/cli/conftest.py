@@ -76,7 +76,7 @@ def cli(tmp_path: Path, cost_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PLACEIT_CACHE", str(cost_cache))
-    for runs in cost_cache.glob("runs-*.jsonl"):  # a search must not know what that of another test has measured
+    for runs in cost_cache.glob("runs-*.jsonl"):  # a search must not know measurements of another test
         runs.unlink()
     monkeypatch.setenv("COLUMNS", "1000")  # so that no table is narrowed, and no sentence broken
     monkeypatch.setattr(Lines, "EVERY", math.inf)

@@ -73,7 +73,7 @@ def test_an_address_that_nobody_answers_at_is_an_error(cli: Any, command: list[s
         port = taken.getsockname()[1]
     done = cli(*command, "--ray-address", f"127.0.0.1:{port}")
     assert done.exit_code == 1
-    assert f"Nobody answers at 127.0.0.1:{port}" in " ".join(done.stderr.split())
+    assert f"No server answers at 127.0.0.1:{port}" in " ".join(done.stderr.split())
 
 
 def test_an_address_without_a_port_is_an_error(cli: Any) -> None:

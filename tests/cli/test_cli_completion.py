@@ -18,7 +18,7 @@ _HEAVY = ("openvino", "onnx", "torch", "rich.table")
 
 
 def placeit(*args: str, **environment: str) -> str:
-    """Run the command in a process of its own, as a shell does; return what it prints."""
+    """Run the command in a separate process, as a shell does; return what it prints."""
     code = "import sys; sys.argv[0] = 'placeit'; from placeit.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, *args],

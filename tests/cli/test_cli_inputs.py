@@ -98,7 +98,7 @@ X = np.zeros((1, 3, 16, 16), np.float32)
 
 
 def zipped(head: bytes, size: int = 0, name: str = "x.npy") -> bytes:
-    """Write an archive of one member: a head, and so many zeros, which take next to nothing in it."""
+    """Write an archive of one member: a head and a number of zeros, which take next to no space in it."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as whole, whole.open(name, "w", force_zip64=True) as member:
         member.write(head)

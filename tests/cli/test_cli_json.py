@@ -18,7 +18,7 @@ from tests.report.made_recordings import a_recording
 from tests.schema_check import check_schema
 
 FILES = {"placeit.benchmark/1", "placeit.recording/1"}
-"""What other programs and files have schemas for: tests/benchmarks/test_benchmark_smoke.py has those of benchmarks."""
+"""Schemas of other programs and files; tests/benchmarks/test_benchmark_smoke.py checks the benchmarks' schema."""
 ELSEWHERE = {"placeit.cluster.up/1", "placeit.cluster.down/1", "placeit.serve/1", "placeit.train/1"}
 """Commands that take long: tests/cli/test_cli_cluster.py, test_cli_serve.py and test_cli_train.py call them."""
 

@@ -129,7 +129,7 @@ def test_ctrl_c_leaves_the_terminal_in_order_and_the_result_on_standard_output(
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # nobody has it open any more
+    except OSError:  # no process has it open any more
         return b""
 
 

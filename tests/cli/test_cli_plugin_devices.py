@@ -1,4 +1,4 @@
-"""A plug-in's kind of device brings names of its own to the command line: ``sleep:0``."""
+"""A plug-in's kind of device adds device names to the command line: ``sleep:0``."""
 
 import json
 import os

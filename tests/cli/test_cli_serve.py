@@ -1,4 +1,4 @@
-"""``placeit serve``: models and bundles on ports of their own, until it is told to end."""
+"""``placeit serve``: models and bundles, each on its port, until it is told to end."""
 
 from __future__ import annotations
 

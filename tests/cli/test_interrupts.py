@@ -1,4 +1,4 @@
-"""Ctrl-C to real processes, at moments that nobody chooses: heard soon, no traceback, and nothing that was measured is lost."""
+"""Ctrl-C to real processes at random moments: they end soon, without a traceback, and no measurement is lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def start(folder: Path, cache: Path, *args: object, code: str | None = None) -> 
 
 
 def interrupted(process: subprocess.Popen[str], after: float) -> tuple[int, str, str]:
-    """Send Ctrl-C after so many seconds; return how the process ended."""
+    """Send Ctrl-C after a number of seconds; return how the process ended."""
     time.sleep(after)
     process.send_signal(signal.SIGINT)
     try:
@@ -164,7 +164,7 @@ main()
 
 
 def interrupted_after(word: str, process: subprocess.Popen[str], after: float = 0.0) -> tuple[int, str, str]:
-    """Send Ctrl-C so many seconds after a process has told of a round of a race, or of inputs that a run is to have."""
+    """Send Ctrl-C some seconds after a process has announced a round of a race, or the inputs of a run."""
     assert process.stderr is not None
     while word not in (line := process.stderr.readline()):
         assert line, f"it has ended and never said '{word}'"

@@ -32,7 +32,7 @@ def test_a_new_file_has_the_mode_that_others_have(tmp_path: Path) -> None:
 
 
 def test_the_mask_of_the_process_for_new_files_is_never_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds for all threads: others would make files meanwhile that anybody can read and write."""
+    """The mask holds for all threads: another thread could then create files that every user can read and write."""
     before = os.umask(0o077)
     try:
         monkeypatch.setattr(os, "umask", lambda _: pytest.fail("the mask was changed"))

@@ -19,7 +19,7 @@ with keep_freed_memory():
     outer = keep_freed_memory()
     assert freed_memory_is_kept()
     assert left_by_200_mb() > 150e6
-assert freed_memory_is_kept(), "somebody else wants it"
+assert freed_memory_is_kept(), "another part of the process wants it"
 before = own_use().bytes
 outer.close()
 assert not freed_memory_is_kept()

@@ -1,4 +1,4 @@
-"""Nothing is sent, and nothing of the process is other than before: each test is a process of its own."""
+"""Nothing is sent, and the process is not changed in any other way; each test is a separate process."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Energy of devices by meters: which devices a meter covers, why there is none, and the joules of a run."""
+"""Energy of devices by meters: which devices a meter covers, why a meter is missing, and the joules of a run."""
 
 from __future__ import annotations
 

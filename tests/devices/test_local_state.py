@@ -123,7 +123,7 @@ def test_what_fails_on_the_way_leaves_nothing(stage: str, file: Path, temporary:
         case "state":
             file.parent.write_text("a file where the folder has to be")
         case "token":
-            monkeypatch.setattr(local, "_short_folder", lambda: Path("/sys/cluster"))  # where nobody makes folders
+            monkeypatch.setattr(local, "_short_folder", lambda: Path("/sys/cluster"))  # where no user can make folders
         case _:
             monkeypatch.setattr(local, "start_node", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises((FileError, KeyboardInterrupt)) as caught:

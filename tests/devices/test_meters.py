@@ -1,4 +1,4 @@
-"""Meters: those of the process, and those that a system has, as files in a folder of the test's own."""
+"""Meters of the process, and meters of a system, as files in a folder that the test makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models are compiled with for each plugin, by what the plugin says that it supports."""
+"""Properties that models are compiled with for each plugin, depending on the properties that the plugin supports."""
 
 from __future__ import annotations
 

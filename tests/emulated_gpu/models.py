@@ -13,7 +13,7 @@ __all__ = ["branches", "convolutions"]
 
 
 def branches(folder: Path, *, layers: int = 1, width: int = 64) -> Path:
-    """Write ``mlp.xml``: a layer, two branches of so many layers beside each other, and their sum."""
+    """Write ``mlp.xml``: a layer, two parallel branches of some layers, and their sum."""
     ops = import_openvino().opset13
     rng = np.random.default_rng(1)
 

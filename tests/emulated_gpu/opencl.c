@@ -1,7 +1,7 @@
 /* A libOpenCL.so.1 that shows this machine's CPU as Intel GPUs.
  *
  * Every call goes on to Intel's OpenCL runtime for CPUs, libintelocl.so, whose path is the macro RUNTIME. On the way, answers
- * about the device become those of an integrated Intel GPU, and programs and kernel launches are changed where a CPU's
+ * about the device become an integrated Intel GPU's answers, and programs and kernel launches are changed where a CPU's
  * sub-groups differ from a GPU's. OpenVINO's GPU plugin then compiles its own kernels and computes with them.
  *
  * Environment:
@@ -284,7 +284,7 @@ cl_context clCreateContext(const intptr_t *properties, cl_uint count, const cl_d
     cl_context context = REAL(clCreateContext)(properties, 1, &processor, told, data, error);
     if (!context) return NULL;
     pthread_mutex_lock(&origins_lock);
-    struct origin *origin = origin_of(context); /* the address may be that of a context that was released */
+    struct origin *origin = origin_of(context); /* the address may belong to a context that was released */
     if (!origin) {
         origin = malloc(sizeof *origin);
         *origin = (struct origin){context, NULL, origins};

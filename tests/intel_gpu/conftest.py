@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def gpus() -> list[str]:
-    """Names of the Intel GPUs that OpenVINO finds; if there is none, the test is skipped, or fails in CI."""
+    """Names of the Intel GPUs that OpenVINO finds; without one, the test is skipped, or fails in CI."""
     found = [name for name in openvino_core().available_devices if name.split(".")[0] == "GPU"]
     if not found:
         reason = "needs an Intel GPU with its driver, or the emulated one: make intel-gpu"
@@ -78,7 +78,7 @@ def compiled_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def opened(gpus: list[str], compiled_once: None) -> Iterator[Opened]:
-    """Open runtimes on a core and the first two GPUs, closed after the test; arguments are those of ``Devices``."""
+    """Open runtimes on a core and the first two GPUs, closed after the test; takes the arguments of ``Devices``."""
     with contextlib.ExitStack() as stack:
 
         def make(*args: Any, **options: Any) -> Devices:

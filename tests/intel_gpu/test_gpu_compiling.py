@@ -1,4 +1,4 @@
-"""Programs for Intel GPUs: compiled at once for several of them, kept on disk, and left alone when nobody waits any more."""
+"""Programs for Intel GPUs: compiled at the same time for several GPUs, kept on disk, and abandoned when no caller waits."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.learning.toy_agent import ToyAgent, same
 
 
 def install(monkeypatch, name, target):
-    """Have an entry point for an agent, beside those of placeit."""
+    """Have an entry point for an agent, beside placeit's agents."""
     more = EntryPoint(name, target, registry.GROUP)
     monkeypatch.setattr(names, "entry_points", lambda group: [*entry_points(group=group), more])
 

@@ -11,7 +11,7 @@ from tests.learning.toy_agent import FEW, stage, toy
 
 
 class Slow:
-    """Costs that take a second for each placement, on a clock of their own, and measure nothing after the deadline."""
+    """Costs that take a second for each placement, by a fake clock, and measure nothing after the deadline."""
 
     def __init__(self, monkeypatch, spare=0.0):
         self.now, self.end, self.spare, self.deadline, self.told = 0.0, math.inf, spare, math.nan, []

@@ -1,4 +1,4 @@
-"""Stages with costs of their own: evaluation, what could not be measured, limits of time, and what a decision counts as."""
+"""Stages with different costs: evaluation, costs that could not be measured, limits of time, and the value of a decision."""
 
 import dataclasses
 import itertools
@@ -56,7 +56,7 @@ def test_all_that_was_visited_is_valued_at_once_and_equal_placements_once():
 
 
 def test_the_best_weights_are_those_of_the_last_stage_by_its_own_cost(tmp_path):
-    """A good simulated figure is none for a stage with another cost."""
+    """A good simulated figure does not count for a stage with another cost."""
     agent = toy()
     learning = {"problems": 8, "learning_rate": 0.05, "evaluate_every": 5}
     stages = [stage(20, **learning), stage(20, cost="opposite", **learning)]

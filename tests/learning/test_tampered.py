@@ -1,4 +1,4 @@
-"""Checkpoints that somebody changed on purpose, with a digest that fits what is in them."""
+"""Checkpoints that were changed on purpose, with a digest that fits their contents."""
 
 import hashlib
 import itertools

@@ -18,7 +18,7 @@ from placeit.testing.problems import random_problem
 
 
 class ToyAgent:
-    """Scores an op on a device by what it takes there, compared with the fastest, and by the device's share of all work."""
+    """Scores an op on a device by its time there, compared with the fastest device, and by the device's share of all work."""
 
     name: ClassVar[str] = "toy"
     version: ClassVar[int] = 1

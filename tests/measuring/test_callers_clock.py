@@ -1,4 +1,4 @@
-"""What an executor says that a request took: the seconds from the call to the answer, and beside them those of its lanes."""
+"""The time of a request by an executor: the seconds from the call to the answer, and the seconds of its lanes."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ FAST, COLD = 0.001, (4.0, 2.5, 1.5)
 
 @dataclass
 class Machine:
-    """A machine with a clock of its own, whose caches hold what the candidate that ran last needs.
+    """A machine with a simulated clock, whose caches hold the data of the candidate that ran last.
 
     Attributes:
-        cold: times as long that the first runs take after another candidate.
+        cold: factors on the times of the first runs after another candidate.
         noise: standard deviation of the logarithm of a time.
-        correlated: of the noise of a run with that of the run before.
+        correlated: correlation of the noise of consecutive runs.
     """
 
     cold: tuple[float, ...] = COLD

@@ -1,4 +1,4 @@
-"""The command line on nodes of this machine, each command in a process of its own, as people type it."""
+"""The command line on nodes of this machine, each command in a separate process, as users type it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Home:
                 if f"XDG_STATE_HOME={self.folder}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                     found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
             except OSError:
-                continue  # no process, or gone meanwhile
+                continue  # no process, or one that has ended since
         return {pid: command for pid, command in found.items() if command}
 
     def remembered(self) -> list[str]:

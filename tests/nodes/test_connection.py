@@ -36,7 +36,7 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def answering() -> Iterator[Callable[[bytes], str]]:
-    """Has somebody listen who answers everybody with the same, and returns the address."""
+    """Returns a function that starts a listener, which answers every client with the same bytes, and returns its address."""
     with ExitStack() as stack:
 
         def listen(said: bytes) -> str:
@@ -95,7 +95,7 @@ def test_a_cluster_wants_a_token_unless_it_answers_without(answering: Callable[[
 def test_nobody_at_an_address_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]
-    with pytest.raises(DeviceError, match=f"Nobody answers at 127.0.0.1:{free}"):
+    with pytest.raises(DeviceError, match=f"No server answers at 127.0.0.1:{free}"):
         connection.connect(f"127.0.0.1:{free}")
 
 
@@ -185,9 +185,9 @@ def test_without_its_token_a_real_cluster_that_wants_one_is_an_error(tmp_path: P
     monkeypatch.setenv("HOME", str(tmp_path))  # where Ray looks for it
     cluster = local.start(["head"], tmp_path / "cluster.json")
     try:
-        with pytest.raises(DeviceError, match=r"there is none\. Set RAY_AUTH_TOKEN_PATH"):
+        with pytest.raises(DeviceError, match=r"none was found\. Set RAY_AUTH_TOKEN_PATH"):
             connection.connect(cluster.address)
-        with pytest.raises(DeviceError, match=r"there is none .*cannot be opened or is empty: /nowhere"):
+        with pytest.raises(DeviceError, match=r"none was found .*cannot be opened or is empty: /nowhere"):
             connection.connect(cluster.address, token=Path("/nowhere"))
         wrong = tmp_path / "token"
         wrong.write_text("ab" * 32)

@@ -36,7 +36,7 @@ def lab() -> Iterator[Lab]:
 
 @contextmanager
 def session_on(devices: list[str], ray: local.LocalCluster, cache: Cache) -> Iterator[Session]:
-    """A profiled session of this process, which is connected meanwhile."""
+    """Open a profiled session in this process, which is connected to the cluster as long as the session is open."""
     connection.connect(ray.address, token=ray.token, patience=5.0)
     try:
         with Session(inception_like(), devices, cache=cache) as session:

@@ -71,7 +71,7 @@ def cluster(nodes: connection.Nodes) -> Cluster:
 
 
 def plan_on(runtime: Runtime, devices: list[int]) -> Plan:
-    """Groups on devices in turn, each a segment of its own."""
+    """Place groups on devices in turn, each group as a separate segment."""
     groups = len(runtime.grouping.groups)
     segmenter = Segmenter(runtime.grouping, Costs.zero(groups, runtime.cluster))
     return segmenter.plan([devices[g % len(devices)] for g in range(groups)], merge=False)

@@ -23,7 +23,7 @@ FIRST, HERE = allowed_cores()[0], f"CPU@{allowed_cores()[-1]}"
 def test_when_the_head_dies_futures_fail_with_the_reason_or_have_their_answers_from_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a process of its own, as that survives it."""
+    """The session runs in a separate process, which has to survive the death of the head."""
     monkeypatch.setitem(local._HEALTH, "RAY_gcs_rpc_server_reconnect_timeout_s", "5")
     file = tmp_path / "cluster.json"
     cluster = local.start(["head"], file)

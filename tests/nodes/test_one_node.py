@@ -28,7 +28,7 @@ from tests.small_models import inception_like
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local
 
-PATIENCE_S = 240.0  # for an answer: a node is a process of its own, and cores may be busy
+PATIENCE_S = 240.0  # for an answer: a node is a separate process, and cores may be busy
 THERE, HERE = f"head/CPU@{allowed_cores()[0]}", f"CPU@{allowed_cores()[-1]}"
 
 

@@ -159,7 +159,7 @@ def test_a_store_of_another_user_is_refused(shared: Path) -> None:
     folder = shared / f"placeit-weights-{os.geteuid()}"
     folder.mkdir(mode=0o700)
     os.chown(folder, 12345, 12345)
-    with pytest.raises(DeviceError, match="belongs to somebody else"):
+    with pytest.raises(DeviceError, match="belongs to another user"):
         WeightStore.of_user()
 
 

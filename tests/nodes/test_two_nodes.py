@@ -39,7 +39,7 @@ from tests.text_steps import generate
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local
 
-PATIENCE_S = 240.0  # for an answer: nodes are processes of their own, and cores may be busy
+PATIENCE_S = 240.0  # for an answer: nodes are separate processes, and cores may be busy
 CORES = allowed_cores()
 DEVICES = [f"head/CPU@{CORES[0]}", f"edge1/CPU@{CORES[-1]}", f"CPU@{CORES[0]}"]
 

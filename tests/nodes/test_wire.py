@@ -26,7 +26,7 @@ from placeit.runtime.nodes.tensors import ReceivingBuffers, bytes_of, outgoing
 from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, Listener, Parcel, ProtocolError
 
 SECRET = b"s" * 32
-NONCE = 48  # bytes that whoever connects is sent
+NONCE = 48  # bytes that every client is sent when it connects
 
 
 def around(array: NDArray[np.generic]) -> HostBuffer:
@@ -180,7 +180,7 @@ def test_somebody_else_at_the_address_is_found_out() -> None:
         with pytest.raises(DeviceError, match="another protocol"):
             wire.connect(address, SECRET, "a")
         thread.join(120)
-    with pytest.raises(DeviceError, match="Nobody answers"):
+    with pytest.raises(DeviceError, match="Nothing answers"):
         wire.connect(address, SECRET, "a")
 
 

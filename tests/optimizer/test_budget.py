@@ -70,7 +70,7 @@ def test_a_split_that_is_simulated_hopelessly_slower_is_not_run(cache: Cache) ->
 
 
 def test_enough_time_says_nothing_and_profiles(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
-    # in a cache of its own: costs that other tests left may not hold any more, which is said
+    # in an empty cache: costs of other tests may not hold any more, which would be logged
     found = optimize(
         inception_like(), slowed(1.0, 1.5), candidates=Candidates(placers=("heft",)), budget=20, cache=Cache(tmp_path)
     )

@@ -68,7 +68,7 @@ class Compiler:
 
 
 def searching(left_s: float, **splits: tuple[float, float]) -> tuple[Search, Compiler]:
-    """A search with a compiled single device of 1 ms, and splits of so many ms that take so many seconds to compile."""
+    """Make a search with a compiled single device of 1 ms, and splits with given milliseconds and seconds of compiling."""
     compiler = Compiler()
     search = Search(cast("Session", compiler.session), Latency(), clock.now() + left_s, 0, None)
     for name, (ms, compiling) in {"single": (1.0, 0.0), **splits}.items():
@@ -111,7 +111,7 @@ def test_what_costs_much_to_compile_is_left_out_unless_it_is_expected_to_be_bett
     assert promising(search) == {"single", "better"}
     equal = search.known["equal"]
     assert not equal.late
-    assert equal.not_run == "it is not simulated faster than what is compiled, and compiling it takes about 2e+05 s"
+    assert equal.not_run == "it is not simulated faster than the compiled ones, and compiling it takes about 2e+05 s"
 
 
 def test_single_devices_are_compiled_and_raced_however_little_time_there_is() -> None:

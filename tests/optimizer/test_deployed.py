@@ -28,7 +28,7 @@ def test_replicas_are_busy_for_equally_long() -> None:
 
 
 class Fake:
-    """Takes so many seconds per request, as it says."""
+    """Stands in for a deployed plan that reports a given number of seconds per request."""
 
     in_flight, most_overlapping = 1, math.inf
 
@@ -82,7 +82,7 @@ def test_filling_a_pipeline_is_no_part_of_what_each_request_takes() -> None:
     first.fill, second.fill = 0.5, 0.7  # the second is no pipeline by its plan: all of its time counts
     with deployed(first, second, plans=[chain(0.1, 0.1), chain(0.2)]) as running:
         assert running.time() == pytest.approx(1 / (1 / 0.1 + 5 / 1.7))
-        first.fill = 60.0  # of one run; the median is that of others
+        first.fill = 60.0  # of one run; the median comes from other runs
         running.time()
         first.fill = 0.5
         assert running.time() == pytest.approx(1 / (1 / 0.1 + second.counts[-1] / (0.7 + 0.2 * second.counts[-1])))

@@ -1,8 +1,8 @@
 """A problem whose schedule is worked out by hand: a stem, two branches, and what joins them.
 
 With the left branch on ``b`` and the rest on ``a``, ``a`` runs the stem from 0 to 2, the right branch until 7, and the join
-from 9 to 10; ``b`` runs the left branch from 4 to 7. Each of the two transfers takes 2. The input of the model is a group of
-its own, so that a stem on ``b`` waits for a transfer, too.
+from 9 to 10; ``b`` runs the left branch from 4 to 7. Each of the two transfers takes 2. The input of the model is a separate
+group, so that a stem on ``b`` waits for a transfer, too.
 """
 
 from collections.abc import Iterator, Sequence

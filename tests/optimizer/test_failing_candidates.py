@@ -51,7 +51,7 @@ REASONS = {
 
 @pytest.fixture
 def worth_splitting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let groups have costs by which splits are worth a run; measured ones, of so small a model, go by what else runs here."""
+    """Give groups costs for which splits are worth a run; measured costs of so small a model depend on other work here."""
 
     def profile(_: Any, grouping: Any, cluster: Cluster, *__: Any, **___: Any) -> Costs:
         free = Costs.zero(len(grouping.groups), cluster)
@@ -113,7 +113,7 @@ def test_where_everything_fails_the_error_says_why_each_did(cache: Cache, monkey
         optimize(inception_like(), PAIR, candidates=Candidates(placers="heft"), budget=BUDGET_S, cache=cache)
     for name in ("fast", "slow"):
         assert f"{name}: {NO_ROOM}" in str(caught.value)
-    assert str(caught.value).count(NO_ROOM) > 2  # splits, whoever found them
+    assert str(caught.value).count(NO_ROOM) > 2  # splits, whichever placer found them
 
 
 def test_a_placer_that_finds_nothing_is_listed_with_its_reason(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_the_tolerance_goes_by_the_coarsest_type(precision: str, kind: str, tole
 
 
 class Room:
-    """Stands in for devices that have room for so many executors at once."""
+    """Stands in for devices that have room for ``places`` executors at the same time."""
 
     def __init__(self, search: Search, places: int) -> None:
         self.original, self.places, self.open, self.most = search.session.executor, places, 0, 0

@@ -71,7 +71,7 @@ def times(rng: np.random.Generator, scale: float) -> dict[str, tuple[float, ...]
 
 
 def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let sessions run on devices of known times, whose outputs nobody looks at."""
+    """Let sessions run on devices of known times, whose outputs are not checked."""
     original = Session.executor
     monkeypatch.setitem(kinds._KINDS, "known", "known_devices:KIND")
     monkeypatch.setattr(Session, "executor", lambda *args, **options: Virtual(original(*args, **options)))

@@ -1,4 +1,4 @@
-"""Training on measured costs: what devices do meanwhile, what is not worth a run, and the placement that comes of it."""
+"""Training on measured costs: devices during a training, placements that are not worth a run, and the resulting placement."""
 
 from __future__ import annotations
 

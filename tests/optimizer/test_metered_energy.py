@@ -36,7 +36,7 @@ MODEL_W = {"d0": 10.0, "d1": 100.0}  # by which d0 would be the frugal one
 
 
 class Plug:
-    """A meter of all devices: its joules are those of the requests that were served, and of nothing else."""
+    """A meter of all devices; its joules belong to the requests that were served, and to nothing else."""
 
     def __init__(self) -> None:
         self.joules, self.requests, self.fails_after = 0.0, 0, 10**9

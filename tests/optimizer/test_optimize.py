@@ -246,7 +246,7 @@ def test_weights_that_fit_only_together_are_split(cache: Cache) -> None:
     ("options", "says"),
     [
         ({"objective": "speed"}, "objective 'speed' is not known; there are latency, throughput, total-cost, energy"),
-        ({"objective": "energy"}, "needs the power of every device, and that of CPU is not known"),
+        ({"objective": "energy"}, "needs the power of every device, and the power of CPU is not known"),
         ({"budget": 0}, "must be positive"),
         ({"budget": float("inf")}, "must be positive and finite"),
         ({"candidates": Candidates(("hefty",))}, "hefty"),
@@ -288,7 +288,7 @@ def test_placers_go_on_from_what_was_measured(cache: Cache, monkeypatch: pytest.
     problem, measured, deadline = asked[0]
     assert measured.values.tolist() == sorted(measured.values)
     assert deadline is not None
-    assert not np.allclose(problem.compute, 1e-4)  # corrected by what was measured
+    assert not np.allclose(problem.compute, 1e-4)  # corrected by measurements
     rows = {candidate.groups.tobytes() for candidate in found.candidates}
     assert {row.tobytes() for row in measured.placements} <= rows
     (again,) = [candidate for candidate in found.candidates if candidate.name == "annealing:evaluations=100, turn 2"]

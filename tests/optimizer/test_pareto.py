@@ -180,7 +180,7 @@ def test_an_interrupt_leaves_the_front_of_what_the_search_knows(cache: Cache, mo
     ("cluster", "objective", "says"),
     [
         (described(), "throughput", "which the objective 'throughput' does not measure: choose another objective"),
-        ("CPU", "latency", "needs the power of every device, and that of CPU is not known: give 'busy_power' and"),
+        ("CPU", "latency", "needs the power of every device, and the power of CPU is not known: give 'busy_power' and"),
     ],
 )
 def test_a_front_that_cannot_be_is_refused_before_any_work(cluster: Cluster | str, objective: str, says: str) -> None:

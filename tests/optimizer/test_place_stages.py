@@ -46,7 +46,7 @@ def stage(name: str, session: Session, count: int) -> ModelStage:
 
 @contextlib.contextmanager
 def two_stages(slowdown: float) -> Iterator[list[ModelStage]]:
-    """The second device takes so many times as long."""
+    """Open two stages on two devices, the second of which is slowed by a factor."""
     fast, slow = discover(CORES).devices
     cluster = Cluster((fast, replace(slow, slowdown=slowdown)))
     models: list[tuple[Model, int]] = [(inception_like(), 1), (random_model(0, 8), 2)]
@@ -62,7 +62,7 @@ def test_stages_are_where_they_serve_the_most_items_and_all_items_come_out(
     run = stages_module._seconds
 
     def seconds(server: Server, every: Sequence[Any]) -> float:
-        """What they take on two cores that nobody disturbs."""
+        """Return the seconds of the requests on two cores without other work."""
         assert run(server, every) > 0
         return len(every) * 1e-3 * (slowdown if server.plan.segments[0].device else 1.0)
 

@@ -86,7 +86,7 @@ def test_a_file_that_it_does_not_open_is_no_candidate(tmp_path: Path, caplog: py
     with Session(path, "CPU", cache=None) as session:
         session.profile(budget_s=0.2)
         assert [one.name for one in compare(session, {}, runs=1).candidates] == ["CPU"]
-    assert "is no candidate: ONNX Runtime cannot compile" in caplog.text
+    assert "is not a candidate: ONNX Runtime cannot compile" in caplog.text
 
 
 def test_it_is_timed_with_threads_that_are_awake_and_leaves_them_at_rest(model: Path) -> None:

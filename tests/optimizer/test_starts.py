@@ -134,7 +134,7 @@ def test_a_start_that_does_not_fit_names_the_file_and_says_why(
         optimize(
             inception_like(), described("d0", "d1"), cache=cache, candidates=Candidates(start=[file]), constraints=constraints
         )
-    assert f"The search cannot begin with '{file}'" in str(caught.value)
+    assert f"The search cannot start from '{file}'" in str(caught.value)
 
 
 def test_a_start_of_another_model_is_refused(cache: Cache) -> None:

@@ -29,7 +29,7 @@ from tests.small_models import inception_like
 
 
 def described(*flops: float, memory: tuple[float, ...] = (), latency: float = 1e-9) -> Cluster:
-    """Devices of so many operations per second."""
+    """Make devices of the given operations per second."""
     names = [f"d{i}" for i in range(len(flops))]
     links = {pair: Link(1e12, latency, "described") for pair in itertools.permutations(names, 2)}
     held = memory or (np.inf,) * len(flops)
@@ -145,7 +145,7 @@ def test_a_rate_that_makes_no_sense_is_refused(options: dict[str, object], messa
 
 
 def slowed(cores: tuple[int, ...]) -> Cluster:
-    """A core, and the last of them slowed three times, with a link of their own."""
+    """Make a cluster of the first core and the last one, which is slowed three times, with an emulated link."""
     links = {pair: Link(1e9, 1e-5, "emulated") for pair in (("fast", "slow"), ("slow", "fast"))}
     where = [Address("CPU", (core,)) for core in (cores[0], cores[-1])]
     return Cluster((Device("fast", address=where[0]), Device("slow", address=where[1], slowdown=3.0)), links)

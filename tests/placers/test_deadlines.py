@@ -49,7 +49,7 @@ def test_a_placer_that_would_go_on_for_years_answers_by_its_deadline(name: str) 
 def test_exact_search_says_that_it_had_no_time_to_prove_anything(bounded: bool) -> None:
     problem = random_problem(60, 4, everywhere=1.0)
     simulated = SimulatedCost(problem)
-    cost = simulated if bounded else partial(simulated)  # which nobody can look into
+    cost = simulated if bounded else partial(simulated)  # of which no placer can read the problem
     with pytest.raises(UsageError, match="within the time that it has"):
         parse_placer("exact:nodes=1000000000000").place(problem, cost, seed=0, evaluations=None, deadline=clock.now() + 0.3)
 

@@ -10,7 +10,7 @@ from placeit.testing.problems import random_problem
 
 
 def chain(sizes, seconds, devices=2):
-    """A chain whose edges carry so many bytes, at 1000 bytes a second."""
+    """Make a chain whose edges carry the given bytes, at 1000 bytes a second."""
     edges = [(v, v + 1) for v in range(len(sizes))]
     compute = np.repeat(np.array(seconds, float)[:, None], devices, axis=1)
     return Problem.from_arrays(compute, edges, sizes, np.full((devices, devices), 1e3), np.zeros((devices, devices)))

@@ -55,10 +55,10 @@ def test_no_placement_beats_the_bound_where_memories_keep_devices_busy(seed: int
     problem = Problem.from_arrays(compute, pairs, np.zeros(len(pairs)), instant, free)
     placements = np.array(list(itertools.product(range(devices), repeat=ops)))
     simulated = simulate(problem, placements)
-    # each device has a memory of its own: reading is a part of what its ops take
+    # each device has a separate memory: reading is part of the time of its ops
     apart = MemoryReads(weights, np.eye(devices, dtype=bool), rates)
     assert lower_bound(problem, apart) <= simulated.min() * (1 + 1e-9)
-    # all share one, whose time counts as that of a device does
+    # all share one memory, whose time counts like a device's
     total = float(rng.uniform(rates.max(), rates.sum()))
     together = MemoryReads(weights, np.ones((1, devices), bool), np.array([total]))
     optimum = np.maximum(simulated, weights.sum() / total).min()

@@ -1,4 +1,4 @@
-"""What groups may grow to: shares of a model's work and weights, memory, and state of their own."""
+"""Limits on the growth of groups: shares of a model's work and weights, memory, and separate state."""
 
 from __future__ import annotations
 
@@ -172,12 +172,12 @@ def test_a_chain_becomes_a_pipeline_for_throughput(cache: Cache) -> None:
 @pytest.mark.parametrize(
     ("memory", "pins", "says"),
     [
-        ({"d0": 30e3, "d1": 30e3}, {}, r"those of 'conv\d' alone, 36.9 kB, fit on none that can run it \(d0, d1\)"),
-        ({"d0": 30e3, "d1": 1e6}, {"conv3": "d0"}, r"those of 'conv3' alone, 36.9 kB, fit on none that can run it \(d0\)"),
+        ({"d0": 30e3, "d1": 30e3}, {}, r"weights of 'conv\d' alone, 36.9 kB, fit on no device that can run it \(d0, d1\)"),
+        ({"d0": 30e3, "d1": 1e6}, {"conv3": "d0"}, r"'conv3' alone, 36.9 kB, fit on no device that can run it \(d0\)"),
         (
             {"d0": 40e3, "d1": 1e6},
             {"conv[34]": "d0"},
-            r"the 2 ops that can be on d0 only take 73.7 kB \(the largest is '",
+            r"the 2 ops that can only be on d0 take 73.7 kB \(the largest is '",
         ),
         ({"d0": 150e3, "d1": 140e3}, {}, r"take 297 kB in all, and the devices may hold d0 150 kB, d1 140 kB\. Add a device"),
     ],

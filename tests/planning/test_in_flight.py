@@ -13,7 +13,7 @@ from tests.small_plans import alternating, chain
 
 
 def seconds(plan: Plan, requests: int) -> float:
-    """Simulated seconds of 64 requests with so many in flight."""
+    """Return the simulated seconds of 64 requests, a given number of them in flight."""
     made = schedule(plan.problem, plan.placement, requests=64, in_flight=requests)
     return float(made.requests.ended.max())
 

@@ -14,7 +14,7 @@ LOOK = 1.0
 
 
 def moves(up: float, down: float, total: float, *, saved: float, price: float) -> list[float]:
-    """When a node is moved to that is there for ``up`` seconds, then away for ``down``, again and again, in so many seconds."""
+    """Return the moments of moves to a node that is there for ``up`` seconds, then away for ``down``, again and again."""
     rule, made, there = Moves(), list[float](), False
     for step in range(int(total / LOOK)):
         now = step * LOOK

@@ -215,7 +215,7 @@ def test_several_requests_are_measured_in_the_last_of_some_runs_in_a_row() -> No
     made.run()
     made.block(0)
     made.block(1)
-    assert executor.asked == [1, 2, 3]  # by what a run is known to take
+    assert executor.asked == [1, 2, 3]  # as many as the known time of a run allows
     assert made.seconds == pytest.approx([0.03] * GROUPS)
 
 

@@ -35,7 +35,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class SlowCompiling(Compiling):
-    """Says that compiling an op for a device takes so many seconds."""
+    """Reports a given number of seconds for compiling an op for a device."""
 
     def __init__(self, slow: dict[str, float]) -> None:
         super().__init__()

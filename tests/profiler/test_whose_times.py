@@ -1,4 +1,4 @@
-"""Every group has times of its own, on every device, and a profile gives each of them to its owner."""
+"""Every group has different times on every device, and a profile assigns each time to its group and device."""
 
 from __future__ import annotations
 

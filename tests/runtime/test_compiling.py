@@ -1,4 +1,4 @@
-"""What compiling is counted as, what it is expected to take, and what is said of it meanwhile."""
+"""Compiling: its counts, its expected time, and the messages that are shown in that time."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_segments_that_are_cut_anew_are_found_on_disk(tmp_path: Path, monkeypatc
             expected = runtime.compiler.takes([plan])
             runtime.executor(plan).close()
             counts.append((expected, runtime.compiler.compiling.kinds["CPU"]))
-    assert locale.setlocale(locale.LC_ALL) == before  # OpenVINO changes it meanwhile
+    assert locale.setlocale(locale.LC_ALL) == before  # OpenVINO changes it while it compiles
     (fresh_s, fresh), (found_s, found) = counts
     assert fresh.compiled == found.from_disk == len(plan.programs) > 2
     assert fresh.from_disk == found.compiled == 0

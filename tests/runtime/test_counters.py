@@ -54,7 +54,7 @@ def test_a_kernel_that_stands_for_ops_of_several_groups_is_shared_by_them() -> N
     shares = group_shares(kernels(model, model.graph, CORE), Grouping.singletons(model.graph))
     share = dict(zip(model.graph.names, shares, strict=True))
     heavy = [model.graph.names[v] for v in np.argsort(model.graph.flops)[-2:]]
-    # each ReLU is part of its convolution's kernel, which takes it no time of its own
+    # each ReLU is part of its convolution's kernel, which takes no additional time for it
     for conv in heavy:
         assert share[conv] > 0
         reader = next(int(v) for u, v in model.graph.edges if model.graph.names[u] == conv)

@@ -410,7 +410,7 @@ def test_closing_during_a_run_ends_it_or_fails_it_and_hangs_nobody() -> None:
 
 
 class Troubled:
-    """A feed of so many requests, which raises when the first of them has ended."""
+    """A feed of ``count`` requests that raises when the first of them has ended."""
 
     slots = None
 

@@ -63,7 +63,7 @@ def layered(layer: Layer) -> OpenVinoModel:
 
 
 def by_layer(session: Session, devices: Sequence[int]) -> Placement:
-    """Place layers on devices in turns, each layer as a segment of its own."""
+    """Place layers on devices in turns, each layer as a separate segment."""
     graph, group = session.model.graph, session.grouping.group_of
     products = np.zeros(len(graph), np.int32)  # on the longest way to each op
     for u, v in graph.edges.tolist():

@@ -108,7 +108,7 @@ def expected(index: int) -> NDArray[Any]:
 
 
 class Troubled:
-    """A device of any kind on which a kernel does something of its own before it computes, or that refuses to start one."""
+    """A device of any kind whose kernels first call a given function, or that refuses to start one."""
 
     def __init__(self, inner: RuntimeDevice) -> None:
         self._inner = inner
@@ -393,7 +393,7 @@ def test_threads_that_share_an_executor_take_turns_and_have_their_own_outputs_an
 def test_a_kernel_that_raises_is_an_execution_error_on_every_kind_of_device(
     bench: Callable[..., Bench], framework: str, cores: str
 ) -> None:
-    """Each time, and the next good request has its own outputs, not those of a run before."""
+    """It is one each time, and the next good request has its right outputs, not the outputs of an earlier run."""
     made = bench(framework, cores)
     executor = made.executor()
     for _ in range(5):
@@ -495,7 +495,7 @@ def test_a_device_that_cannot_be_started_is_an_execution_error_and_the_next_run_
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_who_waits_notices_that_the_thread_of_a_device_is_gone(bench: Callable[..., Bench], device: int) -> None:
-    """Here by an exception that is put into the thread from outside, between two of its own steps."""
+    """Here by an exception that is put into the thread from outside, between two of the thread's steps."""
     made = bench()
     executor = made.executor()
     made.check(executor)
@@ -674,7 +674,7 @@ def test_runs_survive_interrupts_at_random_moments(
 
 
 def interrupt_sessions(path: str, seed: int, trials: int) -> None:
-    """Open a runtime, run a plan, and close everything, with interrupts at any moment of it; in a process of its own."""
+    """Open a runtime, run a plan, and close everything, with interrupts at any moment of it; called in a separate process."""
     model, strikes = load(path), Strikes(seed)
     signal.signal(signal.SIGALRM, strikes)
     sys.unraisablehook = lambda raised: None  # Python only reports what a signal handler raises inside a finalizer

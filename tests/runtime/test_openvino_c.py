@@ -104,7 +104,7 @@ def test_a_network_gives_what_the_python_binding_gives(properties: dict[str, Any
 @pytest.mark.parametrize("shape", [(4,), (), (2, 0, 3)], ids=["vector", "scalar", "empty"])
 def test_every_type_goes_in_and_out_as_with_the_python_binding(kind: str, shape: tuple[int, ...]) -> None:
     x, condition = ops.parameter(list(shape), getattr(ov.Type, kind)), ops.parameter(list(shape), ov.Type.boolean)
-    # several outputs: kernels of its own, of others, and none at all
+    # several outputs: a kernel of this output, of another one, and no kernel at all
     model = model_of(x, condition, outputs=[ops.select(condition, x, x), ops.reshape(x, [-1], False), ops.convert(x, "i32")])
     rng = np.random.default_rng(0)
     specs = compiled(model).inputs
@@ -259,7 +259,7 @@ def test_models_that_it_cannot_run_are_refused() -> None:
         compiled(model_of(x, outputs=[x]))
 
 
-# on one core, OpenVINO makes one thread of two, and one thread with a stream of its own loses what a kernel throws
+# on one core, OpenVINO makes one thread of two, and one thread with a separate stream loses the exceptions of kernels
 _TWO_THREADS = pytest.param(TWO, marks=pytest.mark.two_cores, id="two threads")
 
 
@@ -437,7 +437,7 @@ def test_handles_of_another_class_are_not_given_to_the_library(monkeypatch: pyte
     handle = openvino_c._handle_of_tensor(tensor)
     with monkeypatch.context() as patch:
         patch.setattr(openvino_c, "_handle_of", lambda _: handle)
-        with pytest.raises(RuntimeError, match="its models are not those of the Python binding"):
+        with pytest.raises(RuntimeError, match="its models are of another class than the Python binding's"):
             NativeOpenVino(library, ov.get_version())
 
 

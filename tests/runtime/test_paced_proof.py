@@ -197,7 +197,7 @@ def run_paced(seed, *, in_flight=1, rounds=1, segment=None, wait=(None, None), *
         with runtime.executor(case.plan, in_flight=in_flight) as executor:
             times = executor._times
 
-            def told_times(*args):  # between the copies of inputs and those of outputs
+            def told_times(*args):  # between the copies of inputs and the copies of outputs
                 told.all_over()
                 times(*args)
                 told.all_over()

@@ -187,7 +187,7 @@ def test_whatever_a_kernel_raises_as_it_is_launched_is_an_execution_error(monkey
 
 
 def three_beside_each_other(modules):
-    """Three segments that read one input, each on a device of its own."""
+    """Make three segments that read one input, each on a different device."""
     edges = [(0, 1), (0, 2), (0, 3), (1, 4), (2, 5), (3, 6)]
     case = case_of(["Parameter", "Op", "Op", "Op", "Result", "Result", "Result"], edges, [0, 0, 1, 2, 0, 1, 2])
     programs = iter(map(ModuleProgram, modules))
@@ -349,7 +349,7 @@ class Alarm:
 
     def ring(self, number, frame):
         while frame is not None and f"{RUNTIME}/" not in frame.f_code.co_filename:
-            # pytest tells what Python ignores, and does not survive an error of its own there
+            # pytest tells what Python ignores, and does not survive if it raises there itself
             frame = None if "unraisable" in frame.f_code.co_filename else frame.f_back
         if self.left and frame is not None:
             self.left -= 1
@@ -363,7 +363,7 @@ KINDS = (KeyboardInterrupt, TimeoutError, Odd)
 
 
 def interrupted(accelerator, trials, *, places, times=1, seed=0):
-    """Interrupt runs at random moments, so many times each, clean-up included, and look whether the next one is right."""
+    """Interrupt runs at random moments, ``times`` each, clean-up included, and check whether the next run is right."""
     case, work = work_of(*(Add() for _ in places), places=places)
     hit = 0
     with Alarm(KINDS, seed) as alarm:

@@ -55,7 +55,7 @@ def chain(ops, devices, **options):
 
 
 def simulated(case, work):
-    """Durations that are those of the simulator, with ends of the model that cost nothing."""
+    """Return the durations of the simulator, with ends of the model that cost nothing."""
     schedule, problem = case.plan.schedule, case.plan.problem
     seconds = {id(task.program): schedule.finish[s] - schedule.start[s] for s, task in enumerate(work.tasks)}
 

@@ -213,7 +213,7 @@ def test_views_of_memory_have_shape_type_and_order(cpu):
 
 
 class Refusing:
-    """Makes graphs by keeping calls, of at most so many launches."""
+    """Makes graphs by keeping calls, up to a number of launches."""
 
     def __init__(self, most):
         self.most, self.replays = most, 0
@@ -493,7 +493,7 @@ def test_a_gpu_is_usable_after_its_memory_ran_out(gpus):
 @one_gpu
 @pytest.mark.parametrize("seed", range(10))
 def test_random_plans_on_gpus_run_in_order(gpus, seed):
-    """Any tensor that is read too early would be seen as a wrong sum; the programs are those of the fake, as modules."""
+    """A tensor that is read too early would give a wrong sum; the programs are the fake accelerator's, as modules."""
 
     class Evaluate(torch.nn.Module):
         def __init__(self, program):

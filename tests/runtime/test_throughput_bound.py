@@ -29,7 +29,7 @@ CLUSTER = Cluster(tuple(map(Device, NAMES)), {pair: Link(1e9, 1e-6) for pair in 
 
 
 def chain(shares: tuple[int, ...]) -> tuple[OpenVinoModel, Grouping, Plan]:
-    """So many segments of 10 ms on each device, one after the other."""
+    """Make a chain of segments of 10 ms each, with the given number of them on each device."""
     first = ops.parameter([1], np.float32, name="in")
     value = first.output(0)
     for _ in range(sum(shares)):

@@ -28,7 +28,7 @@ GOOD = json.dumps(asking())
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate of this machine that nobody else has signed."""
+    """Make a self-signed certificate of this machine."""
     chain, key = folder / "chain.pem", folder / "key.pem"
     command = [
         "openssl",

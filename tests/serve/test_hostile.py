@@ -223,7 +223,7 @@ def test_what_is_too_large_is_refused_before_it_is_read(made: NetworkServer) -> 
                 answer = b"HTTP/1.1 " + status
             assert answer.startswith(b"HTTP/1.1 " + status)
     status, answer, _ = call(made, INFER, b"", Content_Encoding="gzip")
-    assert (status, answer["error"]) == (415, "Bodies are not read that are encoded as 'gzip': send it as it is.")
+    assert (status, answer["error"]) == (415, "The content encoding 'gzip' is not supported: send the body unencoded.")
 
 
 def raw(given: Arrays) -> Any:

@@ -1,4 +1,4 @@
-"""The messages of gRPC are those that the text of the protocol describes, and those of Triton's clients."""
+"""The messages of gRPC match the text of the protocol, and the messages of Triton's clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_compiled_protocol_is_that_of_its_text(tmp_path: Path) -> None:
 
 
 def fields(message: Any) -> dict[str, tuple[Any, ...]]:
-    """Number, type and repetition of each field, and of those of messages in it."""
+    """Return the number, type and repetition of each field, and the type's name if it is a message."""
     found = {}
     for field in message.fields:
         inner = field.message_type

@@ -165,7 +165,7 @@ def test_futures_are_resolved_however_they_are_waited_for(bench: Callable[..., B
         (output,) = asyncio.run(ask(server)).values()
         np.testing.assert_allclose(output, expected(2), rtol=1e-5)
         for _ in range(5):
-            server.submit(inputs_of(made.model, 3))  # and nobody waits
+            server.submit(inputs_of(made.model, 3))  # without waiting for the answer
         until(lambda: server.stats().outcomes["succeeded"] == 11)
 
 

@@ -197,7 +197,7 @@ def test_a_session_has_sequences_on_a_server_of_their_own(cache: Cache) -> None:
 
 
 class Steps:
-    """Counts the runs of segments on Python lanes, and has one of them do something of its own."""
+    """Counts the runs of segments on Python lanes, and calls a given function in one of them."""
 
     def __init__(self, made: Bench, trouble: Callable[[], object], *, at: int) -> None:
         self.runs, self._at, self._trouble = 0, at, trouble

@@ -68,7 +68,7 @@ def steps(action: Callable[[], object]) -> int:
 
 
 def filled(count: int) -> tuple[Waiting, list[Pending]]:
-    """A queue with so many requests, with deadlines from the latest to the soonest."""
+    """Make a queue of ``count`` requests, with deadlines from the latest to the soonest."""
     waiting = Waiting(lambda: None)
     requests = [Pending({}, Compared(count - i)) for i in range(count)]
     for request in requests:

@@ -24,7 +24,7 @@ class _Request:
         self.left = len(pending)  # ops that have not finished
         self.next = [0] * devices  # planned: how many ops each device has started
         self.running = set()  # ops, and transfers numbered after the ops
-        self.finished = set()  # likewise
+        self.finished = set()  # ops and transfers, as in ``running``
         self.sent = set()  # transfers that have given their channel back before they arrive
         self.aborted = False
 
@@ -111,7 +111,7 @@ class ReferenceScheduler:
         return out
 
     def op_finished(self, request, op):
-        """Take note that an op has finished. Raises ExecutionError if it was not running."""
+        """Record that an op has finished. Raises ExecutionError if it was not running."""
         state = self._requests.get(request)
         if state is None or op not in state.running:
             raise ExecutionError(f"Op '{self._names[op]}' of request {request} was reported as finished, but was not running.")
@@ -131,7 +131,7 @@ class ReferenceScheduler:
                     self._count += 1
                     key = 0 if self._fifo else state.base + move.rank
                     heapq.heappush(self._waiting[move.channel], (key, self._count, state, move))
-                for move in moves:  # only now, so that of several tensors the most urgent goes first
+                for move in moves:  # in a second loop, so that the most urgent of several tensors goes first
                     if not self._moving[move.channel]:
                         self._move_next(move.channel, out)
             else:
@@ -144,7 +144,7 @@ class ReferenceScheduler:
         return out
 
     def transfer_sent(self, request, tensor, dst):
-        """Take note that the channel of a transfer can take the next one, though the tensor has not arrived yet.
+        """Record that the channel of a transfer can take the next one, though the tensor has not arrived yet.
 
         For channels that queue: what is started next is behind it and waits for nothing else. Raises ExecutionError if the
         tensor was not on its way, or this was said before.
@@ -159,7 +159,7 @@ class ReferenceScheduler:
         return out
 
     def transfer_finished(self, request, tensor, dst):
-        """Take note that a tensor has arrived. Raises ExecutionError if it was not on its way."""
+        """Record that a tensor has arrived. Raises ExecutionError if it was not on its way."""
         state, move = self._requests.get(request), self._move_of.get((tensor, dst))
         if state is None or move is None or move.node not in state.running:
             raise ExecutionError(f"Tensor {tensor} of request {request} arrived on device {dst}, but was not on its way.")
@@ -198,7 +198,7 @@ class ReferenceScheduler:
         return out
 
     def device_lost(self, device):
-        """Take note that a device is gone; return the requests that are aborted, and what to do."""
+        """Record that a device is gone; return the requests that are aborted, and what to do."""
         out, ops = [], len(self._place)
         moves = {move.node: move for move in self._move_of.values()}
 

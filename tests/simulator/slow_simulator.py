@@ -47,7 +47,7 @@ def random_problem(seed, ops, devices, *, cut=False, conflicts=False):
 
 
 def random_conflicts(seed, devices):
-    """Which of so many devices never run at the same time, ``bool[D, D]``; any graph, not only what core sets can have."""
+    """Draw which devices never run at the same time, ``bool[D, D]``: any graph, not only graphs that core sets can have."""
     rng = np.random.default_rng([seed, 2])
     upper = np.triu(rng.random((devices, devices)) < rng.choice([0.2, 0.5, 1.0]), 1)
     return upper | upper.T

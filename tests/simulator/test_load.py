@@ -10,7 +10,7 @@ from placeit.simulator.simulate import schedule, simulate
 
 
 def two_ops():
-    """Two ops of 3 s and 1 s, on devices of their own one after the other; a tensor takes 0.5 s."""
+    """Make two ops of 3 s and 1 s, on two devices one after the other; a tensor takes 0.5 s."""
     return Problem.from_arrays([[3.0, 9.0], [9.0, 1.0]], [(0, 1)], [1.0], np.full((2, 2), 2.0), np.zeros((2, 2)))
 
 

@@ -296,7 +296,7 @@ def test_objectives_are_values_and_only_latency_is_the_makespan() -> None:
 def test_an_unknown_objective_and_unknown_power_are_errors_that_say_what_is_missing() -> None:
     with pytest.raises(UsageError, match="'speed' is not known; there are latency, throughput, total-cost, energy"):
         get_objective("speed", POWERED)
-    with pytest.raises(UsageError, match="that of b, c is not known: give 'busy_power'"):
+    with pytest.raises(UsageError, match="the power of b, c is not known: give 'busy_power'"):
         get_objective("energy", Cluster((POWERED.devices[0], Device("b"), Device("c"))))
 
 

@@ -92,7 +92,7 @@ def test_wheels_are_packed_into_an_empty_folder_only(tool, tmp_path):
 
 @pytest.mark.parametrize("python", ["no-such-python", "false"])
 def test_without_the_python_that_builds_the_wheel_of_placeit_the_error_says_so(tool, tmp_path, python):
-    with pytest.raises(SystemExit, match=f"needs Python 3.12 or later, and {python} is none: name one with --python"):
+    with pytest.raises(SystemExit, match=f"needs Python 3.12 or later, and {python} is not one: name one with --python"):
         tool.pack(tmp_path / "wheels", python)
 
 

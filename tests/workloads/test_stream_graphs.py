@@ -91,7 +91,7 @@ def test_generated_graphs_are_as_described():
 
 
 def marginals(graphs):
-    """Figures by name, and how far those of two samples may be apart."""
+    """Return figures by name, and the tolerance between two samples of each."""
     instructions = np.concatenate([graph.instructions for graph in graphs]) / DEVICE
     payload = np.concatenate([graph.payload for graph in graphs])
     outgoing = np.array([np.bincount(graph.edges[:, 0]).max() for graph in graphs])

@@ -1,4 +1,4 @@
-"""All parts together."""
+"""The benchmark of all parts together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["EXPERIMENTS"]
 
 _HEAD = """# DOPPLER's experiments
 
-Figures named `paper` are those of Yao et al. 2025, on four P100s (Table 9: eight V100s); they stand beside ours and are no
+Figures named `paper` are from Yao et al. 2025, on four P100s (Table 9: eight V100s); they stand beside ours and are no
 targets. The same figures, and the versions of all libraries, are in [report.json](report.json)."""
 
 

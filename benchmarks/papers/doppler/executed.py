@@ -1,4 +1,4 @@
-"""Pieces of work that run placements: our own graphs on two cores of this machine, of which the second is slowed."""
+"""Jobs that run placements: our own graphs on two cores of this machine, the second of which is slowed."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ MODELS = {
     "llama-block": "llama-block:shards=6,tokens=256,width=512,heads=8,hidden=1376",
     "llama-layer": "llama-layer:shards=6,tokens=256,width=512,heads=8,hidden=1376",
 }
-"""Small enough to be run some hundred times in minutes; cut so that one core can get twice as much as the other."""
+"""Graphs that are small enough to run some hundred times in minutes, cut so that one core can get twice the other's work."""
 
 _FEW, _LAST_ROUNDS = 3, 15
 
 
 @dataclass(frozen=True)
 class _Run(Job):
-    """Something about a graph on a core and a slowed one.
+    """A job about a graph on a core and a slowed core.
 
     Attributes:
-        graph: of :data:`MODELS`.
-        slowdown: of the second core.
+        graph: a key of :data:`MODELS`.
+        slowdown: factor by which the second core is slowed.
     """
 
     graph: str
@@ -66,7 +66,7 @@ class _Run(Job):
         return "-".join([type(self).__name__.lower(), *filter(None, words)])
 
     def run(self, setup: Setup) -> Outcome:
-        """Open the graph on the devices, profiled once for all, and do it."""
+        """Open the graph on the devices, profiled once for all jobs, and do the job."""
         first, second = two_cores()
         devices = setup.folder / f"slowdown-{self.slowdown:g}.yaml"
         write_text(
@@ -80,12 +80,12 @@ class _Run(Job):
 
     @abstractmethod
     def on(self, session: Session, setup: Setup) -> Outcome:
-        """Do it."""
+        """Do the job in an open session."""
 
     def measured(
         self, session: Session, setup: Setup, journal: str, hopeless: float | None = HOPELESS, rounds: int = 6
     ) -> MeasuredCost:
-        """Return what runs placements; what is in the journal is not run again."""
+        """Return the cost function that runs placements; placements in the journal are not run again."""
         path = setup.folder / "runs" / f"{self.graph}-{self.slowdown:g}-{journal}.jsonl"
         path.parent.mkdir(exist_ok=True)
         return MeasuredCost(session, journal=path, rounds=rounds, seed=setup.seed, hopeless=hopeless)
@@ -95,13 +95,13 @@ class _Run(Job):
 class Learned(_Run):
     """Trains DOPPLER in some of its three stages.
 
-    The outcome: ``simulated``, the best placement of stage II, and ``measured``, that of a last race of the best few of stage
-    III, as far as there were such stages; of stage III also the ``curve`` of the best so far over the measured ``episodes``.
+    The outcome: ``simulated``, the best placement of stage II, and ``measured``, the winner of a last race of the best few of
+    stage III, if there were such stages; of stage III also the ``curve`` of the best so far over the measured ``episodes``.
 
     Attributes:
-        number: of the training, which gives its seed.
-        parts: which stages: I imitation, II simulated, III measured.
-        journal: of runs; trainings that share one have equal values for equal placements.
+        number: number of the training, which gives its seed.
+        parts: stages of the training: I imitation, II simulated, III measured.
+        journal: name of the journal of runs; trainings that share one have equal values for equal placements.
     """
 
     number: int = 0
@@ -138,7 +138,7 @@ class Learned(_Run):
 
 @dataclass(frozen=True)
 class BestOfEach(_Run):
-    """Races what each way to place comes to, interleaved; the outcome are the seconds of the runs of each, by round.
+    """Races the placement of each method, interleaved; the outcome are the seconds of the runs of each, by round.
 
     The critical path is the best of 50 that are run, as in the paper; Placeto learns in simulation.
     """
@@ -169,10 +169,10 @@ class BestOfEach(_Run):
 
 @dataclass(frozen=True)
 class Seeds(_Run):
-    """Races what trainings that differ in their seeds come to; the outcome are the seconds of the runs of each, by round.
+    """Races the placements of trainings with different seeds; the outcome are the seconds of the runs of each, by round.
 
     Attributes:
-        count: of trainings.
+        count: number of trainings.
     """
 
     count: int
@@ -188,11 +188,10 @@ class Seeds(_Run):
 
 @dataclass(frozen=True)
 class Fidelity(_Run):
-    """Runs placements saved throughout a training in simulation that imitates nobody.
+    """Runs placements saved throughout a training in simulation without imitation.
 
-    The outcome: what they cost by the simulator as training sees it (``trained_on``) and as their plans are simulated
-    (``simulated``), and what they took in two measurements, compiled anew for the second (``first``, ``second``), seconds; NaN
-    where they could not be run.
+    The outcome: costs by the simulator of the training (``trained_on``), costs of the simulated plans (``simulated``), and
+    seconds in two measurements, compiled anew for the second (``first``, ``second``); NaN for placements that could not be run.
     """
 
     def on(self, session: Session, setup: Setup) -> Outcome:
@@ -212,7 +211,7 @@ class Fidelity(_Run):
 
 
 def _settled(cost: CostFunction, rows: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Value placements; those whose measurement was dropped are run again, twice at most."""
+    """Value placements; run again, at most twice, the placements whose measurement was dropped."""
     values = cost(rows)
     for _ in range(2):
         lost = np.flatnonzero(np.isnan(values))
@@ -226,7 +225,7 @@ def _ask(placer: str, instance: ProblemInstance, cost: CostFunction, setup: Setu
 
 
 def raced(session: Session, rows: Mapping[str, NDArray[np.int32]], setup: Setup) -> Outcome:
-    """Race placements, interleaved; those of which the same programs run are run once."""
+    """Race placements, interleaved; placements with the same programs are run once."""
     plans = {name: session.segmenter.plan(row) for name, row in rows.items()}
     runs = {name: frozenset((one.device, one.groups) for one in plan.programs) for name, plan in plans.items()}
     first = {name: next(other for other in runs if runs[other] == runs[name]) for name in runs}

@@ -1,4 +1,4 @@
-"""The graphs that are placed: those that DOPPLER's authors publish, and our own, on devices that are described."""
+"""The graphs that are placed: DOPPLER's published graphs, and our own, on described devices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LAYERS = 12
 
 
 def published_folder() -> Path | None:
-    """Return the folder with the published cost graphs; None without it."""
+    """Return the folder with the published cost graphs; None if they are not installed."""
     folder = Path(os.environ.get("PLACEIT_DATA", ""))
     return folder if (folder / "doppler_chain_mm.json").is_file() else None
 
@@ -50,10 +50,11 @@ class Case:
     """A graph on devices.
 
     Attributes:
-        graph: of :data:`GRAPHS`; for ``stack`` any name.
+        graph: one of :data:`GRAPHS`; any name for ``stack``.
         where: ``published``: the authors' costs, on four equal devices by their simulator's rules (links without contention,
-            first in, first out), or our own graph by these rules where the data are not there. ``four`` and ``meshes``: our own
-            graph of the paper's sizes on ``examples/four_gpus.yaml`` or ``examples/two_meshes.yaml``, by the rules of a
+                first in, first out), or our own graph by these rules if the data are not installed. ``four`` and ``meshes``:
+                our own graph of the paper's sizes on ``examples/four_gpus.yaml`` or ``examples/two_meshes.yaml``, by the rules
+                of a
             work-conserving system (Algorithm 1: a link moves one tensor at a time). ``four, 8 GB``: with less memory, which
             live tensors take as well. ``stack``: twelve feed-forward blocks, one after the other, on the four GPUs.
     """
@@ -67,29 +68,29 @@ class Case:
 
     @property
     def limit(self) -> str | None:
-        """Of the memory of each device, beside what it has."""
+        """Limit on the memory of each device, if it is not the device's own memory; else None."""
         return self.where.partition(", ")[2] or None
 
     @property
     def problem(self) -> Problem:
-        """Of placing it."""
+        """Problem of placing the graph."""
         return _problem(self)
 
     @property
     def program(self) -> BlockProgram:
-        """What is placed, of our own graphs."""
+        """Program that is placed; of our own graphs only."""
         if self.where == "stack":
             return _stack(_LAYERS)
         return _program(self.graph, 8 if self.where == "meshes" else 4)
 
     def cost(self) -> SimulatedCost:
-        """Make what values placements, in seconds (of published graphs in their unit); infinite for what does not fit."""
+        """Return the cost function, in seconds (published graphs: in their unit); infinite if a placement does not fit."""
         if self.where == "published":
             return SimulatedCost(self.problem, rules=GIPH_RULES)
         return SimulatedCost(self.problem, memory=self.limit is not None)
 
     def instance(self) -> ProblemInstance:
-        """Return it to be learned from; what does not fit is left out."""
+        """Return the problem for training; costs of placements that do not fit are NaN."""
         problem = self.problem
         return ProblemInstance(problem, dropping(self.cost()), problem.critical_path)
 
@@ -124,14 +125,14 @@ def _four(memory: str | None) -> Cluster:
 
 
 def _program(graph: str, shards: int) -> BlockProgram:
-    """Build a graph of the paper's sizes; ChainMM and FFNN are cut as those that are published."""
+    """Build a graph of the paper's sizes; ChainMM and FFNN are cut like the published graphs."""
     if graph == "chain-mm":
         return tensor_graph(graph, paper_sizes=True, shards=16, partition=_CHAIN_MM)
     return tensor_graph(graph, paper_sizes=True, shards=16 if graph == "ffnn" else shards)
 
 
 def _stack(layers: int, *, tokens: int = 4096, width: int = 4096, shards: int = 4) -> BlockProgram:
-    """Feed-forward blocks with residuals, ``x + relu(x W1) W2``, one after the other."""
+    """Build consecutive feed-forward blocks with residuals, ``x + relu(x W1) W2``."""
     import torch
 
     x = tensor("X", tokens, width)

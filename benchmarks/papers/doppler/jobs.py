@@ -1,4 +1,4 @@
-"""Pieces of work in simulation."""
+"""Jobs in simulation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Placed", "Setup", "Training", "same_moves"]
 
 
 class Setup(_lab.Setup[Sizes]):
-    """What all jobs share."""
+    """Common settings of all jobs."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class Training(Job):
     """Trains a policy on a case, in simulation.
 
     The outcome: the cost of the ``best`` placement met, the ``placement``, the number of valued ``episodes``, the ``curve`` of
-    the best so far over them, and ``seconds``; for DOPPLER the costs of ``samples`` drawn from the trained policies, and of
-    what they like best (``greedy``).
+    the best so far over them, and ``seconds``; for DOPPLER also the costs of ``samples`` drawn from the trained policies, and
+    of the policies' likeliest placement (``greedy``).
 
     Attributes:
-        case: what is placed.
-        number: of the training, which gives its seed.
-        episodes: that are valued.
-        agent: with its options, as on the command line.
+        case: the graph on its devices.
+        number: number of the training, which gives its seed.
+        episodes: number of episodes that are valued.
+        agent: the agent with its options, as on the command line.
         imitation: whether it imitates a teacher first.
-        begin: whose weights it begins with; None for fresh ones.
-        by_paper: whether it goes by the paper's settings, and does nothing else.
-        moves: who makes the moves: a ``learned`` policy, an ``untrained`` one that does not learn, or ``uniform``: any.
+        begin: training whose weights it begins with; None for fresh weights.
+        by_paper: whether it has the paper's settings, and no other stage.
+        moves: policy that makes the moves: ``learned``, ``untrained`` (which does not learn), or ``uniform`` (any move).
     """
 
     case: Case
@@ -72,7 +72,7 @@ class Training(Job):
         return () if self.begin is None else (self.begin,)
 
     def run(self, setup: Setup) -> Outcome:
-        """Do it; the policy is kept beside the outcome."""
+        """Train and value; the policy is kept beside the outcome."""
         seed, instance = setup.seed + self.number, self.case.instance()
         began = clock.now()
         agent = parse_agent(self.agent, seed=seed)
@@ -93,7 +93,7 @@ class Training(Job):
 
 
 def same_moves(training: Training) -> dict[str, Training]:
-    """Return, by the name of its row, what a training's moves find without learning: what search has added to it."""
+    """Return, by name of row, trainings that make the same moves without learning, to show the effect of learning."""
     return {
         "same moves, untrained policy": replace(training, moves="untrained"),
         "same moves, uniform": replace(training, moves="uniform"),
@@ -105,8 +105,8 @@ class Placed(Job):
     """Asks a placer; the outcome is the ``cost`` of its placement, infinite if it does not fit, and the ``seconds`` it took.
 
     Attributes:
-        case: what is placed.
-        placer: with its options, as on the command line.
+        case: the graph on its devices.
+        placer: the placer with its options, as on the command line.
         limited: whether it gets ``Sizes.search_s`` seconds, and no more.
     """
 
@@ -121,7 +121,7 @@ class Placed(Job):
 
     def run(self, setup: Setup) -> Outcome:
         problem, cost, placer = self.case.problem, self.case.cost(), parse_placer(self.placer)
-        if self.limited:  # so that nothing is compiled meanwhile
+        if self.limited:  # so that nothing is compiled in the timed call
             placer.place(problem, cost, seed=setup.seed, evaluations=100)
         began = clock.now()
         deadline = began + setup.sizes.search_s if self.limited else None

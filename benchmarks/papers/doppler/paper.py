@@ -1,4 +1,4 @@
-"""Figures that others found; ours stand beside them."""
+"""Published figures, which stand beside ours."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = [
 ]
 
 BEST_KNOWN = {"chain-mm": 1200.1, "ffnn": 56.7, "llama-block": 166.8, "llama-layer": 129.0}
-"""Makespans of the published graphs that are known to be possible, in their unit; training is judged by them."""
+"""Makespans of the published graphs that are known to be possible, in their unit; training is compared with them."""
 
 FOUND_HERE = {"chain-mm": 1200.07, "ffnn": 56.6958, "llama-block": 166.727, "llama-layer": 122.646}
-"""The least that any placer of placeit has found since; search is judged by them."""
+"""Least makespans that any placer of placeit has found since; search is compared with them."""
 
 LIST_SCHEDULING = {"chain-mm": 1300.0, "ffnn": 84.0, "llama-block": 240.0, "llama-layer": 237.0}
-"""Of a list scheduler that places each op where it finishes first."""
+"""Makespans of a list scheduler that places each op where it finishes first."""
 
 ZERO_SHOT_GIPH = {"chain-mm": 1400.0, "ffnn": 70.0, "llama-block": 174.0, "llama-layer": 174.0}
-"""Of the GiPH policy that ships with placeit."""
+"""Makespans of the GiPH policy that ships with placeit."""
 
 TABLE_1: Mapping[str, Mapping[str, float]] = {
     "chain-mm": {"work conserving": 139.0, "synchronous": 185.3},

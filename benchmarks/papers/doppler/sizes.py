@@ -1,4 +1,4 @@
-"""How much work is done."""
+"""The amount of work."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ["FULL", "QUICK", "Sizes"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of everything.
+    """Numbers of graphs, trainings, episodes, seconds and rounds.
 
     Attributes:
-        graphs: that are placed.
+        graphs: the graphs to place.
         seeds: trainings on ChainMM where the paper has five.
-        other_seeds: trainings on the other graphs of the main part, and of both policies and either alone.
-        episodes: of a training in simulation, by graph; as in the paper.
-        main: the same, for the published graphs.
+        other_seeds: trainings on the other graphs of the main part, and trainings of both policies and of either alone.
+        episodes: episodes of a training in simulation, by graph; as in the paper.
+        main: episodes of a training on the published graphs, by graph.
         few: episodes of the trainings after a transfer, fewer and more.
         placeto: episodes of Placeto in simulation, which take several times as long as DOPPLER's.
         measured: episodes whose placements are run, at most.
         measured_s: seconds after which a stage of such episodes ends.
         search_s: seconds that searches get.
         samples: placements drawn from trained policies.
-        rounds: of a race.
-        saved: placements of a training that simulator and reality are compared on.
+        rounds: rounds of a race.
+        saved: placements of a training for the comparison of simulator and reality.
     """
 
     graphs: tuple[str, ...] = GRAPHS
@@ -45,19 +45,19 @@ class Sizes:
     saved: int = 48
 
     def episodes_of(self, graph: str) -> int:
-        """Episodes of a training in simulation."""
+        """Return the episodes of a training in simulation."""
         return self.episodes[GRAPHS.index(graph)]
 
     def main_of(self, graph: str) -> int:
-        """Episodes of a training on a published graph."""
+        """Return the episodes of a training on a published graph."""
         return self.main[GRAPHS.index(graph)]
 
     def seeds_of(self, graph: str) -> range:
-        """Numbers of the trainings on a graph in the main part."""
+        """Return the numbers of the trainings on a graph in the main part."""
         return range(self.seeds if graph == "chain-mm" else self.other_seeds)
 
     def at(self, *, seeds: int | None = None, episodes: int | None = None) -> Sizes:
-        """Return other numbers of trainings, and of episodes in each."""
+        """Return sizes with other numbers of trainings, and of episodes in each."""
         sizes = self if seeds is None else replace(self, seeds=seeds, other_seeds=seeds)
         return sizes if episodes is None else sizes._of(episodes)
 
@@ -72,7 +72,7 @@ class Sizes:
         )
 
     def some(self, graphs: Sequence[str]) -> Sequence[str]:
-        """Of these graphs those that are placed, or else all that are."""
+        """Return the given graphs that are placed; all placed graphs if none of the given ones is."""
         return [graph for graph in graphs if graph in self.graphs] or self.graphs
 
 

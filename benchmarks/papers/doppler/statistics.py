@@ -1,4 +1,4 @@
-"""What figures say about claims."""
+"""Statistics behind claims."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from placeit.measuring.measure import Ratio, faster, summed_up
 __all__ = ["EQUAL", "best_at", "correlations", "episodes_to", "least_of", "met_by", "not_worse", "ratio"]
 
 EQUAL = 1e-3
-"""Share by which two costs may differ and still be told apart by nobody."""
+"""Relative difference up to which two costs count as equal."""
 
 
 def least_of(costs: ArrayLike) -> float:
@@ -24,11 +24,11 @@ def least_of(costs: ArrayLike) -> float:
 
 
 def met_by(found: Mapping[str, NDArray[Any]], known: float | None) -> dict[str, float | int | None]:
-    """Return what a training on a published graph came to, as the columns of a row.
+    """Return the results of a training on a published graph as the columns of a row.
 
     Args:
         found: the outcome of :class:`benchmarks.papers.doppler.jobs.Training`.
-        known: the best cost that is known of the graph; None if nothing is known of it.
+        known: the best known cost of the graph; None if it is not known.
     """
     best = float(found["best"])
     return {
@@ -47,32 +47,32 @@ def not_worse(costs: Mapping[str, float], others: Sequence[Mapping[str, float]])
     """Count the graphs on which a cost is at most :data:`EQUAL` above the least of the others.
 
     Args:
-        costs: by graph.
-        others: the same graphs' costs by other means.
+        costs: cost by graph.
+        others: costs of the same graphs by other methods.
     """
     return sum(cost <= (1 + EQUAL) * min(other[graph] for other in others) for graph, cost in costs.items())
 
 
 def episodes_to(level: float, curve: NDArray[np.float64]) -> float:
-    """Return after how many episodes a level was reached; infinite if it never was.
+    """Return the number of episodes until a level was reached; infinite if it never was.
 
     Args:
         level: a cost.
-        curve: ``float64[K, 2]``, episodes and the least cost so far, wherever that fell.
+        curve: ``float64[K, 2]``, episodes and the least cost so far, at each improvement.
     """
     reached = curve[curve[:, 1] <= level]
     return float(reached[0, 0]) if len(reached) else float("inf")
 
 
 def best_at(curve: NDArray[np.float64]) -> int | None:
-    """Return after how many episodes the best was met; None if nothing was."""
+    """Return the number of episodes until the best placement was met; None if none was."""
     return int(curve[-1, 0]) if len(curve) else None
 
 
 def correlations(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
-    """Return Pearson's and Spearman's coefficients of pairs; of equal values each has the mean of their ranks.
+    """Return Pearson's and Spearman's coefficients of pairs; equal values have the mean of their ranks.
 
-    NaN where there are no three pairs, or all values are equal.
+    Both are NaN for fewer than three pairs, or if all values of one side are equal.
     """
     if len(np.asarray(a)) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan"), float("nan")
@@ -82,7 +82,7 @@ def correlations(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
 
 
 def ratio(a: NDArray[np.float64], b: NDArray[np.float64]) -> Ratio:
-    """Return the seconds of one over those of another, by the rounds of a race, with its interval."""
+    """Return the ratio of the seconds ``a`` to the seconds ``b``, by the rounds of a race, with its interval."""
     rounds = np.arange(len(a))
     return faster(summed_up("a", a, rounds), summed_up("b", b, rounds))
 

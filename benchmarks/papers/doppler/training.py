@@ -1,4 +1,4 @@
-"""How policies are trained here, and what is kept of it."""
+"""Trainings of these experiments, and the records that are kept of them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from placeit.learning.training.valuing import least, value
 
 __all__ = ["Watched", "by_cost", "distilling", "learn", "met", "of_policy", "paper_stages", "search", "stages"]
 
-_EPISODES = 16  # of an update of Placeto, and at once where nothing is learned
-_IMITATION, _WHOLE = 200, 2000  # least updates of imitation in trainings of so many episodes or more
+_EPISODES = 16  # episodes of an update of Placeto, and of a batch where nothing is learned
+_IMITATION, _WHOLE = 200, 2000  # least updates of imitation; number of valued episodes from which on that bound holds in full
 _DISTILLING, _ROWS = 200, 8  # updates of imitation of the best placement met, and episodes of each
 
 
 @dataclass(eq=False)
 class Watched:
-    """A problem that a stage of training learns from, and what it came to, episode by episode.
+    """A problem that a stage of training learns from, and the costs met, episode by episode.
 
     Attributes:
         instance: the problem.
-        each: episodes of an update, of the problem.
-        episodes: that were begun so far.
+        each: episodes of an update, for each instance of the problem.
+        episodes: episodes that have begun.
         best: the least cost so far.
-        placement: that costs it.
-        curve: episodes so far and the least cost, wherever that fell.
-        first: a placement of each update.
+        placement: placement with that cost.
+        curve: number of episodes and least cost, at each improvement.
+        first: one placement of each update.
     """
 
     instance: ProblemInstance
@@ -66,7 +66,7 @@ class Watched:
 
 
 def met(watched: Sequence[Watched]) -> dict[str, NDArray[np.generic]]:
-    """Return what stages of one training came to, one after the other: ``best``, its ``placement``, ``episodes``, ``curve``.
+    """Return the results of consecutive stages of a training: ``best``, its ``placement``, ``episodes``, ``curve``.
 
     Episodes of stages that value nothing, such as imitation, do not count. If no placement had a cost, the best is infinite.
     """
@@ -83,16 +83,16 @@ def met(watched: Sequence[Watched]) -> dict[str, NDArray[np.generic]]:
 
 
 def stages(agent: Agent, episodes: int, *, imitation: bool = True) -> list[Stage]:
-    """Plan a training: an agent's own stages, in which so many episodes are valued.
+    """Plan a training: the agent's own stages, scaled to ``episodes`` valued episodes.
 
     Imitation values nothing, so DOPPLER's trainings of 2,000 episodes or more have at least 200 updates of it. Placeto's stages
-    are those of DOPPLER's Table 7: a learning rate from 1e-3 to 1e-6, exploration from 0.5 to 0, an entropy weight of 1e-2; a
-    sixth of the updates imitates the critical path, if any does. Differs from the paper: 16 episodes an update.
+    are taken from DOPPLER's Table 7: a learning rate from 1e-3 to 1e-6, exploration from 0.5 to 0, an entropy weight of 1e-2;
+    if there is imitation, a sixth of the updates imitates the critical path. Differs from the paper: 16 episodes an update.
 
     Args:
-        agent: who is trained.
-        episodes: that are valued.
-        imitation: whether what comes before the first stage by cost, such as imitation, is among them.
+        agent: the agent to train.
+        episodes: number of episodes that are valued.
+        imitation: whether to include the stages before the first one that learns by cost, such as imitation.
     """
     placeto = isinstance(agent, PlacetoAgent)
     whole = _placeto() if placeto else default_stages(agent, _nothing)
@@ -106,11 +106,11 @@ def stages(agent: Agent, episodes: int, *, imitation: bool = True) -> list[Stage
 
 
 def paper_stages(episodes: int) -> list[Stage]:
-    """Plan a training of DOPPLER as the paper does, in which so many episodes are valued.
+    """Plan a training of DOPPLER as in the paper, with ``episodes`` valued episodes.
 
     A learning rate from 1e-4 to 1e-7, exploration from 0.2 to 0, an entropy weight of 1e-2, gamma 1, an episode an update, the
-    mean of earlier episodes as baseline (section 6). The paper does not say how long it imitates: here, for a twentieth as many
-    updates.
+    mean of earlier episodes as baseline (section 6). The paper does not say how long it imitates: here, a twentieth of that
+    number of updates.
     """
     rates = {"problems": 1, "learning_rate": 1e-4, "schedule": "linear", "final_learning_rate": 1e-7}
     exploring = {"explore": 0.2, "final_explore": 0.0}
@@ -121,7 +121,7 @@ def paper_stages(episodes: int) -> list[Stage]:
 
 
 def distilling(agent: Agent) -> list[Stage]:
-    """Have DOPPLER imitate the best placement met, so that what policies like best is near it; values nothing."""
+    """Plan an imitation of the best placement met, which brings DOPPLER's likeliest placement near it; it values nothing."""
     if not isinstance(agent, DopplerAgent) or (agent.place, agent.passing) != ("learned", "episode"):
         return []
     rates = {"learning_rate": 5e-3, "schedule": "linear"}
@@ -129,21 +129,21 @@ def distilling(agent: Agent) -> list[Stage]:
 
 
 def by_cost(plan: Sequence[Stage]) -> Sequence[Stage]:
-    """Return the stages from the first one on that learns by cost."""
+    """Return the stages from the first one that learns by cost."""
     kinds = [stage.kind for stage in plan]
     return plan[kinds.index("reinforce") :]
 
 
 @torch.no_grad()
 def search(agent: Agent, episodes: int, instance: ProblemInstance, *, seed: int, uniform: bool) -> list[Watched]:
-    """Make the moves of a training without learning: episodes of the fresh policies, from all good placements that they meet.
+    """Make the moves of a training without learning: episodes of fresh policies, which start from the good placements met.
 
     Args:
-        agent: whose moves; its network stays as it is.
-        episodes: to value.
+        agent: the agent that makes the moves; its network is not changed.
+        episodes: number of episodes to value.
         instance: the problem.
-        seed: of what is drawn.
-        uniform: whether each decision is any allowed one, instead of what the policies draw.
+        seed: seed of all random draws.
+        uniform: whether each decision is drawn uniformly from the allowed ones, instead of from the policies.
     """
     rng, watched = np.random.default_rng(seed), Watched(instance, 1)
     agent.network.train()
@@ -172,14 +172,14 @@ def _placeto() -> list[Stage]:
 def learn(
     agent: Agent, plan: Sequence[Stage], instance: ProblemInstance, *, seed: int, measured: CostFunction | None = None
 ) -> list[Watched]:
-    """Train an agent on a problem; returns what each stage came to.
+    """Train an agent on a problem; return the record of each stage.
 
     Args:
-        agent: its network is changed.
-        plan: stages.
-        instance: the problem; its cost function is that of the stages whose cost is simulated.
-        seed: of what is drawn.
-        measured: the cost function of the others.
+        agent: the agent; its network is changed.
+        plan: the stages.
+        instance: the problem; its cost function values the stages whose cost is simulated.
+        seed: seed of all random draws.
+        measured: cost function of the other stages.
     """
     watched = []
     for stage in plan:
@@ -192,7 +192,7 @@ def learn(
 
 @torch.no_grad()
 def of_policy(agent: DopplerAgent, instance: ProblemInstance, samples: int, seed: int) -> dict[str, NDArray[np.float64]]:
-    """Return the costs of what a trained policy likes best (``greedy``) and of placements that are drawn (``samples``)."""
+    """Return the costs of a trained policy's likeliest placement (``greedy``) and of others drawn from it (``samples``)."""
     agent.network.eval()
     drawn = np.concatenate(agent.rollout([instance] * samples, np.random.default_rng([seed, 1])).visited)
     return {"samples": instance.cost(drawn), "greedy": instance.cost(agent.greedy_placement(instance.problem)[None])[0]}

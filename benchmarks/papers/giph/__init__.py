@@ -1,5 +1,5 @@
 """GiPH's experiments (Hu et al. 2023), each as a table and a figure: ``python -m benchmarks.papers.giph``.
 
 Work is cut into jobs (:mod:`.jobs`): trainings, searches of a policy over test problems, and a few others. The parts
-(:mod:`.parts`) say which jobs they need; all jobs of all parts run in worker processes, and then each part tells what came out.
+(:mod:`.parts`) name the jobs that they need; all jobs run in worker processes, and then each part reports their outcomes.
 """

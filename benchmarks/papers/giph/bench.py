@@ -1,4 +1,4 @@
-"""All parts together."""
+"""The benchmark of all parts together."""
 
 from __future__ import annotations
 

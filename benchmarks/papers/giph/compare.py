@@ -1,4 +1,4 @@
-"""How the costs of two policies on the same problems compare."""
+"""Comparison of the costs of two policies on the same problems."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _RESAMPLES = 4000
 
 
 def better_equal_worse(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Shares of problems on which ``a`` is less than, equal to and more than ``b``."""
+    """Return the shares of problems on which ``a`` is less than, equal to and more than ``b``."""
     equal = np.isclose(a, b, rtol=1e-9, atol=0.0)
     return float(((a < b) & ~equal).mean()), float(equal.mean()), float(((a > b) & ~equal).mean())
 
 
 def over_heft(slr: float, run: float, planned: float) -> dict[str, float]:
-    """Return the columns of a mean SLR over that of HEFT's placements run first in, first out, and over its plans'."""
+    """Return a mean SLR over HEFT's mean SLR, as columns: HEFT run first in, first out, and HEFT as planned."""
     return {"over_heft": slr / run, "over_heft_planned": slr / planned}
 
 

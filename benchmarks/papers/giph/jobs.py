@@ -1,4 +1,4 @@
-"""Pieces of work that do not depend on each other, apart from the trainings that they need."""
+"""Jobs that do not depend on each other, apart from the trainings that they need."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ POINTS = 41
 
 SHIPPED = "giph, shipped"
 NO_POTENTIAL = ", no potential"
-"""After a variant: without the start-time potential, or anything else of the schedule, among its node features."""
+"""Suffix of a variant whose node features lack the start-time potential and everything else of the schedule."""
 
 
 class Setup(_lab.Setup[Sizes]):
-    """What all jobs share."""
+    """Common settings of all jobs."""
 
     def dataset(self, kind: DatasetKind, number: int) -> Dataset:
-        """Return the problems that training ``number`` learns from and is tested on."""
+        """Return the problems on which training ``number`` is trained and tested."""
         return dataset(kind, self.seed + number, self.sizes)
 
 
@@ -62,14 +62,13 @@ class Training(Job):
     """Trains a policy; the outcome is the history of its evaluations.
 
     ``giph paper`` has the paper's features and width and learns by the paper's REINFORCE: one problem an update, the mean of
-    the rewards before as baseline (Appendix B.7), learning rate 0.01 (section 5), 200 episodes. What is left of the differences
-    from the paper: its features are squashed and relative (``NODE_FEATURES`` of
-    :mod:`placeit.learning.agents.giph.gpnet`), rewards are divided by the problem's critical path and the gradient by
-    the number of decisions, the weights are those of the best evaluation on problems held out, and searches, those of
-    evaluations too, draw at temperature 0.6.
+    the rewards before as baseline (Appendix B.7), learning rate 0.01 (section 5), 200 episodes. These differences from the
+    paper remain: its features are squashed and relative (``NODE_FEATURES`` of :mod:`placeit.learning.agents.giph.gpnet`),
+    rewards are divided by the problem's critical path and the gradient by the number of decisions, the weights of the best
+    evaluation on held-out problems are used, and searches draw at temperature 0.6, also in evaluations.
     """
 
-    policy: str  # a variant, perhaps with NO_POTENTIAL after it
+    policy: str  # a variant, optionally followed by NO_POTENTIAL
     data: DatasetKind
     number: int = 0
     kind: str = "imitation"
@@ -145,7 +144,7 @@ Policy: TypeAlias = Training | str
 
 
 def load_policy(policy: Policy, setup: Setup) -> Agent | str:
-    """Return a policy as searches take it."""
+    """Return a policy in the form that searches take."""
     if isinstance(policy, Training):
         return load_agent(setup.folder / f"{policy.name}.safetensors")
     return checkpoint.load_policy("", GiphAgent) if policy == SHIPPED else policy
@@ -160,10 +159,10 @@ def starts(problems: Sequence[Problem], seed: int) -> list[NDArray[np.int32]]:
 class Evaluation(Job):
     """Searches test problems for 2 |V| steps, all policies from the same random placements.
 
-    The best so far is chosen by noisy values if there is noise; what the outcome says of it is free of noise.
+    If there is noise, the best so far is chosen by noisy values; the values in the outcome are free of noise.
 
     Attributes:
-        objective: what the best is chosen by and valued by, whatever the policy was trained for.
+        objective: objective by which the best placement is chosen and valued, whatever the policy was trained for.
     """
 
     policy: Policy
@@ -183,7 +182,7 @@ class Evaluation(Job):
         return [self.policy] if isinstance(self.policy, Training) else []
 
     def run(self, setup: Setup) -> Outcome:
-        """Return ``curve`` (``float64[N, POINTS]``), and how often ops were moved: ``relocations``, of those that were."""
+        """Return ``curve`` (``float64[N, POINTS]``), and ``relocations``: how often each op was moved, of the ops that were."""
         problems = setup.dataset(self.data, self.number).test
         rng = np.random.default_rng([setup.seed, self.number, 2])
         paths = search(load_policy(self.policy, setup), problems, starts(problems, setup.seed), rng)
@@ -203,7 +202,7 @@ class Evaluation(Job):
 
 @dataclass(frozen=True)
 class HdpCase(Job):
-    """Trains HDP on one test problem; ``slr`` of the best placement that it met."""
+    """Trains HDP on one test problem; the outcome is the ``slr`` of the best placement that it met."""
 
     data: DatasetKind
     case: int

@@ -1,4 +1,4 @@
-"""Where policies go: paths of placements, from given ones."""
+"""Paths of placements on which policies go, from given start placements."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ SAME_MOVES = ("same moves, untrained policy", "same moves, uniform")
 UNTRAINED = ("random-task-eft", "random")
 
 Path = NDArray[np.int32]
-"""``int32[2 V + 1, V]``, a placement before and after each step; the last one stays if no op can be moved."""
+"""``int32[2 V + 1, V]``, the placements before and after each step; the last one is repeated if no op can be moved."""
 
 
 def search(
     policy: str | Agent, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]], rng: np.random.Generator
 ) -> list[Path]:
-    """Search for 2 |V| steps. No policy looks at costs: whoever searches values the placements on the way.
+    """Search for 2 |V| steps. No policy evaluates costs: the caller values the placements on the way.
 
     Args:
         policy: an agent, or one of :data:`UNTRAINED`: ``random`` draws a new placement at every step; or one of
-            :data:`SAME_MOVES`, moves of one op as those of ``giph``, by fresh weights or with equal chances.
+            :data:`SAME_MOVES`: moves of one op, like GiPH's, by fresh weights or with equal probabilities.
         problems: ``B`` of them.
         starts: a placement of each.
-        rng: what is drawn from.
+        rng: random generator.
     """
     if isinstance(policy, str) and policy in SAME_MOVES:
         policy = fresh(uniform=policy == SAME_MOVES[1])
@@ -76,7 +76,7 @@ def _relocate(
 
 
 def fresh(*, uniform: bool) -> GiphAgent:
-    """Return GiPH with weights that nothing has trained; with ``uniform`` it likes all moves equally."""
+    """Return GiPH with untrained weights; with ``uniform`` it scores all moves equally."""
     agent = make_agent("giph", seed=0)
     assert isinstance(agent, GiphAgent)
     if uniform:

@@ -1,4 +1,4 @@
-"""Problems to train and test on, and what their placements cost."""
+"""Problems to train and test on, and cost functions of their placements."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = ["OBJECTIVES", "Dataset", "NoisyCost", "changing", "dataset", "depth",
 OBJECTIVES = ("latency", "total-cost", "energy")
 
 BUSY_W, IDLE_W, JOULES_PER_BYTE = 10.0, 1.0, 0.05
-"""A device of mean speed draws 10 W when it computes, one of x times the speed x^2 times as much: an op takes x times the
-energy there. Each device draws 1 W when it does not."""
+"""A device of mean speed draws 10 W when it computes, and a device of x times the speed x^2 times as much, so an op takes x
+times the energy there. Each device draws 1 W when it does not compute. A byte takes 0.05 J on a link."""
 
 _PAPER_TRAIN = {"single": 150, "multi": 500, "recurrent": 150, "sensor-fusion": 450}
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Problems to learn from, problems that trainings are evaluated on, and problems that only the results are of."""
+    """Problems to train on, problems for evaluation in training, and problems for the results only."""
 
     train: list[Problem]
     held_out: list[Problem]
@@ -58,7 +58,7 @@ def dataset(kind: DatasetKind, seed: int, sizes: Sizes) -> Dataset:
 
 
 class NoisyCost:
-    """Makespans, each with new factors of all durations from [1 - noise, 1 + noise]."""
+    """Makespans, each with new random factors of all durations from [1 - noise, 1 + noise]."""
 
     def __init__(self, problem: Problem, noise: float, seed: int) -> None:
         self._problem, self._noise = problem, noise
@@ -86,7 +86,7 @@ def instance(problem: Problem, objective: str = "latency", noise: float = 0.0, s
 
 
 def _relative_speed(problem: Problem) -> NDArray[np.float64]:
-    """Speeds of the devices in multiples of their mean: compute[v, d] is a requirement over a speed where d can run v."""
+    """Return the speeds of the devices in multiples of their mean: compute[v, d] is a requirement over a speed if finite."""
     ops, devices = np.nonzero(problem.feasible)
     size = len(problem)
     equations = np.zeros((len(ops), size + problem.devices))
@@ -100,7 +100,7 @@ def _relative_speed(problem: Problem) -> NDArray[np.float64]:
 
 @functools.cache
 def changing(seed: int, sizes: Sizes) -> list[list[Problem]]:
-    """Return the problems of the same graphs on each of the networks that a network of 20 devices becomes."""
+    """Return the problems of the same graphs on each network to which a network of 20 devices changes."""
     rng = np.random.default_rng([seed, 6])
     first = random_device_network(draw_parameters(DeviceNetworkParameters, CHURN_NETWORK_CHOICES, rng), rng)
     graphs = [
@@ -112,7 +112,7 @@ def changing(seed: int, sizes: Sizes) -> list[list[Problem]]:
 
 
 def depth(problem: Problem) -> int:
-    """Tasks on the longest path."""
+    """Return the number of tasks on the longest path."""
     levels = np.ones(len(problem), int)
     for v in problem.order.tolist():
         heads = problem.edges[problem.edges[:, 0] == v, 1]
@@ -121,7 +121,7 @@ def depth(problem: Problem) -> int:
 
 
 def heft_slr(problems: list[Problem]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """SLRs of HEFT's placements run first in, first out, and of its planned schedules."""
+    """Return the SLRs of HEFT's placements run first in, first out, and of its planned schedules."""
     plans = [Heft().plan(problem) for problem in problems]
     units = np.array([problem.critical_path for problem in problems])
     run = [float(simulate(problem, plan.placement, rules=GIPH_RULES)[0]) for problem, plan in zip(problems, plans, strict=True)]

@@ -1,4 +1,4 @@
-"""How much work is done."""
+"""The amount of work."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ __all__ = ["FULL", "QUICK", "Sizes"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of everything.
+    """Numbers of trainings, problems, updates and tests.
 
     Attributes:
-        seeds: trainings of GiPH and Placeto on random graphs, each on problems of its own.
-        updates: of GiPH and its variants.
-        placeto_updates: of Placeto.
+        seeds: trainings of GiPH and Placeto on random graphs, each on different problems.
+        updates: updates of GiPH and its variants.
+        placeto_updates: updates of Placeto.
         problems: problems of an update.
-        paper_episodes: of the paper's REINFORCE, one problem each.
+        paper_episodes: episodes of the paper's REINFORCE, one problem each.
         train: problems to train on, at most; None for the paper's numbers.
-        held_out: problems that trainings are evaluated on, besides.
-        evaluations: of a training, besides the one before it.
+        held_out: further problems, on which trainings are evaluated.
+        evaluations: evaluations of a training, besides the one before it.
         tests: test problems of random graphs.
         recurrent_tests: test problems of deep-learning graphs.
         fusion_tests: test problems of the case study.
@@ -28,11 +28,11 @@ class Sizes:
         hdp_updates: most updates of such a training, which ends earlier if 100 bring no better placement.
         churn_graphs: task graphs on the changing network.
         churn_changes: changes of the network.
-        hdp_churn_graphs: of those, how many HDP is trained on for each network.
+        hdp_churn_graphs: number of these graphs that HDP is trained on for each network.
         relocations: network changes of the case study for which relocation costs are counted.
         timed: problems on which time is measured.
         timed_tasks: tasks of each of these, on 20 devices.
-        timed_sizes: tasks of further ones, on which GiPH is timed.
+        timed_sizes: tasks of further problems, on which GiPH is timed.
         max_tasks: most tasks of a random graph.
     """
 

@@ -1,7 +1,7 @@
 """HSDAG's experiments (Duan et al. 2024): Tables 1, 2 (with the norms of Table 4), 3 and 5, on three real models.
 
-Devices are a CPU core and a second one that is slowed, so that where things run matters. Everything is run for real; what was
-learned is kept in the work folder, and a run that was killed goes on from there.
+Devices are a CPU core and a second one that is slowed, so that placements differ. Everything is run for real; trained policies
+and placements are kept in the work folder, and a run that was killed continues from there.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _command(chosen: argparse.Namespace) -> str:
-    """Return what to type for the same figures, without where trainings were kept meanwhile."""
+    """Return the command that gives the same figures, without the folder of kept trainings."""
     words = ["python", "-m", "benchmarks.papers.hsdag", *(["--quick"] if chosen.quick else [])]
     for option in ("part", "models", "slowdowns"):
         values = getattr(chosen, option) or ()

@@ -1,4 +1,4 @@
-"""What all parts share: models on unequal cores, and what learners found there, which is kept."""
+"""Code that all parts share: models on unequal cores, and the kept results of learners on them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["FULL", "QUICK", "Bench", "Found", "Sizes"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much work is done.
+    """The amount of work.
 
     Attributes:
-        updates: of training in simulation.
+        updates: updates of training in simulation.
         measured_s: seconds of training by measured costs.
         budget_s: seconds of ``optimize``.
-        rounds: of the races whose results are told.
+        rounds: rounds of the races whose results are reported.
     """
 
     updates: int
@@ -46,12 +46,13 @@ QUICK = Sizes(updates=2, measured_s=2, budget_s=10, rounds=6)
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to.
+    """The cost of a search.
 
     Attributes:
         simulated_s: seconds of training in simulation.
-        measured_s: seconds of everything after that: compiling, runs, updates, and the last race of the best.
-        compile_s: those of them in which plans were compiled and opened; like the samples, of the last process that took part.
+        measured_s: seconds after that: compiling, runs, updates, and the last race of the best.
+        compile_s: part of ``measured_s`` for compiling and opening plans, in the last process that took part; so are
+            ``samples``.
         plans: different plans that were tried.
         samples: timed runs.
     """
@@ -65,14 +66,14 @@ class Found:
 
 @dataclass(eq=False)
 class Bench:
-    """Models on a core and a slowed one.
+    """Models on a core and a slowed core.
 
     Attributes:
-        sizes: how much work is done.
-        seed: of everything random.
-        models: names.
-        slowdowns: of the second core.
-        folder: where costs, trainings and what was found are kept.
+        sizes: the amount of work.
+        seed: seed of everything random.
+        models: names of the models.
+        slowdowns: factors by which the second core is slowed.
+        folder: folder of costs, trainings and results.
     """
 
     sizes: Sizes
@@ -84,11 +85,11 @@ class Bench:
 
     @property
     def cases(self) -> list[tuple[str, float]]:
-        """Each model on each cluster."""
+        """Pairs of a model and a slowdown."""
         return [(model, slowdown) for model in self.models for slowdown in self.slowdowns]
 
     def cluster(self, slowdown: float) -> Path:
-        """Write the cluster file of a core and one that is slowed so many times."""
+        """Write the cluster file of a core and a core that is slowed by a factor."""
         path = self.folder / f"slowed-{slowdown:g}.yaml"
         fast, slow = self.cores
         text = f"devices:\n  fast: {{runs_on: CPU@{fast}}}\n  slow: {{runs_on: CPU@{slow}, slowdown: {slowdown:g}}}\n"
@@ -103,7 +104,7 @@ class Bench:
             yield session
 
     def problem(self, session: Session, model: str, slowdown: float) -> Problem:
-        """Return the problem that all learners of a model on a cluster begin with, also if costs are profiled again."""
+        """Return the problem with which all learners of a model on a cluster begin, even if costs were profiled again since."""
         path = self._folder(model, slowdown) / "problem.json"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +122,7 @@ class Bench:
         return kept
 
     def optimized(self, model: str, slowdown: float) -> tuple[Placement, Found]:
-        """Ask ``optimize`` without options but its budget, unless that has been done."""
+        """Run ``optimize`` with a budget and no other option, unless that has been done."""
         folder = self._folder(model, slowdown) / "optimize"
         if (kept := _read(folder)) is None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -173,4 +174,4 @@ def _read(folder: Path) -> tuple[Placement, Found] | None:
 
 def _write(folder: Path, placement: Placement, found: Found) -> None:
     placement.save(folder / "placement.json")
-    write_text(folder / "found.json", json.dumps(asdict(found)) + "\n")  # last: it says that the rest is there
+    write_text(folder / "found.json", json.dumps(asdict(found)) + "\n")  # written last, as a sign that the rest is complete

@@ -1,4 +1,4 @@
-"""Who learns to place a model, and in which stages: first in simulation, then for so many seconds from measured runs."""
+"""Agents that learn to place a model, and their stages: first in simulation, then for a time by measured runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ ABLATIONS: Mapping[str, str] = {
     "without node ID": "node_id",
     "without structure": "structure",
 }
-"""Rows of Table 3, and the options of the agent."""
+"""Rows of Table 3, and the options of the agent that they switch off."""
 
 SAME_MOVES = ("same moves, untrained policy", "same moves, uniform")
-"""Rows of HSDAG's episodes in which nothing is learned: by fresh weights, and with any device for a group."""
+"""Rows for HSDAG's episodes without learning: with fresh weights, and with a random device for each group."""
 
 Learner: TypeAlias = Callable[[Problem, Draw, int, int, float], tuple[Agent, list[Stage]]]
 """``learner(problem, draw, seed, updates, seconds)``: an agent and its stages."""
 
-_ENDLESS = 10**6  # updates: the clock ends the stage
-_EVERY = 5  # updates between evaluations, which are measured as well
+_ENDLESS = 10**6  # updates; the clock ends the stage earlier
+_EVERY = 5  # updates between evaluations, which take measurements, too
 
 
 def _hsdag(*, pretrained: bool = True, **options: Any) -> Learner:
@@ -64,7 +64,7 @@ def _placeto(problem: Problem, draw: Draw, seed: int, updates: int, seconds: flo
 
 def _hdp(problem: Problem, draw: Draw, seed: int, updates: int, seconds: float) -> tuple[Agent, list[Stage]]:
     stage = Stage(draw, updates, problems=1, episodes=Hdp.samples, learning_rate=Hdp.learning_rate, normalize=False)
-    # an update has four placements where one of HSDAG's has its episodes
+    # an update has four placements, where HSDAG's has its episodes
     return HdpAgent.for_problem(problem, Hdp.hidden, seed), [replace(stage, updates=10 * updates), _measured(stage, seconds)]
 
 

@@ -1,4 +1,4 @@
-"""Figures of the paper, on a CPU (i9-12900K) and a GPU (Flex 170). They stand beside ours for company: the devices differ."""
+"""Figures of the paper, on a CPU (i9-12900K) and a GPU (Flex 170). They are no targets for ours, since the devices differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATENCY_MS: Mapping[str, Mapping[str, float | None]] = {
     "RNN-based": {"resnet50": 8.75, "inception_v3": 12.8, "bert_base": None},
     "HSDAG": {"resnet50": 7.66, "inception_v3": 10.5, "bert_base": 2.67},
 }
-"""Table 2, ms; None where memory was not enough."""
+"""Table 2, ms; None if memory was not sufficient."""
 
 ABLATIONS_MS: Mapping[str, Mapping[str, float]] = {
     "original": {"resnet50": 7.66, "inception_v3": 10.5, "bert_base": 2.67},

@@ -1,4 +1,4 @@
-"""The tables of the paper, on a core and one that is slowed."""
+"""The tables of the paper, on a core and a slowed core."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _SPREAD = 1.5
 def graphs(bench: Bench, report: Report) -> None:
     """Table 1. Computation graphs.
 
-    The paper counts layers with constants and their conversions, of models with weights in float16 (here: float32). What is
-    placed are groups of ops.
+    The paper counts layers with constants and their conversions, of models with weights in float16 (here: float32). The units
+    of placement are groups of ops.
     """
     for name in bench.models:
         model, (nodes, edges, degree) = load_model(name), GRAPHS[name]
@@ -52,9 +52,9 @@ def latency(bench: Bench, report: Report) -> None:
     """Table 2. Latency.
 
     All placements of a model are raced interleaved; ratios are to the best single device in the same rounds; ``ops on slow`` is
-    the share of the ops that run on the slowed core. The fast core stands in the row of the paper's CPU, the slowed one in
-    that of its GPU. OpenVINO's automatic modes have one thread on the fast core; as there is only a CPU, they have nothing to
-    choose. Error, L2 norm, mean square and cosine (Table 4) are to the outputs of the uncut model.
+    the share of the ops that run on the slowed core. The fast core stands in the row of the paper's CPU, the slowed one in the
+    row of its GPU. OpenVINO's automatic modes have one thread on the fast core; as there is only a CPU, they have nothing to
+    choose. Error, L2 norm, mean square and cosine (Table 4) compare with the outputs of the uncut model.
     """
     worst, errors = [], []
     for model, slowdown in bench.cases:
@@ -77,7 +77,7 @@ def latency(bench: Bench, report: Report) -> None:
 def ablations(bench: Bench, report: Report) -> None:
     """Table 3. Ablations of features.
 
-    Each variant is trained like HSDAG in Table 2, in simulation and then by measured runs, and all are raced interleaved; on
+    Each variant is trained like HSDAG in Table 2, in simulation and then by measured runs, and all are raced interleaved, on
     the most unequal cores only.
     """
     errors = []
@@ -123,7 +123,7 @@ PARTS: Mapping[str, Callable[[Bench, Report], None]] = {
     "table3": ablations,
     "table5": search,
 }
-"""In the order in which they are told."""
+"""Parts in the order in which they are reported."""
 
 
 def _race(bench: Bench, session: Session, entries: list[Entry], anchor: str) -> tuple[Mapping[str, Raced], Ratios]:
@@ -131,7 +131,7 @@ def _race(bench: Bench, session: Session, entries: list[Entry], anchor: str) -> 
 
 
 def _singles(session: Session) -> list[Entry]:
-    """The single devices, the fastest in simulation first."""
+    """Return the single devices, the fastest in simulation first."""
     problem = session.segmenter.problem()
     rows = [np.full(len(problem), d, np.int32) for d in problem.single_devices]
     plans = {session.cluster.names[row[0]]: session.segmenter.plan(row) for row in rows}

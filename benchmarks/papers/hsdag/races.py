@@ -1,4 +1,4 @@
-"""Races of placements and of OpenVINO's automatic modes, and whether outputs agree."""
+"""Races of placements and of OpenVINO's automatic modes, with a check of their outputs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["AUTOMATIC", "Entry", "Raced", "Ratios", "race"]
 Ratios: TypeAlias = Mapping[tuple[str, str], Ratio]
 
 AUTOMATIC: Mapping[str, str] = {"OpenVINO, CPU first": "AUTO:CPU", "OpenVINO, GPU first": "AUTO"}
-"""Automatic modes by their rows in Table 2. With a CPU alone they choose among one device."""
+"""Automatic modes by their rows in Table 2. With only a CPU they have one device to choose from."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What takes part: a placement, or a device name of OpenVINO's that runs on the first core."""
+    """A participant of a race: a placement, or a device name of OpenVINO's that runs on the first core."""
 
     name: str
     placement: Placement | str
@@ -38,15 +38,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Raced:
-    """What an entry came to.
+    """Result of an entry.
 
     Attributes:
         measured: seconds.
-        ratio: time over the anchor's in the same rounds, with its interval.
+        ratio: time over the anchor's time in the same rounds, with its interval.
         max_rel: largest difference from the outputs of the uncut model, over their largest value.
-        l2: 2-norm of the difference, of all outputs together.
-        mse: mean of its squares.
-        cosine: of the angle between the outputs and those of the uncut model.
+        l2: 2-norm of the difference, over all outputs together.
+        mse: mean square of the difference.
+        cosine: cosine of the angle between the outputs and the outputs of the uncut model.
     """
 
     measured: Measurement
@@ -60,7 +60,7 @@ class Raced:
 def race(
     session: Session, entries: list[Entry], anchor: str, core: int, *, rounds: int, seed: int
 ) -> tuple[dict[str, Raced], Ratios]:
-    """Run all entries interleaved; return what each came to, and the ratio of each pair."""
+    """Race all entries, interleaved; return the result of each entry, and the ratio of each pair."""
     assert isinstance(session.model, OpenVinoModel)
     inputs = session.model.sample_inputs()
     expected = session.reference(inputs)
@@ -90,12 +90,12 @@ def race(
 
 
 def _one(outputs: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
-    """All outputs as one vector."""
+    """Return all outputs as one vector."""
     return np.concatenate([outputs[name].astype(np.float64).ravel() for name in outputs])
 
 
 def _automatic(model: OpenVinoModel, device: str, core: int, stack: ExitStack) -> Plain:
-    """Compile a model as OpenVINO chooses, with one thread, which is bound to a core like that of a one-core device."""
+    """Compile a model for an automatic mode of OpenVINO, on one thread that is bound to a core, as a one-core device's is."""
     thread = stack.enter_context(bound_thread(core))
     options: dict[str, Any] = {
         "PERFORMANCE_HINT": "LATENCY",

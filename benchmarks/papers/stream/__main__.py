@@ -1,7 +1,7 @@
 """The experiments of Ni et al. (AAAI 2020) on stream graphs, as tables and figures.
 
 Without the published graphs (``PLACEIT_DATA``), generated ones take their place. A part that fails loses no other part's
-results: its error is told, and the exit code is 1.
+results: its error is printed, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns the exit code."""
+    """Run the benchmark; return the exit code."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before anything loads it, here and in the workers
     from benchmarks.papers.stream.bench import EXPERIMENTS
 

@@ -1,4 +1,4 @@
-"""Pieces of work that do not depend on each other, apart from the trainings that they need."""
+"""Jobs that do not depend on each other, apart from the trainings that they need."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _AT_ONCE = 5  # graphs whose optimum one job finds
 
 
 class Setup(_lab.Setup[Sizes]):
-    """What all jobs share."""
+    """Common settings of all jobs."""
 
     @property
     def published(self) -> bool:
@@ -54,12 +54,12 @@ class Setup(_lab.Setup[Sizes]):
 
     @property
     def graphs(self) -> Sequence[StreamGraph]:
-        """All graphs: the published ones, or as many generated."""
+        """All graphs: the published ones, or the same number of generated ones."""
         return _graphs(os.environ.get("PLACEIT_DATA"), self.seed)
 
     @property
     def tests(self) -> Sequence[StreamGraph]:
-        """The test part of these."""
+        """Test part of the graphs."""
         return split_graphs(list(self.graphs), self.seed)[1][: self.sizes.tests]
 
 
@@ -72,7 +72,7 @@ def _graphs(folder: str | None, seed: int) -> Sequence[StreamGraph]:
 
 
 def _found(setup: Setup, place: Callable[[Problem, ThroughputCost], Iterable[NDArray[np.int32]]]) -> Outcome:
-    """Value placements of every test graph: seconds per tuple ``cost[K, G]`` and the devices that they use, ``used[K, G]``."""
+    """Value placements of every test graph: seconds per tuple ``cost[K, G]``, and the number of used devices ``used[K, G]``."""
     costs, used = [], []
     for graph in setup.tests:
         problem = graph.problem()
@@ -141,7 +141,7 @@ class Training(Job):
 
 @dataclass(frozen=True)
 class Learned(Job):
-    """Places the test graphs by a policy: what it likes best, and the best of that and samples.
+    """Places the test graphs by a policy: its likeliest placement, and the best one of that and samples.
 
     Attributes:
         policy: an ablation, ``shipped``, ``untrained`` (fresh weights) or ``uniform`` (random placements).
@@ -188,9 +188,9 @@ class Learned(Job):
 
 @dataclass(frozen=True)
 class Optimum(Job):
-    """Finds the least seconds per tuple of some small test graphs, from number ``first`` of these to before ``last``.
+    """Finds the least seconds per tuple of some small test graphs: numbers ``first`` to before ``last`` of them.
 
-    The outcome is ``graph[K]``, their numbers among all, and ``cost[K]``.
+    The outcome is ``graph[K]``, their numbers among all graphs, and ``cost[K]``.
     """
 
     first: int
@@ -212,13 +212,13 @@ class Optimum(Job):
 
 
 def optima(setup: Setup) -> list[Optimum]:
-    """Return the jobs that find the optimum of all small graphs that count, a few each: what one has found stays."""
+    """Return the jobs that find the optimum of all small graphs that count, a few graphs per job, so that outcomes are kept."""
     count = setup.sizes.exact
     return [Optimum(first, min(first + _AT_ONCE, count)) for first in range(0, count, _AT_ONCE)]
 
 
 def methods() -> dict[str, tuple[Job, int | None]]:
-    """Return by name the job of each method and which of its placements count; None for the best of them."""
+    """Return, by name, the job of each method and the index of the placement that counts; None for the best one."""
     found: dict[str, tuple[Job, int | None]] = {
         "fuser, 5 parts": (Divided("fuser"), -1),
         "fuser, best of 2-5": (Divided("fuser"), None),

@@ -1,4 +1,4 @@
-"""How much work is done."""
+"""The amount of work."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ __all__ = ["FULL", "QUICK", "Sizes"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of everything.
+    """Numbers of graphs, updates, samples and evaluations.
 
     Attributes:
-        tests: test graphs; None for all there are.
-        calibration: graphs that the communication is calibrated by; None for all there are.
-        updates: of the trainings of the ablations.
+        tests: test graphs; None for all.
+        calibration: graphs for the calibration of communication; None for all.
+        updates: updates of the trainings of the ablations.
         train: graphs to train on, at most.
-        samples: placements drawn from a policy, beside the one that it likes best.
-        evaluations: of simulated annealing, in each of four searches.
+        samples: placements drawn from a policy, beside its likeliest one.
+        evaluations: evaluations of simulated annealing, in each of four searches.
         exact: graphs whose optimum is found.
-        operators: most operators of these.
+        operators: most operators of these graphs.
     """
 
     tests: int | None = None

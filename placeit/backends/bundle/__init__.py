@@ -1,5 +1,5 @@
-"""Bundles: a placed model whose segments are cut already, as one archive or folder.
+"""Bundles: a placed model with its segments already cut, as one archive or folder.
 
-:mod:`~placeit.backends.bundle.files` reads and writes the container, :mod:`~placeit.backends.bundle.manifest` says what is in
-it, and :mod:`~placeit.backends.bundle.model` is the model that a runtime is given. Read them in this order.
+:mod:`~placeit.backends.bundle.files` reads and writes the container, :mod:`~placeit.backends.bundle.manifest` describes its
+content, and :mod:`~placeit.backends.bundle.model` is the model for a runtime. Read them in this order.
 """

@@ -1,7 +1,7 @@
-"""The files of a bundle: members of an archive that are stored as they are, or files in a folder. They are read where they lie.
+"""The files of a bundle: uncompressed members of an archive, or files in a folder, which are read in place.
 
 Nothing is unpacked: members are mapped into memory, so that weights are shared with the page cache and need no second copy.
-What an archive says of itself is checked before anything of it is used (:class:`BundleFiles`).
+What an archive states about its members is checked before any of them is used (:class:`BundleFiles`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["SUFFIX", "WEIGHTS", "BundleFiles", "Digest", "digest_of", "is_bundle
 
 SUFFIX = ".placeit"
 WEIGHTS = ".bin"
-"""Ending of the names of files that hold numbers and nothing else, so that damaged ones can be read."""
+"""Suffix of files that hold numbers only, so that damaged ones can be read without harm."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)?(/[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)?)*", re.ASCII)
-_ALIGNMENT = 64  # bytes, of the data of each member: what OpenVINO and vector instructions like of weights
+_ALIGNMENT = 64  # bytes to which the data of each member are aligned, as OpenVINO and vector instructions prefer
 _LOCAL = struct.Struct("<4s5H3I2H")  # the header before the data of a member
-_EXTRA = struct.Struct("<2H")  # kind and size of what pads it
+_EXTRA = struct.Struct("<2H")  # kind and size of the padding
 _PADDING = 0x5050
-_ZIP64_BYTES = 20  # what the module zipfile adds to the header of a member of more than 2 GB
+_ZIP64_BYTES = 20  # bytes that zipfile adds to the header of a member of more than 2 GB
 _DAMAGED = (
     *(zipfile.BadZipFile, zipfile.LargeZipFile, struct.error),
     *(ValueError, LookupError, EOFError, RuntimeError, OverflowError, MemoryError),
@@ -52,12 +52,12 @@ class Digest:
 
 
 def is_bundle(path: str | Path) -> bool:
-    """Return whether a path can only be that of a bundle: it ends in ``.placeit``, or is a folder."""
+    """Return whether a path can only name a bundle: it ends in ``.placeit``, or is a folder."""
     return Path(path).suffix.lower() == SUFFIX or Path(path).is_dir()
 
 
 def digest_of(path: Path) -> Digest:
-    """Read a file and return its digest. Raises OSError."""
+    """Return the digest of a file's content. Raises OSError."""
     with path.open("rb") as stream:
         return Digest(path.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest())
 
@@ -66,8 +66,8 @@ def write_archive(folder: Path, names: Iterable[str], path: Path) -> None:
     """Write files of a folder into an archive, uncompressed and aligned, so that they can be mapped into memory.
 
     Args:
-        folder: where they are.
-        names: of the files, relative to the folder.
+        folder: folder of the files.
+        names: names of the files, relative to the folder.
         path: the archive, which is overwritten.
 
     Raises:
@@ -78,7 +78,7 @@ def write_archive(folder: Path, names: Iterable[str], path: Path) -> None:
             info = zipfile.ZipInfo(name)  # without a time, so that equal bundles are equal files
             info.external_attr = (stat.S_IFREG | 0o644) << 16
             info.file_size = (folder / name).stat().st_size
-            wide = info.file_size * 1.05 > zipfile.ZIP64_LIMIT  # as zipfile decides
+            wide = info.file_size * 1.05 > zipfile.ZIP64_LIMIT  # the rule of zipfile
             start = archive.start_dir + _LOCAL.size + len(name) + _EXTRA.size + (_ZIP64_BYTES if wide else 0)
             padding = -start % _ALIGNMENT
             info.extra = _EXTRA.pack(_PADDING, padding) + bytes(padding)
@@ -89,22 +89,22 @@ def write_archive(folder: Path, names: Iterable[str], path: Path) -> None:
 class BundleFiles:
     """The files of a bundle, mapped into memory.
 
-    An archive may have members of plain names only: no absolute paths, no ``..``, no links, none twice. Members are stored and
-    not compressed, so they take no more memory than the archive has bytes; they lie within it and do not overlap.
+    The members of an archive must have plain names: no absolute paths, no ``..``, no links, and no name twice. Members must be
+    uncompressed, so that they take no more memory than the archive; they must lie within it and not overlap.
 
     Args:
         path: an archive or a folder.
 
     Attributes:
-        path: of the bundle.
+        path: path of the bundle.
 
     Raises:
-        FileError: it does not exist, cannot be read, or is no bundle; says why.
+        FileError: it does not exist, cannot be read, or is not a bundle; the message says why.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._places: dict[str, tuple[int, int]] = {}  # offset and size in the archive
+        self._places: dict[str, tuple[int, int]] = {}  # offset and size of each member in the archive
         self._read: dict[str, NDArray[np.uint8]] = {}
         self._weights: list[Future[None]] = []
         self._archive: NDArray[np.uint8] | None = None
@@ -131,17 +131,17 @@ class BundleFiles:
         return frozenset(self._places)
 
     def wrong(self, why: str) -> FileError:
-        """Return the error that says why this is no bundle that can be used."""
+        """Return the error that says why the bundle cannot be used."""
         return FileError(f"{self.path} is not a bundle that can be used: {why}.")
 
     def read(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a file, mapped into memory that lives as long as this object: ``uint8[N]``.
 
         Raises:
-            FileError: there is no such file, it is a link, or it cannot be read.
+            FileError: the file does not exist, is a link, or cannot be read.
         """
         found = self._read.get(name)
-        return self._read.setdefault(name, self._map(name)) if found is None else found  # several threads may read it
+        return self._read.setdefault(name, self._map(name)) if found is None else found  # several threads may read the file
 
     def _map(self, name: str) -> NDArray[np.uint8]:
         if not _NAME.fullmatch(name):
@@ -155,13 +155,13 @@ class BundleFiles:
             raise self.wrong(f"it lacks the file {name}")
         offset, size = self._places[name]
         data = self._archive[offset : offset + size]
-        return data if offset % _ALIGNMENT == 0 else data.copy()  # somebody has packed it anew
+        return data if offset % _ALIGNMENT == 0 else data.copy()  # in a repacked archive
 
     def check(self, wanted: Mapping[str, Digest]) -> None:
-        """Compare all files with their sizes and digests, several at a time; of weights, only begin to (:meth:`wait`).
+        """Compare all files with their sizes and digests, in parallel; comparisons of weights only start (:meth:`wait`).
 
         Raises:
-            FileError: one is missing, has changed, or is not among them.
+            FileError: a file is missing, has changed, or is not listed.
         """
         unknown = self.names - wanted.keys() - {"bundle.json"}
         if unknown:
@@ -191,7 +191,7 @@ class BundleFiles:
             raise
 
     def wait(self) -> None:
-        """Wait until weights have been compared, too: what is computed with them until then may be wrong. Raises FileError."""
+        """Wait until weights have been compared, too; results computed before may be wrong. Raises FileError."""
         wait(self._weights)
         for one in self._weights:
             one.result()
@@ -209,7 +209,7 @@ class BundleFiles:
         for member in members:
             name = member.filename
             if name.endswith("/") and not member.file_size:
-                continue  # a folder, which holds nothing by itself
+                continue  # a folder entry, which has no content
             kind = stat.S_IFMT(member.external_attr >> 16)
             if not _NAME.fullmatch(name) or kind not in (0, stat.S_IFREG):
                 raise self.wrong(f"its member {name!r} is a link, or has a name that no file of a bundle has")
@@ -217,8 +217,7 @@ class BundleFiles:
                 raise self.wrong(f"it holds the file {name} twice")
             if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1 or member.compress_size != member.file_size:
                 raise self.wrong(
-                    f"its member {name} is compressed or encrypted, and those of a bundle are stored as they are. Pack it with "
-                    "`zip -0`"
+                    f"its member {name} is compressed or encrypted, and members of a bundle are not. Pack it with `zip -0`"
                 )
             self._places[name] = self._place(member, data)
         end = 0
@@ -228,7 +227,7 @@ class BundleFiles:
             end = offset + size
 
     def _place(self, member: zipfile.ZipInfo, data: NDArray[np.uint8]) -> tuple[int, int]:
-        """Offset and size of the data of a member, which its local header has to confirm."""
+        """Return offset and size of the data of a member, which its local header has to confirm."""
         start = member.header_offset
         header = data[start : start + _LOCAL.size].tobytes() if start >= 0 else b""
         with contextlib.suppress(struct.error):
@@ -241,7 +240,7 @@ class BundleFiles:
 
 
 def _mapped(path: Path, within: Path | None = None) -> NDArray[np.uint8]:
-    """Map a regular file into memory, privately. Raises OSError, also if it is a link or lies outside of a folder."""
+    """Map a regular file into memory, privately. Raises OSError, also if it is a link or is outside of a folder."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if within is not None else 0))
     try:
         found = os.fstat(handle)
@@ -251,7 +250,7 @@ def _mapped(path: Path, within: Path | None = None) -> NDArray[np.uint8]:
             raise OSError("it lies outside of the bundle")
         if not found.st_size:
             return np.empty(0, np.uint8)
-        # private and writable, as OpenVINO takes no read-only memory; nobody writes there
+        # private and writable, as OpenVINO accepts no read-only memory; the memory is never written
         return np.frombuffer(mmap.mmap(handle, 0, access=mmap.ACCESS_COPY), np.uint8)
     finally:
         os.close(handle)

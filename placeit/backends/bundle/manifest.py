@@ -1,4 +1,4 @@
-"""The manifest of a bundle, ``bundle.json``: what it is for, what its files hold, and what they have to be.
+"""The manifest of a bundle, ``bundle.json``: the bundle's purpose, the content of its files, and their digests.
 
 Its fields are described in docs/bundles.md.
 """
@@ -25,9 +25,9 @@ __all__ = ["MANIFEST", "BundledSegment", "Manifest", "Needed", "Port", "Sample",
 
 MANIFEST = "bundle.json"
 VERSION = 1
-_LARGEST = 1 << 28  # bytes of a manifest
+_LARGEST = 1 << 28  # most bytes of a manifest
 _WRONG = (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError)
-"""Errors of taking apart what is not as a manifest should be."""
+"""Errors of reading a manifest with unexpected content."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Needed:
     """A device of the placement, as it was where the bundle was built.
 
     Attributes:
-        name: in the placement.
-        address: of the hardware, as device names spell it (``CPU@0-3``, ``GPU.0``, ``ort:CPU``).
-        full_name: what its driver called it.
+        name: name in the placement.
+        address: address of the hardware, as device names spell it (``CPU@0-3``, ``GPU.0``, ``ort:CPU``).
+        full_name: name by its driver.
         driver: versions of its runtime and its driver.
-        cores: how many, of a core set; 0 of others.
-        format: of its segments.
-        weight_bytes: that it has to hold.
+        cores: number of cores of a core set; 0 for other devices.
+        format: format of its segments.
+        weight_bytes: bytes of weights that it has to hold.
         emulated: whether it was slowed down on purpose.
     """
 
@@ -61,15 +61,15 @@ Port = int | str
 
 @dataclass(frozen=True)
 class BundledSegment:
-    """A segment as it was cut.
+    """A segment, cut out of the model.
 
     Attributes:
         ops: numbers of its ops in the task graph, ascending.
-        format: what its files are.
-        files: the program, and its weights if they are apart from it.
-        inputs: in the order in which the program has them.
-        outputs: in the order in which the program has them.
-        names: names of these inputs and outputs in the program, where its runtime finds them by name; else none.
+        format: format of its files.
+        files: the program, and its weights if they are a separate file.
+        inputs: the inputs, in the order of the program.
+        outputs: the outputs, in the order of the program.
+        names: names of these inputs and outputs in the program, if its runtime finds them by name; else empty.
     """
 
     ops: tuple[int, ...]
@@ -82,7 +82,7 @@ class BundledSegment:
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs of a reference and the outputs of the uncut model, each a file of plain numbers, by name."""
+    """Inputs of a sample, and the outputs of the uncut model for them, each a file of plain numbers, by name."""
 
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
@@ -90,29 +90,29 @@ class Sample:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Manifest:
-    """What a bundle says of itself.
+    """The content of a manifest.
 
     Attributes:
-        name: of the model.
-        versions: of placeit and of the runtimes that it was built with, by package.
-        precision: in which devices compute.
-        tolerance: largest relative output error that is right.
-        devices: those of the placement.
-        model: hash of the model's task graph, as the placement's file has it.
-        inputs: of the model, in its order.
-        outputs: of the model, in its order.
-        graph: task graph of the parts that no replica divides: an op for each, and for each input and output of the model.
-        channels_last: tensors of it that are stored channels-last between segments.
-        limits: least and largest sizes of those of its tensors that have open ones.
-        segments: as they were cut.
-        placement: of the ops of ``graph``, with its segments and replicas.
-        seconds: of each op on each device, as measured; None where it does not run; None if nothing was measured.
-        links: latency and bandwidth between devices as measured: source, destination, seconds, bytes per second; these are
-            infinite, and null in the file, if they were too many to be measured.
-        host: seconds of a request beside the work of devices, as measured: on each device alone, and on several; empty if
+        name: name of the model.
+        versions: versions of placeit and of the runtimes that built the bundle, by package.
+        precision: precision in which devices compute.
+        tolerance: largest accepted relative output error.
+        devices: the devices of the placement.
+        model: hash of the model's task graph, as in the placement's file.
+        inputs: inputs of the model, in its order.
+        outputs: outputs of the model, in its order.
+        graph: task graph with an op for each part that no replica divides, and for each input and output of the model.
+        channels_last: tensors of ``graph`` that are stored channels-last between segments.
+        limits: least and largest sizes of the tensors of ``graph`` with open sizes.
+        segments: the segments.
+        placement: placement of the ops of ``graph``, with its segments and replicas.
+        seconds: measured seconds of each op on each device, None where it does not run; None if nothing was measured.
+        links: measured links between devices: source, destination, latency in seconds, bandwidth in bytes per second. A
+            bandwidth that is too high to measure is infinite, and null in the file.
+        host: measured seconds of a request besides the work of devices, on each device alone, and on several; empty if
             nothing was measured.
-        samples: to check outputs by.
-        files: all others of the bundle.
+        samples: samples for checking outputs.
+        files: digests of all other files of the bundle.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Manifest:
     files: Mapping[str, Digest]
 
     def to_json(self) -> str:
-        """Return the text of the file, with a digest of itself."""
+        """Return the content of the file, with a digest of itself."""
         graph = self.graph
         data = {
             "format": "placeit-bundle",
@@ -203,7 +203,7 @@ def read_manifest(files: BundleFiles) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise files.wrong(f"its {MANIFEST} is damaged: {error}. Copy it again, or build it anew") from error
     if not isinstance(data, dict) or data.get("format") != "placeit-bundle":
-        raise files.wrong(f"its {MANIFEST} is not that of a bundle")
+        raise files.wrong(f"its {MANIFEST} is not a bundle's")
     if data.get("version") != VERSION:
         made = data.get("versions", {}).get("placeit", "?") if isinstance(data.get("versions"), dict) else "?"
         raise files.wrong(
@@ -242,7 +242,7 @@ def _manifest(data: Mapping[str, Any], files: BundleFiles) -> Manifest:
         *(name for one in samples for name in (*one.inputs.values(), *one.outputs.values())),
     }
     if not samples or named != digests.keys():
-        raise ValueError("its list of files is not that of its segments and samples")
+        raise ValueError("its list of files differs from the files of its segments and samples")
     for one in samples:
         if one.inputs.keys() != {spec.name for spec in inputs} or one.outputs.keys() != {spec.name for spec in outputs}:
             raise ValueError("a sample has other inputs or outputs than the model")
@@ -309,7 +309,7 @@ def _spec(data: Mapping[str, Any]) -> TensorSpec:
 
 
 def _limits(data: Any, shape: tuple[int, ...]) -> Limits | None:
-    """Read the least and largest sizes of a tensor; bundles that were built before there were any have none."""
+    """Return the least and largest sizes of a tensor; None for bundles of versions without them."""
     if data is None:
         return None
     limits = tuple((int(low), int(high)) for low, high in data)

@@ -1,4 +1,4 @@
-"""A model whose segments are cut already: what a bundle gives to a runtime."""
+"""A model whose segments are already cut, as a bundle gives it to a runtime."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from placeit.devices.openvino import compile_model, explaining, openvino_core, w
 __all__ = ["BundleModel", "open_bundle"]
 
 _Runner = Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]
-"""Computes the outputs of a segment from its inputs."""
+"""Function that computes the outputs of a segment from its inputs."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BundleModel(Model):
-    """The model of a bundle. Its ops are parts that were cut for the devices of one placement, and run in no other.
+    """The model of a bundle. Its ops are parts that were cut for the devices of one placement; no other placement can run.
 
     Attributes:
-        manifest: what the bundle says of itself.
-        files: its files, mapped into memory: those of segments live as long as this object.
+        manifest: the bundle's manifest.
+        files: its files, mapped into memory; the memory of segments' files lives as long as this object.
     """
 
     manifest: Manifest
@@ -79,12 +79,12 @@ class BundleModel(Model):
         }
 
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:
-        """Return the inputs of a sample: of the first for seed 0, of the last for others."""
+        """Return the inputs of a sample: of the first for seed 0, of the last for other seeds."""
         return self.samples[0 if seed == 0 else -1][0]
 
     @cached_property
     def samples(self) -> list[tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]]:
-        """Inputs and outputs of the references, by name. Raises FileError if the files are no such arrays."""
+        """Inputs and outputs of the samples, by name. Raises FileError if the files do not hold such arrays."""
         inputs = {spec.name: spec for spec in self.inputs}
         outputs = {spec.name: spec for spec in self.outputs}
 
@@ -108,7 +108,7 @@ class BundleModel(Model):
 
     @property
     def formats(self) -> frozenset[Format]:
-        """Those of its segments."""
+        """Formats of its segments."""
         return frozenset(segment.format for segment in self.manifest.segments)
 
     @cached_property
@@ -116,7 +116,7 @@ class BundleModel(Model):
         return {(segment.format, segment.ops): segment for segment in self.manifest.segments}
 
     def segment(self, form: Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
-        """Return a segment as it was cut. Raises DeviceError if none was cut there, or in another format."""
+        """Return a segment of the bundle. Raises DeviceError if it has no such segment, or has it in another format."""
         found = self._segments.get((form, tuple(ops)))
         ends = {spec.op: spec.name for spec in (*self.inputs, *self.outputs)}
         kinds, names = self.graph.kinds, self.graph.names
@@ -130,7 +130,7 @@ class BundleModel(Model):
         return self._program(found, inputs, outputs)
 
     def _program(self, segment: BundledSegment, inputs: Sequence[Port], outputs: Sequence[Port]) -> Any:
-        """Read a segment, with inputs and outputs in a given order."""
+        """Return the program of a segment, with inputs and outputs in a given order."""
         places = [segment.inputs.index(port) for port in inputs], [segment.outputs.index(port) for port in outputs]
         if segment.format == "onnx":
             program = self.files.read(segment.files[0]).tobytes()
@@ -142,10 +142,10 @@ class BundleModel(Model):
             return _read(xml, weights, *places)
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
-        """Return what looks up the outputs of the uncut model for the samples, and for other inputs runs segment by segment.
+        """Return a function that looks up the samples' outputs, and for other inputs runs segment by segment.
 
-        In another precision than f32 it runs segment by segment in any case. The function raises DeviceError if a segment does
-        not run on the CPU.
+        In another precision than f32 it always runs segment by segment. The function raises DeviceError if a segment does not
+        run on the CPU.
         """
         programs: dict[int, _Runner] = {}
 
@@ -158,7 +158,7 @@ class BundleModel(Model):
         return run
 
     def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:
-        """Infer shapes segment by segment, up to one that only a run tells; see :meth:`Model.contradiction`."""
+        """Infer shapes segment by segment, up to a shape that only a run shows; see :meth:`Model.contradiction`."""
         inputs = {
             spec.name: np.broadcast_to(np.zeros((), spec.dtype), shape) for spec, shape in zip(self.inputs, shapes, strict=True)
         }
@@ -176,17 +176,17 @@ class BundleModel(Model):
         programs: dict[int, _Runner],
         opened: Callable[[Any], _Runner],
     ) -> dict[str, NDArray[np.generic]]:
-        """Run the segments one after another, with nothing of placeit's executors.
+        """Run the segments one after another, without placeit's executors.
 
         Args:
-            inputs: of the model, by name.
-            programs: what runs each segment, by its number; those that are missing are opened.
-            opened: makes a segment run.
+            inputs: inputs of the model, by name.
+            programs: functions that run segments, by segment number; missing ones are added.
+            opened: returns the function that runs a segment.
         """
         graph, ends = self.graph, {spec.op: spec.name for spec in (*self.inputs, *self.outputs)}
         of = self.manifest.placement.segments_for(graph.names)
         assert of is not None  # the manifest was checked  # noqa: S101
-        values: dict[int, NDArray[Any]] = {}  # tensors, in the memory order in which they cross borders
+        values: dict[int, NDArray[Any]] = {}  # tensors, in the memory order of segment borders
         outputs: dict[str, NDArray[Any]] = {}
         for s in range(int(of.max()) + 1):
             ops = tuple(np.flatnonzero(of == s).tolist())
@@ -207,17 +207,17 @@ class BundleModel(Model):
         return outputs
 
     def chain(self, elements: int, hops: int) -> Model:  # noqa: ARG002
-        """Raise UsageError: costs cannot be measured of a model that is cut already."""
+        """Raise UsageError: costs cannot be measured with a model that is already cut."""
         raise UsageError(
             f"{self.path} is a bundle, whose segments are cut: profile and optimize the model that it was built from."
         )
 
 
 def open_bundle(path: Path) -> BundleModel:
-    """Open a bundle and check its files; those of weights are still being checked (:meth:`BundleFiles.wait`).
+    """Open a bundle and check its files; weights are still being checked in the background (:meth:`BundleFiles.wait`).
 
     Raises:
-        FileError: it is damaged, edited, of a newer version, or no bundle.
+        FileError: it is damaged, edited, of a newer version, or not a bundle.
     """
     files = BundleFiles(path)
     manifest = read_manifest(files)
@@ -232,7 +232,7 @@ def open_bundle(path: Path) -> BundleModel:
 
 
 def _read(xml: NDArray[np.uint8], weights: NDArray[np.uint8], inputs: Sequence[int], outputs: Sequence[int]) -> Any:
-    """Read an IR whose weights stay where they are, with inputs and outputs in the order of their places."""
+    """Return the model of an IR, with its weights in place, and with inputs and outputs in the order of their numbers."""
     openvino = import_openvino()
     model = openvino_core().read_model(xml.tobytes(), openvino.Tensor(weights, shared_memory=True))
     if [*inputs] == sorted(inputs) and [*outputs] == sorted(outputs):
@@ -244,11 +244,11 @@ def _read(xml: NDArray[np.uint8], weights: NDArray[np.uint8], inputs: Sequence[i
 
 
 class _NotKnown(Exception):  # noqa: N818
-    """A shape that only a run tells."""
+    """A shape is known only after a run."""
 
 
 def _inferred(program: Any, values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
-    """Return arrays of the shapes that a segment gives arrays of other shapes, of no memory. Raises RuntimeError, _NotKnown."""
+    """Return arrays, without memory, of a segment's output shapes for input shapes. Raises RuntimeError or _NotKnown."""
     if isinstance(program, OnnxFile):
         raise _NotKnown
     openvino = import_openvino()
@@ -262,7 +262,7 @@ def _inferred(program: Any, values: Sequence[NDArray[Any]]) -> Sequence[NDArray[
 
 
 def _runner(program: Any, precision: str, path: Path) -> _Runner:
-    """Compile a segment for the CPU; return what runs it."""
+    """Compile a segment for the CPU, and return the function that runs it."""
     if isinstance(program, OnnxFile):
         with explaining_ort(f"ONNX Runtime cannot open a segment of {path}"):
             session = open_whole(program.model)

@@ -14,7 +14,7 @@ from placeit.core.errors import ModelError
 
 __all__ = ["Program", "write_program"]
 
-_MOST_ONNX = 2_000_000_000  # bytes of a serialised ONNX model
+_MOST_ONNX = 2_000_000_000  # most bytes of a serialised ONNX model
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Program:
     """A segment as files of a bundle.
 
     Attributes:
-        files: their names.
-        names: of inputs and outputs in the program, where its runtime finds them by name; else none.
+        files: names of the files.
+        names: names of inputs and outputs in the program, if its runtime finds them by name; else empty.
     """
 
     files: tuple[str, ...]
@@ -33,17 +33,17 @@ class Program:
 def write_program(
     model: Model, form: Format, part: tuple[Sequence[int], Sequence[int], Sequence[int]], folder: Path, stem: str
 ) -> Program:
-    """Cut a segment out of a model and write it.
+    """Cut a segment out of a model and write it to files.
 
     Args:
         model: the model.
         form: ``openvino`` or ``onnx``. Segments of PyTorch models are converted to ``openvino``.
-        part: ops, tensors that enter and tensors that leave, as of :meth:`placeit.backends.base.Model.segment`.
-        folder: of the bundle.
-        stem: of the names of files there.
+        part: ops, tensors that enter and tensors that leave, as for :meth:`placeit.backends.base.Model.segment`.
+        folder: folder of the bundle.
+        stem: beginning of the names of the files.
 
     Raises:
-        DeviceError: this part cannot be had in this format.
+        DeviceError: this part cannot be cut out in this format.
         ModelError: it cannot be written.
         FileError: there is no room.
     """
@@ -76,7 +76,7 @@ def _for_openvino(model: Model, part: tuple[Sequence[int], Sequence[int], Sequen
 
 
 def _with_weights(proto: Any, path: Path) -> Any:
-    """Return an ONNX model with the weights that are in files. Raises ModelError if it is too large then."""
+    """Return an ONNX model with its weights from files included. Raises ModelError if it is too large then."""
     from onnx import ModelProto
     from onnx.external_data_helper import load_external_data_for_model
 

@@ -1,4 +1,4 @@
-"""Digests of what an ONNX model computes."""
+"""Digests of an ONNX model's computation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["onnx_digest"]
 
 
 def onnx_digest(model: onnx.ModelProto) -> str:
-    """Hash what an ONNX model computes: nodes with attributes and the names of inputs and outputs, constants, functions."""
+    """Return a hash of an ONNX model's computation: nodes with attributes, inputs and outputs; constants; functions."""
     return digest(
         (
             _onnx_graph(model.graph),

@@ -23,12 +23,12 @@ _MOVES = frozenset(
 
 
 def node_flops(node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]) -> float:
-    """Count a multiplication and an addition as two; other nodes have one operation for each element of their outputs.
+    """Return the operations of a node: a multiply-add counts as two; other nodes have one operation per output element.
 
     Args:
-        node: of the model.
-        shapes: of tensors, by name, as far as they are known; what a weight is made of, the quantised ones for example, counts
-            by its own shape.
+        node: a node of the model.
+        shapes: known shapes of tensors, by name; tensors from which a weight is computed, such as quantised ones, have their
+            own shapes.
     """
     made = float(sum(math.prod(shapes.get(name, ())) for name in node.output if name))
     read = [shapes.get(name, ()) for name in node.input]

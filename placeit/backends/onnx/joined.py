@@ -1,4 +1,4 @@
-"""Models for ONNX Runtime beside OpenVINO: one task graph, with segments as ONNX models."""
+"""Models for ONNX Runtime beside OpenVINO: one task graph, with segments also as ONNX models."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class JoinedModel(OpenVinoModel):
     """A model for OpenVINO and ONNX Runtime: one task graph, with segments for both.
 
     Attributes:
-        parts: cuts segments out of the ONNX model.
+        parts: object that cuts segments out of the ONNX model.
     """
 
     parts: OnnxParts
 
     @property
     def identity(self) -> str:
-        """Digest of the graph and of the ONNX model: nodes that differ there may be equal after conversion."""
+        """Digest of the graph and of the ONNX model, since ONNX nodes that differ may be equal after conversion."""
         return f"{self.graph.hash} {self.parts.content}"
 
     @property
     def channels_last(self) -> frozenset[int]:
-        """No tensors: both runtimes exchange tensors in ONNX's memory layout."""
+        """No tensors, since both runtimes exchange tensors in ONNX's memory layout."""
         return frozenset()
 
     @property
@@ -54,11 +54,11 @@ class JoinedModel(OpenVinoModel):
         return self.parts.cut(ops, enter, leave) if form == "onnx" else super().segment(form, ops, enter, leave)
 
     def function(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> str | None:  # noqa: ARG002
-        """None: parts that are equal for OpenVINO may differ as ONNX models."""
+        """Return None, since parts that are equal for OpenVINO may differ as ONNX models."""
         return None
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
-        """Open the whole ONNX model in ONNX Runtime. Raises DeviceError."""
+        """Return a function that runs the whole ONNX model in ONNX Runtime. Raises DeviceError."""
         whole = self.parts.cut(range(len(self.graph)), (), ())
         results = {spec.op: spec for spec in self.outputs}
         called = [results[name] for name in self.graph.names if name in results]
@@ -66,7 +66,7 @@ class JoinedModel(OpenVinoModel):
         return ort_reference(whole, self.inputs, outputs, self.path, called)
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
-        """Itself."""
+        """Return the model itself."""
         return self
 
     def onnx_kinds(self) -> Iterator[tuple[list[str], onnx.ModelProto]]:
@@ -74,7 +74,7 @@ class JoinedModel(OpenVinoModel):
         return self.parts.kinds()
 
     def chain(self, elements: int, hops: int) -> OpenVinoModel:
-        """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``, for both runtimes."""
+        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``, for both runtimes."""
         return relu_chain(elements, hops)
 
 
@@ -82,14 +82,14 @@ J = TypeVar("J", bound=JoinedModel)
 
 
 def join(kind: type[J], model: OpenVinoModel, proto: onnx.ModelProto) -> J:
-    """Make a model of a kind from a model that OpenVINO has read and the ONNX model that it was read from, which is changed."""
+    """Return a model of a class from OpenVINO's model and the ONNX model that it was read from, which is changed."""
     parts = OnnxParts(proto, model.graph, model.outputs, model.bounded, _tensor_names(model), limits=model.limits)
     said = {field.name: getattr(model, field.name) for field in fields(model)}
     return kind(**{**said, "together": (*model.together, *parts.together()), "parts": parts})
 
 
 def relu_chain(elements: int, hops: int) -> JoinedModel:
-    """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``, for OpenVINO and ONNX Runtime."""
+    """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``, for OpenVINO and ONNX Runtime."""
     ops = openvino.opset13
     parameter = ops.parameter([1, elements], openvino.Type.f32, name="0")
     value = parameter.output(0)
@@ -106,7 +106,7 @@ def relu_chain(elements: int, hops: int) -> JoinedModel:
 
 
 def _tensor_names(model: OpenVinoModel) -> Iterator[tuple[int, set[str]]]:
-    """Yield each tensor of the task graph with its names in the ONNX model, among others."""
+    """Yield each tensor of the task graph with its names, among them its names in the ONNX model."""
     nodes = {node.get_friendly_name(): node for node in model.ov_model.get_ops()}
     for tensor, holders in enumerate(model.view.holders):
         yield tensor, {name for node, port in holders for name in nodes[node].output(port).get_names()}

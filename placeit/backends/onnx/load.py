@@ -1,4 +1,4 @@
-"""ONNX files: read by OpenVINO, or else by ONNX Runtime."""
+"""Load ONNX files by OpenVINO, or else by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from placeit.devices.onnxruntime import has_onnxruntime
 
 __all__ = ["OpenVinoOnnxModel", "load"]
 
-_TOO_LARGE = "more memory than is available"  # no model for any runtime
+_TOO_LARGE = "more memory than is available"  # text in errors about a model that no runtime can read
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OpenVinoOnnxModel(FromOnnxFile):
-    """An ONNX file as OpenVINO has read it. ONNX Runtime reads it only for clusters in which it drives devices."""
+    """An ONNX file, read by OpenVINO. ONNX Runtime reads it only for clusters in which it drives devices."""
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:
-        """Read the ONNX file for ONNX Runtime, if that drives one of the devices. Raises DeviceError."""
+        """Return the model, read again for ONNX Runtime if that drives one of the devices. Raises DeviceError."""
         if all(device.kind != "ort" for device in cluster.devices):
             return self
         from placeit.backends.onnx.segments import for_onnxruntime
@@ -43,25 +43,25 @@ def load(
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
     state: StateOption = None,
 ) -> Model:
-    """Read an ONNX file by OpenVINO; if that cannot, and ONNX Runtime can, for the devices of ONNX Runtime alone.
+    """Read an ONNX file by OpenVINO or, if OpenVINO cannot, by ONNX Runtime, for devices of ONNX Runtime only.
 
     Args:
         path: the file.
         input_shapes: sizes, or ranges of sizes, by input name, for inputs that the file leaves open, or to change.
-        batch: the first size of every input where the file leaves it open.
-        sample_shapes: shapes of the inputs that the model is to run on, by name: the sizes where all else leaves them open.
+        batch: the first size of every input, if the file leaves it open.
+        sample_shapes: shapes of the inputs that the model is to run on, by name; used for sizes that are open otherwise.
         state: outputs that become the state of inputs; see :func:`placeit.backends.openvino.reader.load`.
 
     Raises:
         UsageError: a sample does not fit an input with open sizes.
         FileError: the file is missing or cannot be read.
-        ModelError: it holds no model, a damaged one, or one that neither can read; or a size is left open.
+        ModelError: the file holds no model, a damaged one, or one that neither runtime can read; or a size is left open.
     """
     path, sizes = Path(path), Sizes.of(input_shapes, batch, sample_shapes)
     check_readable(path)
     try:
         model = read(path, sizes, state)
-        if model.states:  # the file has other inputs, and ONNX Runtime keeps nothing from run to run
+        if model.states:  # the file has other inputs, and ONNX Runtime keeps no state between runs
             return model
         return OpenVinoOnnxModel(**{field.name: getattr(model, field.name) for field in fields(model)})
     except OpenSizesError:
@@ -81,7 +81,7 @@ def load(
         except OpenSizesError:
             raise
         except (ModelError, DeviceError, ValueError, TypeError, LookupError) as other:
-            # of a damaged file, OpenVINO says where the damage is
+            # for a damaged file, OpenVINO says where the damage is
             said = str(other).removeprefix(f"Cannot read a model from {path}: ")
             more = f" Nor does ONNX Runtime: {said}" if UNKNOWN_OPS in str(error) and isinstance(other, ModelError) else ""
             raise ModelError(f"{error}{more}") from error.__cause__

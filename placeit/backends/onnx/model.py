@@ -1,4 +1,4 @@
-"""ONNX files for ONNX Runtime alone: models with a task graph of the file's own nodes."""
+"""ONNX files for ONNX Runtime alone: models whose task graph has the file's own nodes."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ _INDICES = {
     ("ArrayFeatureExtractor", 1): -1,
     ("EmbedLayerNormalization", 0): 0,
 }
-"""Inputs of nodes that are places along an axis of what the node reads; the axis, None for the attribute ``axis``."""
+"""Inputs of nodes that are positions along an axis of the node's data, with the axis; None for the attribute ``axis``."""
 _KEEPS_VALUES = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
-_MOST_CASES = 8  # of integers that inputs are compared with
-_SAMPLES = 2  # runs on random inputs that show sizes which the file does not say
+_MOST_CASES = 8  # most combinations of integers that inputs are compared with
+_SAMPLES = 2  # runs on random inputs to find sizes that the file does not state
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OnnxFileModel(Model):
-    """An ONNX file whose task graph has a node of the file for each op.
+    """An ONNX file whose task graph has an op for each node of the file.
 
-    For models that OpenVINO cannot read, and for parts that are cut where OpenVINO's graph has no border.
+    It is for models that OpenVINO cannot read, and for parts that are cut where OpenVINO's graph has no tensor.
 
     Attributes:
-        proto: the model, with static inputs where ONNX Runtime opens it with them.
-        parts: what cuts segments out of it.
+        proto: the model, with static inputs if ONNX Runtime opens it with them.
+        parts: object that cuts segments out of it.
         why: why OpenVINO does not run it, in a sentence; empty if it might.
-        cases: integers for inputs that the model compares with integers, such as a sampling rate, by input name: random ones
-            would be a case that it does not know.
+        cases: integers for inputs that the model compares with integers, such as a sampling rate, by input name; the model
+            would not accept random ones.
     """
 
     proto: onnx.ModelProto
@@ -73,11 +73,11 @@ class OnnxFileModel(Model):
 
     @property
     def formats(self) -> frozenset[Format]:
-        """ONNX only."""
+        """Only the format of ONNX."""
         return frozenset({"onnx"})
 
     def statistics(self) -> dict[str, int | float]:
-        """Count what the model is made of; ``layers`` are nodes and initializers. See :meth:`Model.statistics`."""
+        """Count ops, edges and parameters; ``layers`` are nodes and initializers. See :meth:`Model.statistics`."""
         graph = self.proto.graph
         weights = [tensor for tensor in graph.initializer if tensor.data_type in _WEIGHTS]
         return {
@@ -91,7 +91,7 @@ class OnnxFileModel(Model):
         }
 
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[Any]]:
-        """Draw inputs: places along an axis that the model reads from, standard normal numbers, cases, or ones."""
+        """Draw inputs: positions along an axis that the model reads from, standard normal numbers, cases, or ones."""
         rng = np.random.default_rng(seed)
         allowed = self._allowed
         return {
@@ -103,7 +103,7 @@ class OnnxFileModel(Model):
 
     @cached_property
     def _allowed(self) -> dict[str, ValueRange]:
-        """The places that inputs may name, by input name."""
+        """Positions that inputs may hold, by input name."""
         shapes = {value.name: _sizes(value) for value in self.proto.graph.input}
         shapes |= {tensor.name: tuple(tensor.dims) for tensor in self.proto.graph.initializer}
         source = {spec.name: spec.name for spec in self.inputs}
@@ -130,15 +130,15 @@ class OnnxFileModel(Model):
         return self.parts.kinds()
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
-        """Itself: it has the only format that it can have."""
+        """Return the model itself, since it has only one format."""
         return self
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
-        """Open the whole model in ONNX Runtime. Raises DeviceError."""
+        """Return a function that runs the whole model in ONNX Runtime. Raises DeviceError."""
         return ort_reference(self.proto, self.inputs, [spec.name for spec in self.outputs], self.path)
 
     def chain(self, elements: int, hops: int) -> Model:
-        """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
         return relu_chain(elements, hops)
 
 
@@ -154,12 +154,12 @@ def read_onnx(path: Path, sizes: Sizes, why: str = "") -> OnnxFileModel:
 
     Args:
         path: the file.
-        sizes: what the user says of the sizes of its inputs.
+        sizes: sizes of its inputs, as far as the user gives them.
         why: why OpenVINO does not run it, in a sentence.
 
     Raises:
         UsageError: a sample does not fit an input with open sizes.
-        ModelError: ONNX Runtime does not run it, a size is left open, or an input or output is no tensor of numbers.
+        ModelError: ONNX Runtime does not run it, a size is left open, or an input or output is not a tensor of numbers.
         DeviceError: ONNX Runtime is not installed.
     """
     try:
@@ -215,7 +215,7 @@ def _check_type(path: Path, what: str, value: onnx.ValueInfoProto) -> None:
 def _dtype(number: int) -> str:
     if number in (onnx.TensorProto.STRING, onnx.TensorProto.UNDEFINED):
         return "string" if number else "unknown"
-    declared = str(onnx.TensorProto.DataType.Name(number)).lower()  # NumPy may have no type of its own for it
+    declared = str(onnx.TensorProto.DataType.Name(number)).lower()  # NumPy may have no such type
     narrow = declared == "bfloat16" or declared.startswith(("float4", "float8", "int4", "uint4"))
     return declared if narrow else str(helper.tensor_dtype_to_np_dtype(number))
 
@@ -244,7 +244,7 @@ def _tensor_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def _unzip(graph: onnx.GraphProto) -> None:
-    """Have outputs that are a sequence of dictionaries be the tensor that these were made of: a row each, a column a key."""
+    """Replace outputs that are a sequence of dictionaries by the tensor that these are made of: a row each, a column a key."""
     outputs = {value.name: value for value in graph.output}
     for node in graph.node:
         if node.op_type == "ZipMap" and node.domain == "ai.onnx.ml" and node.output[0] in outputs:
@@ -253,12 +253,12 @@ def _unzip(graph: onnx.GraphProto) -> None:
 
 
 class _Reading:
-    """Facts about an ONNX file that making its task graph brings to light.
+    """Facts about an ONNX file that are found while its task graph is made.
 
     Args:
         path: the file, for messages.
         proto: its model; it is changed.
-        shapes: static ones of its inputs, by name.
+        shapes: static shapes of its inputs, by name.
     """
 
     def __init__(self, path: Path, proto: onnx.ModelProto, shapes: Mapping[str, Any]) -> None:
@@ -272,15 +272,15 @@ class _Reading:
         self._as_in_file = [copy.deepcopy(value) for value in self._inputs]
         _set_sizes([value for value in self._inputs if value.name in shapes], shapes)
         self._content = onnx_digest(proto)
-        self._unsized = False  # whether sizes of inputs are open in the model after all
+        self._unsized = False  # whether the model's inputs have open sizes nevertheless
         self._cases = _cases(graph, {value.name for value in self._inputs})
         self._case = self._cases[0]
-        self._types: dict[str, str] = {}  # of tensors, NumPy spelling; 'sequence' and the like for what is none
+        self._types: dict[str, str] = {}  # type of each value, in NumPy spelling; 'sequence' and so on if not a tensor
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._open: set[str] = set()  # tensors whose size depends on the data, or is not known before they are computed
+        self._open: set[str] = set()  # tensors whose size depends on the data, or is unknown before a run
 
     def model(self, why: str) -> OnnxFileModel:
-        """Make the model. Raises ModelError."""
+        """Return the model. Raises ModelError."""
         graph = self._proto.graph
         self._infer()
         for node in graph.node:
@@ -320,7 +320,7 @@ class _Reading:
         return TensorSpec(name, op, self._shapes[name], self._types[name])
 
     def _infer(self) -> None:
-        """Ask ONNX Runtime for the type and shape of every tensor, and run the model where it does not know a size."""
+        """Ask ONNX Runtime for the type and shape of every tensor, and run the model to find sizes that it does not know."""
         graph = self._proto.graph
         ends = {value.name for value in graph.output}
         inner = [name for node in graph.node for name in node.output if name and name not in ends]
@@ -341,7 +341,7 @@ class _Reading:
             except ort_failures():
                 if self._as_in_file == self._inputs:
                     raise
-                # a branch that these inputs do not take may be for other sizes: where they are open, nobody looks
+                # a branch that these inputs do not take may be for other sizes; with open sizes, it is not checked
                 ruled, self._unsized = _ruled_shapes(self._proto), True
                 for value, before in zip(self._inputs, self._as_in_file, strict=True):
                     value.CopyFrom(before)
@@ -364,23 +364,23 @@ class _Reading:
         self._run(session, unknown, ruled)
 
     def _run(self, session: Any, unknown: Sequence[str], ruled: Mapping[str, tuple[int, ...]] | None) -> None:
-        """Find sizes by running the model. A scalar, too, is a tensor of which ONNX Runtime names no size."""
+        """Find sizes by running the model. ONNX Runtime states no shape for a scalar either."""
         if not unknown:
             return
         for seed in range(_SAMPLES):
             try:
                 values = self._sampled(session, unknown, seed) if seed else self._first(session, unknown)
-            except ort_failures():  # the first ones will do
+            except ort_failures():  # the sizes of the first run are enough
                 break
             for name, value in zip(unknown, values, strict=True):
                 if isinstance(value, np.ndarray) and (not seed or value.size > math.prod(self._shapes[name])):
                     self._shapes[name] = value.shape
-        # those that are numbers, as the rules of ONNX say, and those that are as large as the data says
+        # open are all sizes that the rules of ONNX do not determine, since these may depend on the data
         ruled = _ruled_shapes(self._proto) if ruled is None else ruled
         self._open |= {name for name in unknown if ruled.get(name) != self._shapes[name]}
 
     def _first(self, session: Any, unknown: Sequence[str]) -> list[Any]:
-        """Run on random inputs in the first case in which the model runs, and keep to that. Raises ModelError without one."""
+        """Run on random inputs in the first case in which the model runs, and keep this case. Raises ModelError without one."""
         failures: list[Exception] = []
         for case in self._cases:
             self._case = case
@@ -400,7 +400,7 @@ class _Reading:
         return values
 
     def _live(self) -> list[int]:
-        """Nodes on the way to an output that do not compute the same in each run, by number, in topological order."""
+        """Return the nodes that affect an output and may differ between runs, by number, in topological order."""
         graph = self._proto.graph
         maker = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
         read = [reads(node) for node in graph.node]
@@ -422,7 +422,7 @@ class _Reading:
                 continue
             if node.op_type in _RANDOM or not read[number] <= self._constant.keys():
                 live.append(number)
-            else:  # computed from constants alone: of the ops that read it
+            else:  # computed from constants only: part of the ops that read it
                 size = sum(self._constant[name] for name in read[number]) + _own_bytes(node)
                 self._constant |= {name: size for name in node.output if name}
         return live
@@ -434,7 +434,7 @@ class _Reading:
         names: Sequence[str],
         outputs: Sequence[TensorSpec],
     ) -> tuple[OpGraph, list[str], tuple[str, ...]]:
-        """Make the task graph; return also the name of each tensor, and the ops whose output sizes are open."""
+        """Return the task graph, the name of each tensor, and the ops whose output sizes are open."""
         tensors: list[str] = [spec.name for spec in inputs]
         tensor_op, tensor_port = [*range(len(inputs))], [0] * len(inputs)
         number = {name: t for t, name in enumerate(tensors)}
@@ -491,17 +491,17 @@ _ORT_TYPES = {
     **{f"tensor({name})": name for name in ("bool", "float16", "bfloat16", "string")},
     **{f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (4, 8, 16, 32, 64)},
 }
-"""NumPy's spelling of what ONNX Runtime calls types."""
+"""NumPy's spelling of ONNX Runtime's types."""
 
 
 def _width(dtype: str) -> float:
-    """Return the bytes of an element, half a byte for ``int4``; one if its type does not say how many bits it has."""
+    """Return the bytes of an element, half a byte for ``int4``; 1 if the type's name does not state its bits."""
     bits = re.search(r"\d+", dtype)
     return int(bits[0]) / 8 if bits else 1.0
 
 
 def _own_bytes(node: onnx.NodeProto) -> int:
-    """Bytes of the constants inside of a node: of its attributes and its bodies, and of the tables of a tree ensemble."""
+    """Return the bytes of the constants inside a node: in attributes, in bodies, and in the tables of a tree ensemble."""
     size = 0
     for attribute in node.attribute:
         size += 4 * (len(attribute.floats) + len(attribute.ints))
@@ -512,7 +512,7 @@ def _own_bytes(node: onnx.NodeProto) -> int:
 
 
 def _unique(names: Sequence[str], taken: Collection[str]) -> list[str]:
-    """Return names of which no two are equal, and none is taken."""
+    """Return different names, none of which is in ``taken``."""
     used, found = set(taken), []
     kept = set(names)
     for name in names:
@@ -526,7 +526,7 @@ def _unique(names: Sequence[str], taken: Collection[str]) -> list[str]:
 
 
 def _cases(graph: onnx.GraphProto, inputs: Collection[str]) -> list[Mapping[str, int]]:
-    """Choose an integer for each input that is compared with integers, in every way; without such inputs, there is one way."""
+    """Return combinations of integers for the inputs that are compared with integers; a single empty one without any."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     constants |= {
         node.output[0]: attribute.t for node in graph.node if node.op_type == "Constant" for attribute in node.attribute
@@ -550,7 +550,7 @@ def _drawn(rng: np.random.Generator, spec: TensorSpec, cases: Mapping[str, int])
 
 
 def _ruled_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    """Shapes that follow from the rules of ONNX, whatever the data."""
+    """Return the shapes that follow from the rules of ONNX, whatever the data."""
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except (ValueError, RuntimeError, onnx.shape_inference.InferenceError):

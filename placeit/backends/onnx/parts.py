@@ -1,4 +1,4 @@
-"""Parts of ONNX models: what is cut out of one for ONNX Runtime."""
+"""Cut parts out of ONNX models for ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from placeit.core.sizes import Limits
 __all__ = ["KNOWN_VERSION", "OnnxParts", "drop_repeated_names", "fix_shape", "reads"]
 
 _OWN_CONSTANTS = 4  # version of the format before which constants had to be inputs as well
-KNOWN_VERSION = 10  # of it that ONNX Runtime reads for years; what came later says nothing about what a graph computes
+KNOWN_VERSION = 10  # format version that ONNX Runtime has read for years; later ones change nothing about a graph's computation
 
 
 class OnnxParts:
-    """Cuts parts of a task graph out of the ONNX model from which the graph was made.
+    """Object that cuts parts of a task graph out of the ONNX model from which the graph was made.
 
-    What ops compute is matched with the ONNX model by the names of tensors. If the ops are OpenVINO's: it hands the name of an
-    ONNX tensor on to whatever makes the same value after conversion. So any part at whose borders every tensor has such a name
-    is a part of the ONNX model, whatever the ops inside became.
+    Ops are matched with the ONNX model by the names of tensors. This works for OpenVINO's ops, too, as OpenVINO passes the
+    name of an ONNX tensor on to the op that has its value after conversion. So any part at whose borders every tensor has such
+    a name is a part of the ONNX model, whatever its ops were converted to.
 
     A node with several outputs may be cut between them: each part then has the node, and computes the outputs that it needs.
 
     Args:
         proto: the ONNX model; it is changed.
         graph: the task graph of the model.
-        outputs: of the model.
+        outputs: outputs of the model.
         bounded: ops whose output sizes depend on the data.
-        names: each tensor of the graph with its names in the ONNX model, among others.
-        limits: least and largest sizes of the tensors of the graph that have open ones.
-        unsized: whether parts leave the sizes of their inputs open, as ONNX Runtime does not open them with sizes for which
-            some branch is not made that these inputs never take.
+        names: each tensor of the graph with its names, among them its names in the ONNX model.
+        limits: least and largest sizes of the graph's tensors with open sizes.
+        unsized: whether parts leave the sizes of their inputs open. ONNX Runtime does not open a model with sizes that do not
+            fit one of its branches, even if its inputs never take this branch.
 
     Attributes:
         content: digest of the ONNX model.
@@ -64,7 +64,7 @@ class OnnxParts:
         self._inputs = {value.name for value in proto.graph.input} - self._initializers.keys()
         nodes = proto.graph.node
         self._maker = {name: number for number, node in enumerate(nodes) for name in node.output if name}
-        self._name: dict[int, str] = {}  # of tensors of the task graph
+        self._name: dict[int, str] = {}  # ONNX name of each tensor of the task graph
         self._alias: dict[str, str] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         drop_repeated_names(proto.graph)
@@ -73,7 +73,7 @@ class OnnxParts:
             known = [name for name in called if (name in self._inputs or name in self._maker) and name not in self._alias]
             if not known or int(graph.tensor_op[tensor]) in self._bounded:
                 continue
-            # what is made first can stand for all the others, and the order of the nodes stays topological
+            # the first name can stand for all others, and keeps the order of the nodes topological
             first = min(known, key=lambda name: (self._maker.get(name, -1), name))
             self._alias |= dict.fromkeys(known, first)
             if tensor not in self._limits:
@@ -95,16 +95,16 @@ class OnnxParts:
         return sum(len(atom) for atom, *_ in self._parts()) == len(self._graph)
 
     def together(self) -> tuple[tuple[str, ...], ...]:
-        """Sets of ops connected by tensors that the ONNX model does not have, because one node became several ops."""
+        """Return sets of ops connected by tensors that the ONNX model does not have, because one node became several ops."""
         return tuple(tuple(self._graph.names[v] for v in atom) for atom in self._atoms() if len(atom) > 1)
 
     def kinds(self) -> Iterator[tuple[list[str], onnx.ModelProto]]:
-        """Yield the ops that can be cut out of the ONNX model, each with the ops from which it cannot be separated.
+        """Yield sets of ops that can be cut out of the ONNX model and compute alike, each with an example as a model.
 
-        Those are together that are the same nodes, with the same attributes, of tensors of the same types and ranks: what has a
-        kernel for one of them has it for all. The first is there as a model.
+        Ops are alike if they are the same nodes, with the same attributes, on tensors of the same types and ranks: a device
+        with a kernel for one of them has it for all. An op comes together with the ops from which it cannot be separated.
 
-        Missing are ops that read more in the ONNX model than they do after conversion.
+        Ops that read more in the ONNX model than after conversion are missing.
         """
         alike: dict[object, tuple[list[str], tuple[list[int], list[int], list[int]]]] = {}
         for atom, enter, leave, described in self._parts():
@@ -114,7 +114,7 @@ class OnnxParts:
             yield ops, self.cut(*example)
 
     def _parts(self) -> Iterator[tuple[list[int], list[int], list[int], tuple[list[str], dict[str, int], set[int]]]]:
-        """Yield the smallest parts that can be cut out: ops, tensors that enter and leave, and what `_signature` takes."""
+        """Yield the smallest parts that can be cut out: ops, tensors that enter and leave, and arguments of `_signature`."""
         edges, tensors = self._graph.edges, self._graph.edge_tensor
         for atom in self._atoms():
             inside = np.isin(edges, atom)
@@ -124,7 +124,7 @@ class OnnxParts:
                 continue
             given = self._given(atom, enter)
             made = self._ends(atom, leave)
-            if not made:  # an input that nothing reads can still be handed on
+            if not made:  # an input without readers can still be passed on
                 leave, made = list(given.values()), list(given)
             ends = [name for name in made if name is not None]
             if not ends or len(ends) < len(made):
@@ -134,7 +134,7 @@ class OnnxParts:
                 yield atom, enter, leave, (ends, given, numbers)
 
     def _signature(self, ends: Iterable[str], given: Mapping[str, int], numbers: Iterable[int]) -> object:
-        """Describe what a part computes, whatever its tensors are called, however large they are, and what constants hold."""
+        """Return a key of a part's computation, without names and sizes of tensors and values of constants."""
         place = {number: i for i, number in enumerate(sorted(numbers))}
 
         def described(name: str) -> object:
@@ -157,16 +157,16 @@ class OnnxParts:
         )
 
     def cut(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> onnx.ModelProto:
-        """Cut a part out as a model, with static inputs but where sizes are open.
+        """Return a part as an ONNX model, with static inputs except for open sizes.
 
         Args:
             ops: op numbers of the part, ascending.
             enter: tensors that it reads from outside, its first inputs; the model's own inputs among ``ops`` follow.
-            leave: tensors that others read, its first outputs; the model's own outputs among ``ops`` follow.
+            leave: tensors that other parts read, its first outputs; the model's own outputs among ``ops`` follow.
 
         Raises:
-            DeviceError: the part reads something in the ONNX model that is none of these inputs, or has a border where the
-                ONNX model has no tensor; both are so only for ops outside of :meth:`kinds`.
+            DeviceError: the part reads an ONNX tensor that is not among these inputs, or has a border where the ONNX model has
+                no tensor; both occur only for ops outside of :meth:`kinds`.
         """
         graph = self._graph
         for tensor in (*enter, *leave):
@@ -189,9 +189,9 @@ class OnnxParts:
             (graph.tensor_dtypes[t], _sizes(graph.tensor_shapes[t], self._limits.get(t))) for t in leave
         ]
         for spec, v in ((self._outputs[graph.names[v]], v) for v in results):
-            # a size that depends on the data is known when it has been computed
+            # a size that depends on the data is known after the computation
             specs.append((spec.dtype, None if self._bounded & {v, *self._read_by(v)} else _sizes(spec.shape, spec.limits)))
-        # outputs have names of their own, since one tensor may be several of them, or an input as well
+        # outputs get other names, since one tensor may be several outputs, or an input as well
         names = [f"placeit.output.{place}" for place in range(len(ends))]
         nodes += [helper.make_node("Identity", [end], [name]) for end, name in zip(ends, names, strict=True)]
         body = helper.make_graph(
@@ -213,7 +213,7 @@ class OnnxParts:
         return made
 
     def _atoms(self) -> list[list[int]]:
-        """Op numbers, apart wherever the ONNX model has a tensor."""
+        """Return sets of op numbers that the ONNX model separates by tensors."""
         root = list(range(len(self._graph)))
 
         def find(v: int) -> int:
@@ -230,19 +230,19 @@ class OnnxParts:
         return list(atoms.values())
 
     def _read_by(self, op: int) -> list[int]:
-        """Ops whose tensors an op reads."""
+        """Return the ops whose tensors an op reads."""
         return [int(u) for u in self._graph.edges[self._graph.edges[:, 1] == op, 0]]
 
     def _made_by(self, op: int) -> list[int]:
         return [int(t) for t in np.flatnonzero(self._graph.tensor_op == op)]
 
     def _given(self, ops: Iterable[int], enter: Iterable[int]) -> dict[str, int]:
-        """Tensors that a part is given, by name: those that enter, and the model's inputs among its ops."""
+        """Return the tensors given to a part, by name: the ones that enter, and the model's inputs among its ops."""
         made = (t for v in ops if self._graph.kinds[v] == "Parameter" for t in self._made_by(v))
         return {self._name[t]: t for t in (*enter, *made) if t in self._name}
 
     def _ends(self, ops: Iterable[int], leave: Iterable[int]) -> list[str | None]:
-        """Names of what a part makes: tensors, then the model's outputs; None for one that the ONNX model does not have."""
+        """Return the names of a part's tensors and model outputs; None for one that the ONNX model does not have."""
         ends = [self._name.get(tensor) for tensor in leave]
         for v in ops:
             if self._graph.kinds[v] == "Result":
@@ -254,7 +254,7 @@ class OnnxParts:
         return ends
 
     def _behind(self, ends: Iterable[str], given: Iterable[str]) -> tuple[set[int], set[str], set[str]]:
-        """Follow tensors back to what is given: the nodes on the way, inputs that are not given, and constants."""
+        """Follow tensors back to given ones: return the nodes on the way, inputs that are not given, and constants."""
         waiting, seen = list(ends), set(given)
         nodes: set[int] = set()
         missing: set[str] = set()
@@ -282,7 +282,7 @@ class OnnxParts:
 
 
 def _sizes(shape: Sequence[int], limits: Limits | None) -> Sequence[int | None]:
-    """Return a tensor's sizes; None for those that are open."""
+    """Return a tensor's sizes; None for open ones."""
     return shape if limits is None else [low if low == high else None for low, high in limits]
 
 
@@ -291,7 +291,7 @@ def _value(name: str, dtype: str, shape: Sequence[int | None] | None) -> onnx.Va
 
 
 def drop_repeated_names(graph: onnx.GraphProto) -> None:
-    """Take the names of nodes away that an earlier node has: ONNX Runtime wants all names of nodes to differ."""
+    """Remove names of nodes that an earlier node has, since ONNX Runtime requires different names."""
     seen: set[str] = set()
     for node in graph.node:
         if node.name in seen:
@@ -302,7 +302,7 @@ def drop_repeated_names(graph: onnx.GraphProto) -> None:
 
 
 def _without(node: onnx.NodeProto, given: Collection[str]) -> onnx.NodeProto:
-    """Return a node that makes none of the tensors that are given; itself if it makes none of them."""
+    """Return a node without those outputs that are given; the node itself if none is."""
     if not any(name in given for name in node.output):
         return node
     copy = onnx.NodeProto()
@@ -312,7 +312,7 @@ def _without(node: onnx.NodeProto, given: Collection[str]) -> onnx.NodeProto:
 
 
 def fix_shape(node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Make a constant of a node that asks for a known shape, as was done to the task graph."""
+    """Replace a node that returns a known shape by a constant, as in the task graph."""
     if node.op_type != "Shape" or node.domain not in ("", "ai.onnx") or node.input[0] not in shapes:
         return
     limits = {attribute.name: attribute.i for attribute in node.attribute}
@@ -329,7 +329,7 @@ def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Rename what a node reads, also inside its bodies: names in there differ from those outside, by the rules of ONNX."""
+    """Rename the inputs of a node, also inside its bodies, where names differ from outer ones by the rules of ONNX."""
     node.input[:] = [names.get(name, name) for name in node.input]
     for body in _bodies(node):
         for inner in body.node:
@@ -339,7 +339,7 @@ def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
 
 
 def reads(node: onnx.NodeProto) -> set[str]:
-    """Return the names of the tensors that a node reads, also from inside its bodies."""
+    """Return the names of the tensors that a node reads, also inside its bodies."""
     names = set(node.input)
     for body in _bodies(node):
         inner = set().union(*map(reads, body.node), {value.name for value in body.output})

@@ -32,10 +32,10 @@ class OnnxModel(FromOnnxFile, JoinedModel):
         return self if all(device.kind != "ort" for device in cluster.devices) else for_onnxruntime(self, cluster, graph)
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
-        """Open the whole model in ONNX Runtime, which defines what the file computes: OpenVINO's integers have 32 bits."""
+        """Return a function that runs the whole model in ONNX Runtime, since OpenVINO's integers have 32 bits only."""
         try:
             return self.whole_file("onnx").reference(device, precision)
-        except DeviceError:  # the file as it is; without names that occur twice, for one
+        except DeviceError:  # of the unchanged file; the model in memory has no repeated names, for example
             if self.parts.covers:
                 return JoinedModel.reference(self, device, precision)
             if self.rounds and has_onnxruntime():
@@ -44,10 +44,10 @@ class OnnxModel(FromOnnxFile, JoinedModel):
 
 
 def with_onnx(model: OpenVinoModel) -> OnnxModel:
-    """Read a model's ONNX file again, for ONNX Runtime.
+    """Return a model with its ONNX file read again, for ONNX Runtime.
 
     Raises:
-        DeviceError: the model does not come from an ONNX file, or the file is not there any more.
+        DeviceError: the model does not come from an ONNX file, or the file does not exist any more.
     """
     if isinstance(model, OnnxModel):
         return model
@@ -64,20 +64,20 @@ def with_onnx(model: OpenVinoModel) -> OnnxModel:
 
 
 def for_onnxruntime(model: OpenVinoModel, cluster: Cluster, graph: str = "") -> Model:
-    """Return a model that OpenVINO has read for a cluster in which ONNX Runtime drives devices.
+    """Return a model that OpenVINO has read, for a cluster in which ONNX Runtime drives devices.
 
-    Where it drives all of them, and the ONNX file has no tensors at some borders of OpenVINO's graph, the graph is the file's
-    own; on a single device the model is run whole, if no other graph is wanted.
+    If ONNX Runtime drives all of them, and the ONNX file has no tensors at some borders of OpenVINO's graph, the result has the
+    file's own graph. On a single device the model is run whole, unless another graph is wanted.
 
     Raises:
-        DeviceError: the model does not come from an ONNX file, or the file is not there any more.
+        DeviceError: the model does not come from an ONNX file, or the file does not exist any more.
     """
     joined = with_onnx(model)
     if joined.parts.covers or any(device.kind != "ort" for device in cluster.devices):
         return joined
     if len(cluster) == 1 and graph in ("", model.graph.hash):
         return replace(joined.whole_file("onnx"), together=(model.graph.names,))
-    if model.has_open_sizes:  # the file's own graph has one size
+    if model.has_open_sizes:  # the file's own graph is for one size
         return joined
     with contextlib.suppress(ModelError):
         own = read_onnx(model.path, Sizes({spec.name: spec.shape for spec in model.inputs}))

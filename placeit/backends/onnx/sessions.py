@@ -1,4 +1,4 @@
-"""Whole ONNX models in ONNX Runtime, as a program without placeit opens them."""
+"""Whole ONNX models in ONNX Runtime, opened as by a program without placeit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["open_whole", "ort_reference"]
 
 
 def open_whole(model: str | bytes | onnx.ModelProto, *, optimize: bool = True) -> Any:
-    """Open a whole model on the CPU, with threads that rest when it does not run. Raises what ONNX Runtime does.
+    """Open a whole model on the CPU, with threads that sleep between runs. Raises ONNX Runtime's errors.
 
     Args:
         model: path of the file, its content, or the model itself.
@@ -28,7 +28,7 @@ def open_whole(model: str | bytes | onnx.ModelProto, *, optimize: bool = True) -
     """
     runtime = onnxruntime()
     options = runtime.SessionOptions()
-    options.log_severity_level = 4  # errors are raised; warnings about the parts of a model tell a user nothing
+    options.log_severity_level = 4  # errors are raised; warnings about parts of a model do not help users
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not optimize:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -44,17 +44,17 @@ def ort_reference(
     path: Path,
     called: Sequence[TensorSpec] | None = None,
 ) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
-    """Prepare a whole model in ONNX Runtime, as the reference for outputs.
+    """Return a function that runs a whole model in ONNX Runtime, as the reference for outputs.
 
     Args:
         model: path of the file, or the model itself.
-        inputs: of the model.
+        inputs: inputs of the model.
         outputs: names of its outputs in the file.
-        path: for messages.
-        called: the outputs under the names by which callers know them; None if those are the same.
+        path: path for messages.
+        called: names of the outputs for callers; None if they are the names in the file.
 
     Raises:
-        DeviceError: ONNX Runtime does not open it.
+        DeviceError: ONNX Runtime does not open the model.
     """
     with explaining(f"ONNX Runtime cannot open {path}"):
         session = open_whole(model)

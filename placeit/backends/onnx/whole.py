@@ -1,4 +1,4 @@
-"""Whole ONNX files in ONNX Runtime, as a program without placeit opens them: references for outputs, and plain devices."""
+"""Whole ONNX files in ONNX Runtime, as programs without placeit open them: references for outputs, and plain devices."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class FromOnnxFile(OpenVinoModel):
     """A model that OpenVINO has read from an ONNX file, which ONNX Runtime can read as well."""
 
     def whole_file(self, form: Format) -> Model:
-        """Return the model that ONNX Runtime reads from the file, if ``form`` is its format; else itself."""
+        """Return the model that ONNX Runtime reads from the file if ``form`` is its format, else the model itself."""
         return self if form != "onnx" else WholeOnnxModel.of_file(self, [port.get_names() for port in self.ov_model.outputs])
 
     @cached_property
     def rounds(self) -> bool:
-        """True if the file has operators of quantised numbers, such as dynamic quantisation writes."""
+        """True if the file has operators on quantised numbers, as dynamic quantisation writes them."""
         return bool(find_ops(self.path, ROUNDING_OPS))
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
-        """Compile the whole model with OpenVINO, or open it in ONNX Runtime where that says what the operators are.
+        """Return a function that runs the whole model in OpenVINO, or in ONNX Runtime if that defines the operators.
 
         Raises:
-            DeviceError: neither can run it.
+            DeviceError: neither runtime can run it.
         """
         if self.rounds and has_onnxruntime():
             return self.whole_file("onnx").reference(device, precision)
@@ -51,8 +51,8 @@ class WholeOnnxModel(Model):
     """A model that OpenVINO has read from an ONNX file, for ONNX Runtime to run whole, from the same file.
 
     Attributes:
-        of: as OpenVINO has read it.
-        names: names of its outputs in the file, by those that ``of`` has for them.
+        of: the model as OpenVINO has read it.
+        names: names of its outputs in the file, by their names in ``of``.
     """
 
     of: Model
@@ -60,11 +60,11 @@ class WholeOnnxModel(Model):
 
     @classmethod
     def of_file(cls, model: Model, called: Sequence[Collection[str]]) -> Self:
-        """Take the file of a model that OpenVINO has read from it.
+        """Return the model for the file that OpenVINO has read it from.
 
         Args:
-            model: as OpenVINO has read it.
-            called: what OpenVINO calls each output: it may have several names, of which one is that in the file.
+            model: the model as OpenVINO has read it.
+            called: OpenVINO's names of each output, among them its name in the file.
         """
         own = output_names(model.path)
         names: dict[str, str] = {}
@@ -76,11 +76,11 @@ class WholeOnnxModel(Model):
 
     @property
     def formats(self) -> frozenset[Format]:
-        """ONNX only."""
+        """Only the format of ONNX."""
         return frozenset({"onnx"})
 
     def statistics(self) -> dict[str, int | float]:
-        """Count what the model is made of, as OpenVINO has read it."""
+        """Count ops, edges and parameters of the model as OpenVINO has read it."""
         return self.of.statistics()
 
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:
@@ -88,7 +88,7 @@ class WholeOnnxModel(Model):
         return self.of.random_inputs(seed)
 
     def sample_requests(self, seed: int = 0) -> Sequence[Sample]:
-        """Return what the model is measured on, which is what it is in OpenVINO."""
+        """Return the requests with which the model is measured in OpenVINO."""
         return self.of.sample_requests(seed) if self.given is None else super().sample_requests(seed)
 
     def segment(self, form: Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> OnnxFile:  # noqa: ARG002
@@ -105,16 +105,16 @@ class WholeOnnxModel(Model):
         )
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
-        """Itself."""
+        """Return the model itself."""
         return self
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
-        """Open the file in ONNX Runtime. Raises DeviceError."""
+        """Return a function that runs the file in ONNX Runtime. Raises DeviceError."""
         outputs = [self.names[spec.name] for spec in self.outputs]
         return ort_reference(str(self.path), self.inputs, outputs, self.path, self.outputs)
 
     def chain(self, elements: int, hops: int) -> Model:
-        """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
         from placeit.backends.onnx.joined import relu_chain
 
         return relu_chain(elements, hops)

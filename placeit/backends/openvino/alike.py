@@ -1,4 +1,4 @@
-"""Parts of a model that compute the same function with the same weights, so that one compiled program serves all of them."""
+"""Find parts of a model that compute one function with one set of weights, so that one compiled program serves them all."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from placeit.core.graph import OpGraph
 
 __all__ = ["function_digest", "weight_readers"]
 
-_LARGE = 1 << 16  # bytes of a constant from which on it is a weight: it is compared by where it lies, and not by its value
+_LARGE = 1 << 16  # least bytes of a weight: such a constant is compared by its address, not by its value
 _RANDOM = frozenset(("Multinomial", "RandomUniform"))
 
 
 def weight_readers(model: Any, graph: OpGraph, view: View) -> tuple[frozenset[int], frozenset[int]]:
-    """Find the ops that read weights, by their numbers.
+    """Return the ops that read weights, by their numbers.
 
     Args:
         model: an ``openvino.Model``.
         graph: its task graph.
-        view: what the task graph stands for in the model.
+        view: nodes of the model for the ops and tensors of the task graph.
 
     Returns:
-        The ops that share a weight with another op, and those that have one to themselves; an op may be in both.
+        The ops that share a weight with another op, and the ops with a weight that they alone read; an op may be in both sets.
     """
     fixed = constant_nodes(model)
     address: dict[str, int] = {}
@@ -46,14 +46,14 @@ def weight_readers(model: Any, graph: OpGraph, view: View) -> tuple[frozenset[in
 
 
 def function_digest(part: Any) -> str | None:
-    """Hash what a part computes, with the values of all its constants.
+    """Return a hash of a part's computation, including the values of all its constants.
 
     Args:
-        part: an ``openvino.Model`` whose weights lie in the memory of the whole model's, where nothing else will ever lie.
+        part: an ``openvino.Model`` whose weights are in the memory of the whole model, which is never reused.
 
     Returns:
-        Equal for parts that one program can serve; None if no other part can be served by the program of this one, because it
-        draws random numbers: each of its nodes draws from a sequence of its own.
+        Equal for parts that one program can serve. None if no other part can use this one's program because it draws random
+        numbers: each of its nodes draws from a separate sequence.
     """
     if any(node.get_type_name() in _RANDOM for node in part.get_ops()):
         return None

@@ -1,4 +1,4 @@
-"""Digests of what a model of OpenVINO computes."""
+"""Digests of the computation of OpenVINO models."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["openvino_digest"]
 
 
 def openvino_digest(model: Any, constant: Callable[[Any], str] | None = None) -> str:
-    """Hash what an ``openvino.Model`` computes: ops with versions, attributes and inputs, constants, models inside ops.
+    """Return a hash of a model's computation: ops with versions, attributes and inputs; constants; models inside ops.
 
-    Names do not count, since a converter makes some of them up.
+    Names do not count, since a converter invents some of them.
 
     Args:
-        model: the model.
-        constant: describes a ``Constant`` node; None to describe it as :func:`constant_digest` does.
+        model: an ``openvino.Model``.
+        constant: returns a text for a ``Constant`` node; None for the text of :func:`constant_digest`.
     """
     constant = constant or _openvino_constant
     nodes = model.get_ordered_ops()
@@ -50,7 +50,7 @@ def _openvino_constant(node: Any) -> str:
 
 
 def _ports(node: Any) -> object:
-    """Say how the inputs and outputs of an op are tied to those of the models inside it."""
+    """Return how the inputs and outputs of an op are connected to inputs and outputs of the models inside it."""
     match node.get_type_name():
         case "If":
             tied = [*map(node.get_input_descriptions, (0, 1)), *map(node.get_output_descriptions, (0, 1))]

@@ -53,15 +53,15 @@ _PER_OUTPUT_ELEMENT = {
 
 
 def bounded_shape(shape: Any) -> tuple[int, ...] | None:
-    """Turn an OpenVINO ``PartialShape`` into sizes, taking the upper bound of each open dimension; None if there is none."""
+    """Return an OpenVINO ``PartialShape`` as sizes, with the upper bound of each open dimension; None without a bound."""
     if shape.rank.is_dynamic:
         return None
-    sizes = tuple(shape[i].max_length for i in range(len(shape)))  # iterating ends by a C++ exception, which takes longer
+    sizes = tuple(shape[i].max_length for i in range(len(shape)))  # iteration would end by a C++ exception, which takes longer
     return None if any(size < 0 or size >= _UNBOUNDED for size in sizes) else sizes
 
 
 def bodies(node: Any) -> list[Any]:
-    """Return the models inside an ``If``, ``Loop`` or ``TensorIterator`` node; none for any other node."""
+    """Return the models inside an ``If``, ``Loop`` or ``TensorIterator`` node; empty for any other node."""
     match node.get_type_name():
         case "If":
             return [node.get_then_body(), node.get_else_body()]
@@ -74,7 +74,7 @@ def bodies(node: Any) -> list[Any]:
 
 
 def node_flops(node: Any) -> float:
-    """Return the operations of one execution of an OpenVINO node; zero where a shape is not known.
+    """Return the operations of one execution of an OpenVINO node; zero if a shape is unknown.
 
     A ``Loop`` or ``TensorIterator`` counts its body once per iteration (once if the number is not known), an ``If`` its more
     expensive branch.
@@ -99,7 +99,7 @@ _Shapes = list[tuple[int, ...]]
 
 
 def _convolution(weights: int, groups: bool, transposed: bool) -> Callable[[Any, _Shapes, tuple[int, ...]], float]:
-    """Rule for a convolution: weights are (groups,) output, input and kernel sizes; the first two swap if transposed."""
+    """Return the rule for a convolution, whose weights are (groups,) output, input, kernel; transposed, input comes first."""
 
     def rule(_: Any, inputs: _Shapes, output: tuple[int, ...]) -> float:
         # every output element is a sum over input channels and kernel; transposed, every input element is scattered
@@ -133,7 +133,7 @@ def _attention(_: Any, inputs: _Shapes, output: tuple[int, ...]) -> float:
 
 
 def _recurrent(first_weight: int) -> Callable[[Any, _Shapes, tuple[int, ...]], float]:
-    """Rule for a recurrent cell or sequence: both weight matrices are applied to every sample of every step."""
+    """Return the rule for a recurrent cell or sequence: both weight matrices are applied to every sample of every step."""
 
     def rule(_: Any, inputs: _Shapes, __: tuple[int, ...]) -> float:
         weights = math.prod(inputs[first_weight]) + math.prod(inputs[first_weight + 1])

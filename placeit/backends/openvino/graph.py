@@ -1,4 +1,4 @@
-"""From an OpenVINO model to a task graph."""
+"""Make the task graph of an OpenVINO model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NEVER_CONSTANT = frozenset(
     ("Parameter", "Result", "ReadValue", "Assign", "RandomUniform", "Multinomial", "If", "Loop", "TensorIterator")
 )
 _HEAVY = frozenset(("Convolution", "GroupConvolution", "MatMul", "Parameter", "ReadValue", "ScaledDotProductAttention"))
-_LIGHT = 1 << 16  # bytes of weights of an op that only scales or shifts
+_LIGHT = 1 << 16  # most bytes of weights of an op that only scales or shifts
 ARRANGING = frozenset(("Broadcast", "Concat", "Convert", "Gather", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 """Kinds of ops between a state and the attention that reads it."""
 _NO_TENSOR = frozenset(("Result", "Assign"))
@@ -55,14 +55,14 @@ def dtype_name(element_type: Any) -> str:
 
 
 def name_nodes(model: Any, keep: Callable[[str], bool]) -> None:
-    """Give every node a friendly name that is unique and the same whenever this model is loaded.
+    """Give every node a unique friendly name, which is equal whenever this model is loaded.
 
-    A converter numbers the nodes it makes up from a counter of the whole process, as in ``MVN_10734``: such names are
+    A converter numbers the nodes that it invents by a counter of the whole process, as in ``MVN_10734``: such names are
     numbered anew within the model, in topological order.
 
     Args:
         model: an ``openvino.Model``; its friendly names are changed.
-        keep: whether a name that looks made up is part of the file and stays.
+        keep: whether a name that looks invented is part of the file and stays.
     """
     nodes = model.get_ordered_ops()
     names: list[str] = [node.get_friendly_name() for node in nodes]
@@ -95,9 +95,9 @@ def fix_shapes(model: Any) -> None:
 
 
 def separate_transposed(model: Any) -> None:
-    """Give those that read a square weight transposed a copy of it, if others read it as it is.
+    """Copy a square weight for ops that read it transposed, if other ops read it as stored.
 
-    OpenVINO's CPU plugin knows the weights that it has reordered by address and shape, and takes a square one for its
+    OpenVINO's CPU plugin identifies the weights that it has reordered by address and shape, and confuses a square one with its
     transpose (2026.4).
 
     Args:
@@ -129,7 +129,7 @@ def _swaps(node: Any) -> bool:
 
 
 def _read_copy(readers: Collection[tuple[Any, Any, list[Any]]]) -> None:
-    """Have products read a copy of the constant that they read, through nodes of their own where some are between."""
+    """Make products read a copy of their constant, also through copies of the nodes between."""
     ops = openvino.opset13
     constant = next(iter(readers))[1]
     tensor = openvino.Tensor(constant.get_element_type(), constant.get_output_shape(0))
@@ -149,14 +149,14 @@ def _read_copy(readers: Collection[tuple[Any, Any, list[Any]]]) -> None:
 
 
 def constant_nodes(model: Any, stand_ins: Collection[str] = ()) -> dict[str, frozenset[str]]:
-    """Find the nodes whose value is fixed: constants, and nodes computed from constants only.
+    """Return the nodes whose value is fixed: constants, and nodes computed from constants only.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names.
         stand_ins: friendly names of nodes that stand for constants.
 
     Returns:
-        for each such node, the constants it is computed from (itself, for a constant), all by friendly name.
+        for each such node, the constants that it is computed from (itself, for a constant), all by friendly name.
     """
     leaves: dict[str, frozenset[str]] = {}
     for node in model.get_ordered_ops():
@@ -177,19 +177,19 @@ def build_graph(
 
     Constants, and nodes computed from constants only (weights being decompressed or dequantised), are part of the op that
     reads them. If several ops read one, each counts all of its bytes, because each needs them wherever it runs. Two inputs
-    of an op that are the same tensor are one edge. The outputs of every op but ``Result`` and ``Assign`` are tensors, read
-    or not; a tensor whose size depends on the data has its upper bound.
+    of an op that are one tensor are one edge. The outputs of every op but ``Result`` and ``Assign`` are tensors, read or not;
+    a tensor whose size depends on the data has its upper bound.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names.
         path: the file it came from, for messages.
-        sized: its nodes with the shapes that the graph is to have, for each typical size. The graph has those of the first, and
-            operations and bytes are means.
-        shares: how often each comes, as a share of all.
+        sized: the model's nodes with their shapes at each typical size. The graph has the first shapes; operations and bytes
+            are means.
+        shares: share of the requests that have each typical size.
         stand_ins: friendly names of nodes that stand for constants; their bytes are not counted.
 
     Raises:
-        ModelError: a tensor of strings, or one whose size has no bound.
+        ModelError: a tensor holds strings, or has a size without a bound.
     """
     constant = constant_nodes(model, stand_ins)
     nodes = model.get_ordered_ops()
@@ -274,7 +274,7 @@ def _sizes(output: Any, name: str, kind: str, path: object) -> tuple[int, ...]:
 
 
 def upper_bound_ops(model: Any, sized: Sized, names: Collection[str]) -> tuple[str, ...]:
-    """Return those of the named ops whose output sizes depend on the data, with only an upper bound known."""
+    """Return the named ops whose output sizes depend on the data, with only an upper bound known."""
     return tuple(
         node.get_friendly_name()
         for node in model.get_ordered_ops()
@@ -286,9 +286,9 @@ def upper_bound_ops(model: Any, sized: Sized, names: Collection[str]) -> tuple[s
 def inseparable_ops(model: Any, graph: OpGraph, bounded: Collection[str]) -> tuple[tuple[str, ...], ...]:
     """Return sets of ops that must be on one device and in one segment.
 
-    Those are ops that share a variable (``ReadValue`` and ``Assign``), with the attention that reads it, which OpenVINO fuses
-    with them, and each op whose output sizes depend on the data with what reads it: buffers between programs are of one size
-    for good.
+    They are ops that share a variable (``ReadValue`` and ``Assign``), with the attention that reads it, which OpenVINO fuses
+    with them; and each op whose output sizes depend on the data, with its readers, since buffers between programs have fixed
+    sizes.
 
     Args:
         model: an ``openvino.Model``.
@@ -304,7 +304,7 @@ def inseparable_ops(model: Any, graph: OpGraph, bounded: Collection[str]) -> tup
 
 
 def single_reader_ops(graph: OpGraph) -> tuple[tuple[str, ...], ...]:
-    """Return each op with the ops without weights and products whose results nothing else reads, in sets of two and more.
+    """Return sets of two or more ops: an op, and ops without weights and products whose results only this set reads.
 
     These are the parts of a normalization or of a rotary embedding, which OpenVINO fuses when it compiles a model.
     """
@@ -332,7 +332,7 @@ def _state_sharers(model: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def _attention(read: Any) -> list[str]:
-    """Return the attention that reads a state, and what asks for the state's shape; what is on the way only arranges it."""
+    """Return the attention that reads a state, and ops that read the state's shape; ops between only rearrange the state."""
     found: list[str] = []
     waiting, seen = [read], set[str]()
     while waiting:

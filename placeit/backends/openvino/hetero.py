@@ -1,4 +1,4 @@
-"""Export of a placement for use without placeit: an OpenVINO IR with an affinity on every node."""
+"""Export a placement for use without placeit: an OpenVINO IR with an affinity on every node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["HOW_TO_RUN", "export_hetero"]
 openvino = import_openvino()
 
 _KEY = "user_dataaffinity"
-"""The key that OpenVINO writes to a file as ``<user_data name="affinity">`` and reads back; it keeps no plain "affinity"."""
+"""The key that OpenVINO writes to a file as ``<user_data name="affinity">`` and reads back; a plain "affinity" is lost."""
 
 HOW_TO_RUN = f"""\
 core = openvino.Core()
@@ -39,20 +39,19 @@ def export_hetero(
 ) -> str:
     """Write a model as OpenVINO IR whose nodes carry their device, and return the device to compile it for.
 
-    OpenVINO keeps the affinity of a node in a file as user data, which its ``HETERO`` device does not look at:
-    :data:`HOW_TO_RUN` shows the two lines that hand it over. ``HETERO`` refuses a model where some nodes carry a device and
-    some do not, so constants carry that of an op that reads them. It runs its sub-models one after the other: branches on
-    two devices do not overlap as they do in placeit. The file is read back and compared, by name, before it is moved into
-    place.
+    OpenVINO keeps the affinity of a node in a file as user data, which its ``HETERO`` device ignores: :data:`HOW_TO_RUN` shows
+    the two lines that pass it on. ``HETERO`` refuses a model in which only some nodes have a device, so constants get the
+    device of an op that reads them. It runs its sub-models one after the other: branches on two devices do not overlap as
+    they do in placeit. The file is read back and compared, by name, before it is moved into place.
 
     Args:
         model: the model.
         placement: device name by op name; every op of ``model.graph``.
         path: the ``.xml`` to write; the weights go beside it as ``.bin``.
-        devices: what OpenVINO calls a device, for names that are not its own (``{"CPU@0": "CPU"}``).
+        devices: OpenVINO's names of devices, for names that are not OpenVINO's (``{"CPU@0": "CPU"}``).
 
     Raises:
-        PlacementError: the placement does not cover the model, names an op that is not there, or a device that OpenVINO
+        PlacementError: the placement does not cover the model, or names an op that does not exist or a device that OpenVINO
             does not have.
         FileError: the files cannot be written.
     """
@@ -94,7 +93,7 @@ def _openvino_names(model: OpenVinoModel, placement: Mapping[str, str], devices:
 
 
 def _set_affinities(model: Any, affinity: Mapping[str, str]) -> dict[str, str]:
-    """Write the affinity of every node into it; return it by friendly name."""
+    """Write the affinity of every node into it; return the affinities by friendly name."""
     constant = constant_nodes(model)
     expected: dict[str, str] = {}
     for node in reversed(model.get_ordered_ops()):

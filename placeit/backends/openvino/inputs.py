@@ -17,19 +17,19 @@ __all__ = ["NO_RULE", "OpenSizesError", "Resolved", "Sizes", "resolve_shapes", "
 openvino = import_openvino()
 
 _SIZES = ((224, 128), (640, 512), (256, 64), (512, 256), (96, 32), (64, 16), (32, 8), (1, 1))
-"""Values tried for dynamic sizes: edges of images, most of which can be halved five times; all other sizes."""
-_CHANNELS = (1, 3, 4)  # of what is taken for an image
+"""Values to try for dynamic sizes: edges of images, most of which can be halved five times; all other sizes."""
+_CHANNELS = (1, 3, 4)  # numbers of channels by which a shape counts as an image
 NO_RULE = "No conversion rule found"
-"""OpenVINO's words for ops that it does not know."""
-_TRYING_S = 20.0  # after so many seconds nothing more is tried
+"""OpenVINO's text in errors about ops that it does not know."""
+_TRYING_S = 20.0  # seconds after which no more sizes are tried
 
 
 class OpenSizesError(ModelError):
     """A model has inputs with dynamic sizes.
 
     Attributes:
-        partial: ``PartialShape`` of those inputs, by name, as far as it is known.
-        known: of every input.
+        partial: ``PartialShape`` of these inputs, by name, as far as known.
+        known: ``PartialShape`` of every input, by name.
     """
 
     def __init__(self, message: str, partial: Mapping[str, Any], known: Mapping[str, Any]) -> None:
@@ -42,9 +42,9 @@ class Sizes:
     """Sizes of a model's inputs, as far as a user gives them.
 
     Attributes:
-        shapes: shapes that were asked for, by input name; a range where a size is to stay open.
-        batch: the first size of every input that leaves it open; None if the user does not say.
-        samples: shapes of the inputs that the model is to run on, by name; they count where all else leaves sizes open.
+        shapes: requested shapes, by input name; a range for a size that stays open.
+        batch: the first size of every input that leaves it open; None if not given.
+        samples: shapes of the inputs that the model is to run on, by name; used for sizes that are open otherwise.
     """
 
     shapes: Mapping[str, tuple[int | SizeRange, ...]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Sizes:
         batch: int | None,
         sample_shapes: Mapping[str, Sequence[int]] | None,
     ) -> Self:
-        """Take the options of a function that reads a model. Raises UsageError for a text that is no range."""
+        """Return the sizes in the options of a loader. Raises UsageError for a text that is not a range."""
         shapes = {name: tuple(map(_size, shape)) for name, shape in (input_shapes or {}).items()}
         samples = {name: tuple(map(int, shape)) for name, shape in (sample_shapes or {}).items()}
         return cls(shapes, batch, samples)
@@ -78,8 +78,8 @@ class Resolved:
 
     Attributes:
         partial: a ``PartialShape`` for each input, by name, with bounds where a size stays open.
-        typical: the shapes for which placements are sought, for each input with open sizes, as many for each.
-        times: how often each of them comes, in proportion.
+        typical: the shapes for which placements are sought, for each input with open sizes; equally many for each.
+        times: how often each of them occurs, in proportion.
     """
 
     partial: dict[str, Any]
@@ -88,12 +88,12 @@ class Resolved:
 
 
 def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> Resolved:
-    """Return the shape of every input: static, but where a range of sizes was asked for.
+    """Return the shape of every input, which is static unless a range of sizes was requested.
 
     Args:
         path: the file, for messages.
         partial: shapes in the file, by input name.
-        sizes: what the user says of them.
+        sizes: sizes from the user.
 
     Raises:
         OpenSizesError: a size is left open.
@@ -120,7 +120,7 @@ def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> Reso
             resolved[name] = openvino.PartialShape([_dimension(size) for size in shapes[name]])
             if resolved[name].is_dynamic:
                 typical[name], often = _typical(name, shapes[name], samples.get(name))
-                times = _common_times(f"The typical sizes of the input '{name}' and those of others", times, often)
+                times = _common_times(f"The typical sizes of the input '{name}' and of other inputs", times, often)
             continue
         if batch is not None and shape.rank.is_static and len(shape) > 0:
             takes_batch = takes_batch or shape[0].compatible(openvino.Dimension(batch))
@@ -149,7 +149,7 @@ def _dimension(size: int | SizeRange) -> Any:
 def _typical(
     name: str, shape: Sequence[int | SizeRange], sample: Sequence[int] | None
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Return the typical shapes, and how often each comes; where no size is said to be typical, that of the sample is.
+    """Return the typical shapes, and how often each occurs; a dimension without typical sizes has the sample's size.
 
     Raises:
         UsageError: the sample is out of range, or several dimensions have different numbers of typical sizes.
@@ -171,7 +171,7 @@ def _typical(
 
 
 def _common_times(what: str, one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how often typical sizes come, as two inputs or dimensions say. Raises UsageError if these differ."""
+    """Return how often typical sizes occur, given for two inputs or dimensions. Raises UsageError if these do not agree."""
     if len(one) == 1:
         return other
     if len(other) == 1 or other == one:
@@ -184,17 +184,16 @@ def _common_times(what: str, one: tuple[int, ...], other: tuple[int, ...]) -> tu
 def with_suggestion(
     error: OpenSizesError, load: Callable[[Mapping[str, tuple[int, ...]]], object], explain: Callable[[str], str]
 ) -> ModelError:
-    """Complete the error about dynamic sizes by sizes with which the model can be placed, or by the sizes that were tried.
+    """Return an error about dynamic sizes with sizes at which the model can be placed, or with the sizes that were tried.
 
-    Whatever ``load`` raises about ops that OpenVINO does not know is raised, because no sizes help.
-
-    It is an OpenSizesError if the model can be read with some sizes.
+    An error of ``load`` about ops that OpenVINO does not know is raised, since no sizes help. The result is an OpenSizesError
+    if the model can be read with some sizes.
 
     Args:
-        error: as it was raised.
-        load: reads the model, and makes its task graph, with the sizes of the inputs that had open ones; raises if they do
-            not fit.
-        explain: makes a sentence of what it raises.
+        error: the original error.
+        load: reads the model, and makes its task graph, with given sizes of the inputs with open sizes; raises if they do not
+            fit.
+        explain: returns a sentence for an error of ``load``.
     """
     begin = clock.now()
     tried: list[dict[str, tuple[int, ...]]] = []
@@ -230,13 +229,13 @@ def _options(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def _filled(shape: Any, image: int, other: int) -> tuple[int, ...]:
-    """Fill in what a shape leaves open: one sample, edges of an image, three channels, and one size for all else."""
+    """Return a shape with its open sizes filled in: one sample, edges of an image, three channels, one size for all others."""
     if shape.rank.is_dynamic:
         return (1, other)
     sizes = [None if size.is_dynamic else size.get_length() for size in shape]
     guesses = [1, *[other] * (len(sizes) - 1)]
     if sizes.count(None) == 1 and sizes[0] is not None and sizes[0] > 1:
-        guesses = [1] * len(sizes)  # as of the state of a recurrent network: layers, samples, units
+        guesses = [1] * len(sizes)  # as for the state of a recurrent network: layers, samples, units
     if len(sizes) == 4:
         last = sizes[3] in _CHANNELS and sizes[1] not in _CHANNELS
         if last or sizes[1] is None or sizes[1] in _CHANNELS:

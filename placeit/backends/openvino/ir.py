@@ -18,15 +18,15 @@ openvino = import_openvino()
 
 
 def write_ir(model: Any, path: Path, check: Callable[[Path, Path], None] | None = None) -> None:
-    """Write an ``openvino.Model`` as IR: both files or none.
+    """Write an ``openvino.Model`` as IR: either both files or none.
 
     Args:
         model: the model.
         path: the ``.xml``; the weights go beside it as ``.bin``.
-        check: looks at both before they are put into place, and raises an error if they are not to be.
+        check: checks both files before they are moved into place, and raises an error to prevent that.
 
     Raises:
-        FileError: they cannot be written.
+        FileError: the files cannot be written.
     """
     with replacing_both(path, path.with_suffix(".bin")) as (xml, weights):
         try:
@@ -34,7 +34,7 @@ def write_ir(model: Any, path: Path, check: Callable[[Path, Path], None] | None 
         except RuntimeError as error:
             said = what_openvino_says(error).rstrip(".")
             raise FileError(f"Cannot write {path}: {said}. Is the disk full? Nothing was written there.") from error
-        # OpenVINO does not look whether there was room
+        # OpenVINO does not check whether there was room
         if not xml.read_bytes().rstrip().endswith(b"</net>") or weights_end(xml) not in (None, weights.stat().st_size):
             raise FileError(f"Cannot write {path}: there was no room for all of it. Nothing was written there.")
         if check is not None:

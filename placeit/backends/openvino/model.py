@@ -43,8 +43,8 @@ __all__ = ["OpenVinoModel", "TensorSpec", "describe", "describe_fused", "relu_ch
 
 openvino = import_openvino()
 
-# The first use of this table of types fills it, and lets go of the GIL in the middle: two threads that come to it at the same
-# moment, such as two that compile segments, wait for each other for ever (OpenVINO 2026.4). So it is filled here.
+# The first use of this table of types fills it, and releases the GIL while doing so. Two threads that use it first at the same
+# moment, for example to compile segments, wait for each other for ever (OpenVINO 2026.4). So it is filled here.
 openvino.Type.i64.to_dtype()
 
 
@@ -55,8 +55,8 @@ class OpenVinoModel(base.Model):
     Attributes:
         ov_model: the ``openvino.Model`` as OpenVINO itself reads it, with unique friendly names, and inputs that are static or
             have bounds. It runs whole, and segments are cut out of it.
-        view: the nodes of ``ov_model`` that the ops and tensors of ``graph`` stand for.
-        points: the sizes of the graph where those of ``ov_model`` are open.
+        view: the nodes of ``ov_model`` for the ops and tensors of ``graph``.
+        points: typical sizes of the graph, where ``ov_model`` has open sizes.
     """
 
     ov_model: Any
@@ -69,13 +69,13 @@ class OpenVinoModel(base.Model):
         return channels_last_tensors(self.graph)
 
     def statistics(self) -> dict[str, int | float]:
-        """Count what the model is made of.
+        """Count ops, edges, operations and parameters of the model.
 
         Returns:
-            ``ops`` and ``edges`` of the task graph; ``layers`` and ``layer_edges`` of the model as it was read, every constant
-            and its conversions included, as the HSDAG paper does (Table 1; it counts a model with weights in float16, where
-            each is a constant and a conversion); ``flops`` of one inference; ``parameters`` (floating-point or quantised
-            weights) and ``parameter_bytes`` of all constants, each counted once.
+            ``ops`` and ``edges`` of the task graph; ``layers`` and ``layer_edges`` of the model as it was read, with every
+            constant and its conversions, as in the HSDAG paper (Table 1; it counts a model with weights in float16, where each
+            is a constant and a conversion); ``flops`` of one inference; ``parameters`` (floating-point or quantised weights)
+            and ``parameter_bytes`` of all constants, each counted once.
         """
         nodes = self.ov_model.get_ops()
         weights = constants(self.ov_model)
@@ -92,14 +92,14 @@ class OpenVinoModel(base.Model):
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[Any]]:
         """Draw inputs that are valid for the model, by input name.
 
-        Inputs whose values some op restricts (rows of a table, places along an axis, axes, lengths of sequences) are uniform
-        over what it allows. Other floating-point inputs are standard normal; other integers are ones, which is right for an
-        attention mask; other booleans are true.
+        Inputs whose values an op restricts (rows of a table, positions along an axis, axes, lengths of sequences) are uniform
+        over the allowed values. Other floating-point inputs are standard normal; other integers are ones, which is right for
+        an attention mask; other booleans are true.
         """
         return self._drawn(self._sized[0], np.random.default_rng(seed))
 
     def sample_requests(self, seed: int = 0) -> Sequence[base.Sample]:
-        """Return what the model is measured on: random inputs of each typical size, or the ones that were given."""
+        """Return the requests with which the model is measured: random inputs of each typical size, or the given inputs."""
         if self.given is not None:
             return super().sample_requests(seed)
         drawn = (self._drawn(point, np.random.default_rng(seed)) for point in self._sized)
@@ -115,7 +115,7 @@ class OpenVinoModel(base.Model):
 
     @cached_property
     def _sized(self) -> list[Sized]:
-        """Its nodes at each typical size, which inputs are drawn for whenever an executor is opened."""
+        """Nodes of the model at each typical size, for which inputs are drawn whenever an executor is opened."""
         return Sized.all(self.ov_model, self.points)
 
     def _drawn(self, sized: Sized, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
@@ -135,8 +135,8 @@ class OpenVinoModel(base.Model):
     def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:
         """Infer all shapes; see :meth:`placeit.backends.base.Model.contradiction`.
 
-        The length of a state is not known here, and inputs may have other sizes in each step of a sequence: shapes of which the
-        same are equal, and the same are 1, as of others that agreed are taken to agree.
+        The length of a state is unknown here, and inputs may have other sizes in each step of a sequence. So shapes are
+        accepted if the pattern of their equal sizes, and of their sizes of 1, is the pattern of earlier shapes that agreed.
         """
         has_state, sizes = bool(self.ov_model.get_sinks()), [size for shape in shapes for size in shape]
         alike = tuple(0 if size == 1 else 1 + sizes.index(size) for size in sizes)
@@ -155,7 +155,7 @@ class OpenVinoModel(base.Model):
 
     @property
     def formats(self) -> frozenset[base.Format]:
-        """OpenVINO's only; see :meth:`prepared`."""
+        """Only the format of OpenVINO; see :meth:`prepared`."""
         return frozenset({"openvino"})
 
     def segment(self, form: base.Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:  # noqa: ARG002
@@ -167,9 +167,9 @@ class OpenVinoModel(base.Model):
         return weight_readers(self.ov_model, self.graph, self.view)
 
     def function(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> str | None:
-        """Return a digest of what a part computes; see :meth:`placeit.backends.base.Model.function`.
+        """Return a digest of a part's function; see :meth:`placeit.backends.base.Model.function`.
 
-        None at once for parts that share no weight with another op, or have one to themselves.
+        Returns None at once for parts that share no weight with another op, or that read a weight which no other op reads.
         """
         shared, alone = self._weight_readers
         if shared.isdisjoint(ops) or not alone.isdisjoint(ops):
@@ -177,7 +177,7 @@ class OpenVinoModel(base.Model):
         return function_digest(self.segment("openvino", ops, enter, leave))
 
     def prepared(self, cluster: Cluster, graph: str = "") -> base.Model:  # noqa: ARG002
-        """Itself. Raises DeviceError if ONNX Runtime, which reads other files, drives one of the devices."""
+        """Return the model itself. Raises DeviceError if ONNX Runtime, which reads other files, drives one of the devices."""
         if self.states and any(device.kind == "ort" for device in cluster.devices):
             raise DeviceError(
                 f"ONNX Runtime keeps no state from run to run, and {self.path} has some ('{self.states[0].name}'): choose "
@@ -191,7 +191,7 @@ class OpenVinoModel(base.Model):
         return self
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
-        """Compile the whole model with OpenVINO. Raises DeviceError."""
+        """Return a function that runs the whole model, compiled with OpenVINO. Raises DeviceError."""
         from placeit.devices.openvino import compile_model, explaining
 
         target = device if device is not None and device.kind == "openvino" else Device("CPU", address=Address("CPU"))
@@ -206,12 +206,12 @@ class OpenVinoModel(base.Model):
         return run
 
     def chain(self, elements: int, hops: int) -> OpenVinoModel:
-        """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
         return relu_chain(elements, hops)
 
 
 def relu_chain(elements: int, hops: int) -> OpenVinoModel:
-    """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+    """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
     ops = openvino.opset13
     parameter = ops.parameter([1, elements], openvino.Type.f32, name="in")
     value = parameter.output(0)
@@ -225,7 +225,7 @@ _NUMPY_DTYPE = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
 
 
 def describe(model: Any, path: Path, points: Points = Points()) -> OpenVinoModel:
-    """Wrap an ``openvino.Model`` whose friendly names are unique; its nodes become ops.
+    """Return the model of an ``openvino.Model`` with unique friendly names; its nodes become ops.
 
     Raises:
         ModelError: a tensor's type or size cannot be handled, or typical sizes do not fit the model.
@@ -236,13 +236,13 @@ def describe(model: Any, path: Path, points: Points = Points()) -> OpenVinoModel
 
 
 def describe_fused(model: Any, path: Path, points: Points = Points()) -> OpenVinoModel:
-    """Wrap an ``openvino.Model`` as :func:`describe` does, with ops that stand for all nodes that OpenVINO fuses.
+    """Return the model of an ``openvino.Model``, with an op for all nodes that OpenVINO fuses.
 
     Args:
-        model: as it was read. One with state, and one that OpenVINO's converter has written with all fusions done, has an op
-            for each node.
-        path: the file it came from.
-        points: sizes of what it leaves open.
+        model: an ``openvino.Model``. If it has state, or OpenVINO's converter has written it with all fusions done, it has an
+            op for each node.
+        path: the file that it came from.
+        points: typical sizes of its open dimensions.
 
     Raises:
         ModelError: a tensor's type or size cannot be handled, or typical sizes do not fit the model.
@@ -252,9 +252,9 @@ def describe_fused(model: Any, path: Path, points: Points = Points()) -> OpenVin
     try:
         copy = fused_copy(model)
     except RuntimeError as error:
-        if "std::bad_alloc" in str(error):  # OpenVINO could not compute the model's constants when it compiles it, either
+        if "std::bad_alloc" in str(error):  # OpenVINO could not compute the model's constants when compiling it, either
             raise
-        return describe(model, path, points)  # one of the fusions does not like it; OpenVINO can run models without them
+        return describe(model, path, points)  # a fusion fails; OpenVINO can run models without fusions
     name_nodes(copy.model, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
     stand_ins = {node.get_friendly_name() for node in copy.weights}
     whole, fused = Sized(model, points.typical[0]), Sized.all(copy.model, points)
@@ -313,10 +313,10 @@ def _spec(port: Any, viewed: Any, sized: Sequence[Sized]) -> TensorSpec:
 
 
 def _tensor(name: str, node: Any, open_shape: Any, sized: Sequence[Sized]) -> TensorSpec:
-    """Describe the first output of a node of the graph, whose shape may be open, at the typical sizes."""
+    """Return the spec of the first output of a graph's node at the typical sizes; its shape may be open."""
     op = node.get_friendly_name()
     partial = [point.shape(op, 0) for point in sized]
-    shapes = [shape for shape in map(bounded_shape, partial) if shape is not None]  # all: the graph was built
+    shapes = [shape for shape in map(bounded_shape, partial) if shape is not None]  # all have one, since the graph was built
     limits = _limits(open_shape) if partial[0].is_static else None
     dtype = dtype_name(node.get_output_element_type(0))
     return TensorSpec(name, op, shapes[0], dtype, limits, tuple(shapes) if limits is not None and len(shapes) > 1 else ())
@@ -330,7 +330,7 @@ def _limits(partial: Any) -> Limits | None:
 
 
 def _open_tensors(model: Any, view: View, bounded: Collection[str], graph: OpGraph) -> dict[int, Limits]:
-    """Return the limits of the tensors of a graph that have another size in each run, but for those that depend on the data."""
+    """Return the limits of the graph's tensors whose sizes differ between runs, except for sizes that depend on the data."""
     nodes = {node.get_friendly_name(): node for node in model.get_ops()}
     found: dict[int, Limits] = {}
     for tensor, holders in enumerate(view.holders):
@@ -343,7 +343,7 @@ def _open_tensors(model: Any, view: View, bounded: Collection[str], graph: OpGra
 
 
 def tensor_name(port: Any, node: Any) -> str:
-    """Return what callers know an input or output by: its node's name if that is one of its names, or the first of these."""
+    """Return the name of an input or output for callers: its node's name if it is one of its names, else its first name."""
     names = port.get_names()
     friendly = node.get_friendly_name()
     return str(friendly if friendly in names or not names else min(names))

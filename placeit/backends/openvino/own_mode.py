@@ -1,4 +1,4 @@
-"""Runs a model as OpenVINO does by itself, on one of its devices or over several, to compare placements with."""
+"""Run a model as OpenVINO does by itself, on one of its devices or over several, to compare placements with."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from placeit.devices.own_modes import OwnMode
 
 __all__ = ["OwnModeRunner"]
 
-_ROUNDS, _LEAST_S = 2, 0.02  # of a run with many requests: requests for each in flight, and seconds
+_ROUNDS, _LEAST_S = 2, 0.02  # least length of a timing of many requests: runs of each infer request, seconds
 _BY_DEVICE = ("AUTO", "HETERO", "MULTI")  # virtual devices that take properties for each of their devices
 
 
 class OwnModeRunner:
     """A whole model in one of OpenVINO's own modes.
 
-    For many requests there are as many in flight as OpenVINO finds best; of several typical sizes, one of each size runs on
-    every infer request, all of one size at the same time. AUTO waits until its device is ready, where it would otherwise begin
-    on the CPU.
+    For many requests, as many are in flight as OpenVINO finds best. With several typical sizes, each infer request runs one
+    request of each size, all of one size at the same time. AUTO waits until its device is ready, instead of starting on the
+    CPU.
 
     Args:
-        model: run on its sample inputs.
-        mode: the devices, and what OpenVINO makes of them.
+        model: the model, which runs on its sample inputs.
+        mode: the devices, and OpenVINO's mode on them.
         precision: inference precision of every device.
 
     Raises:
@@ -46,14 +46,14 @@ class OwnModeRunner:
         self._queue: Any = None
         with explaining(f"OpenVINO cannot compile {model.path} for {mode.name}"):
             core, config = openvino_core(), _config(mode, precision)
-            # a GPU's program from the cache has half the requests in flight of one that was just compiled (2026.4)
+            # a GPU's program from the cache has half the requests in flight of a newly compiled one (2026.4)
             compiling = core.compile_model if mode.steady else functools.partial(compile_cached, core)
             self._compiled: Any = compiling(model.ov_model, mode.target, config)
             self._timed_on = model.sample_requests()
             if mode.steady:
                 self._queue = ov.AsyncInferQueue(self._compiled, 0)
             self._requests: list[Any] = list(self._queue) if mode.steady else [self._compiled.create_infer_request()]
-            if mode.steady and len(self._timed_on) > 1:  # a queue gives the next of a sequence to any request
+            if mode.steady and len(self._timed_on) > 1:  # a queue gives the next request of a sequence to any infer request
                 self._requests, self._queue = [self._compiled.create_infer_request() for _ in self._requests], None
             self._has_state = bool(model.ov_model.get_variables())  # AUTO over several devices cannot tell (2026.4)
             self.set_inputs(self._timed_on[0].inputs)
@@ -61,7 +61,7 @@ class OwnModeRunner:
 
     @property
     def used(self) -> tuple[str, ...]:
-        """The devices that OpenVINO says it has used; empty if it does not say."""
+        """The devices that OpenVINO reports to have used; empty if it does not report any."""
         try:
             found = self._compiled.get_property("EXECUTION_DEVICES")
         except RuntimeError:
@@ -69,7 +69,7 @@ class OwnModeRunner:
         return tuple(found.split(",") if isinstance(found, str) else found)
 
     def set_inputs(self, inputs: Arrays) -> None:
-        """Put inputs in place, by name, for every request; a single one is given them once more in each run, as by a caller."""
+        """Set inputs, by name, for every request; a single request gets them again in each run, as from a caller."""
         ov = import_openvino()
         self._given = {index: np.ascontiguousarray(inputs[spec.name]) for index, spec in enumerate(self._model.inputs)}
         for request in self._requests:
@@ -80,7 +80,7 @@ class OwnModeRunner:
         """Run a request of each typical size, as one sequence, or as many as there are infer requests at the same time.
 
         Returns:
-            The mean seconds of one by the shares.
+            The mean seconds of a request, weighted by the shares of the sizes.
         """
         counted = 0.0
         for number, sample in enumerate(self._timed_on):
@@ -95,7 +95,7 @@ class OwnModeRunner:
         """Run every request once, all at the same time, each from the model's initial state unless not ``anew``.
 
         Raises:
-            DeviceError: OpenVINO cannot.
+            DeviceError: OpenVINO cannot run it.
         """
         with explaining(f"OpenVINO cannot run {self._name}"):
             for request in self._requests if self._has_state and anew else ():
@@ -105,7 +105,7 @@ class OwnModeRunner:
                     self._queue.start_async()
                 self._queue.wait_all()
             elif len(self._requests) == 1:
-                self._requests[0].infer(self._given, share_inputs=True, share_outputs=True)  # as fast as it can be called
+                self._requests[0].infer(self._given, share_inputs=True, share_outputs=True)  # the fastest way to call it
             else:
                 for request in self._requests:
                     request.start_async()
@@ -113,10 +113,10 @@ class OwnModeRunner:
                     request.wait()
 
     def time(self) -> float:
-        """Run once, or many requests, and return the seconds per request; of several typical sizes, the mean by their shares.
+        """Return the seconds per request of one run, or of many requests; the mean by shares if there are several sizes.
 
         Raises:
-            DeviceError: OpenVINO cannot.
+            DeviceError: OpenVINO cannot run it.
         """
         if self._queue is None:
             return self._one_by_one()
@@ -130,7 +130,7 @@ class OwnModeRunner:
         return each
 
     def written(self) -> list[dict[str, NDArray[Any]]]:
-        """The outputs of each request by name, in the memory that they are written to."""
+        """Return the outputs of each request by name, in the memory that they are written to."""
         names = [spec.name for spec in self._model.outputs]
         return [{name: request.get_output_tensor(index).data for index, name in enumerate(names)} for request in self._requests]
 
@@ -153,7 +153,7 @@ def _config(mode: OwnMode, precision: str) -> dict[str, Any]:
 
 
 def _properties(device: Device, precision: str) -> dict[str, Any]:
-    """Properties of one device, as far as its plugin has them."""
+    """Return the properties for one device, as far as its plugin has them."""
     wanted: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision}
     if device.core_set and not device.where.whole_cpu:
         wanted["INFERENCE_NUM_THREADS"] = len(device.cores)

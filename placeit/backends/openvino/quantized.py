@@ -14,15 +14,15 @@ from placeit.core.graph import OpGraph
 __all__ = ["quantized_pairs", "rounding_steps"]
 
 _DEQUANTIZING = frozenset(("Convert", "Subtract", "Multiply"))
-_NARROW_BITS = 8  # types of as many bits are those of quantised values
-_DYNAMIC_STEP = 1 / 127  # of activations that a runtime quantises to int8 by itself, for weights that are compressed
+_NARROW_BITS = 8  # most bits of the types of quantised values
+_DYNAMIC_STEP = 1 / 127  # step of activations that a runtime quantises to int8 itself, for compressed weights
 
 
 def rounding_steps(model: Any, graph: OpGraph, stand_ins: Collection[str] = ()) -> dict[str, float]:
-    """Return how coarsely ops round what they write or read.
+    """Return how coarsely ops round their outputs or inputs.
 
-    A ``FakeQuantize`` has a step of its own. A ``MatMul`` whose weights alone are quantised may have its activations rounded to
-    int8 by the runtime (dynamic quantisation).
+    A ``FakeQuantize`` states its step. A ``MatMul`` with quantised weights only may have its activations rounded to int8 by the
+    runtime (dynamic quantisation).
 
     Args:
         model: an ``openvino.Model`` with unique friendly names.
@@ -30,7 +30,7 @@ def rounding_steps(model: Any, graph: OpGraph, stand_ins: Collection[str] = ()) 
         stand_ins: parameters that stand for weights.
 
     Returns:
-        by op name, the largest step of any channel over the largest absolute value that the channel can take.
+        For each op by name, the largest step of any channel, divided by the largest absolute value that the channel can have.
     """
     constant = constant_nodes(model, stand_ins)
     nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
@@ -52,9 +52,9 @@ def rounding_steps(model: Any, graph: OpGraph, stand_ins: Collection[str] = ()) 
 
 
 def quantized_pairs(model: Any, graph: OpGraph) -> tuple[tuple[str, ...], ...]:
-    """Return ops that round or convert quantised values, each with the ops behind it up to the first that computes with them.
+    """Return sets of ops: each rounds or converts quantised values, with its readers up to the first that computes with them.
 
-    A runtime makes one integer op of them. Where several ops read a quantised tensor, nothing has to follow it to its device.
+    A runtime makes one integer op of them. If several ops read a quantised tensor, none of them has to stay with it.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names.
@@ -87,7 +87,7 @@ def _begins(node: Any) -> bool:
 
 
 def _dequantizes(node: Any) -> bool:
-    """Return whether what a node writes has been rounded already, and at most been scaled since."""
+    """Return whether a node's output has been rounded already, and at most been scaled since."""
     while node.get_type_name() in _DEQUANTIZING:
         node = node.input_value(0).get_node()
     return bool(node.get_type_name() == "FakeQuantize" or _is_narrow(node.get_output_element_type(0)))

@@ -1,4 +1,4 @@
-"""Reading ONNX and OpenVINO IR files as OpenVINO reads them."""
+"""Read ONNX and OpenVINO IR files with OpenVINO."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FAILURES = (
 )
 """Errors that OpenVINO raises when it reads or converts a model."""
 UNKNOWN_OPS = "OpenVINO does not know the ops "
-"""The beginning of an error that names the ops which keep OpenVINO from reading a model."""
+"""Beginning of an error that names the ops which keep OpenVINO from reading a model."""
 
 
 def load(
@@ -73,16 +73,16 @@ def load(
         path: the file.
         input_shapes: sizes by input name, for inputs that the file leaves open, or to change. A range (``"32..512@128"``, or
             :class:`placeit.core.sizes.SizeRange`) stays open: the model runs with any size in it, and is placed for one.
-        batch: the first size of every input where the file leaves it open.
-        sample_shapes: shapes of the inputs that the model is to run on, by name: the sizes where all else leaves them open.
-        state: outputs that become the state of inputs, by input; ``"none"`` for no such state. By default the caches that
-            exporters call ``past_key_values.0.key`` and ``present.0.key`` (:func:`placeit.backends.openvino.state.cache_pairs`)
-            are, unless a shape is given for them.
+        batch: the first size of every input, if the file leaves it open.
+        sample_shapes: shapes of the inputs that the model is to run on, by name; used for sizes that are open otherwise.
+        state: outputs that become the state of inputs, by input; ``"none"`` for no such state. By default these are the caches
+            that exporters call ``past_key_values.0.key`` and ``present.0.key``
+            (:func:`placeit.backends.openvino.state.cache_pairs`), unless a shape is given for them.
 
     Raises:
         UsageError: a sample does not fit an input with open sizes; or an input and an output cannot be one state.
         FileError: the file is missing or cannot be read.
-        ModelError: it holds no model, a damaged one, or one that OpenVINO cannot read; or a size is left open.
+        ModelError: the file holds no model, a damaged one, or one that OpenVINO cannot read; or a size is left open.
     """
     path = Path(path)
     check_readable(path)
@@ -90,7 +90,7 @@ def load(
 
 
 def read(path: Path, sizes: Sizes, state: StateOption = None) -> OpenVinoModel:
-    """Read a file that :func:`check_readable` takes. Raises UsageError and ModelError as :func:`load` does."""
+    """Return the model in a file that :func:`check_readable` accepts. Raises UsageError and ModelError as :func:`load` does."""
     with _explaining(path):
         try:
             found = _read(path, sizes, state)
@@ -101,7 +101,7 @@ def read(path: Path, sizes: Sizes, state: StateOption = None) -> OpenVinoModel:
                 return _read(path, replace(sizes, shapes={**asked, **more}, batch=None), state)
 
             raise with_suggestion(error, again, _useful_line) from None
-    give_back_freed_memory()  # what the file was read into, and the copy that ops were fused in
+    give_back_freed_memory()  # used to read the file, and for the copy in which ops were fused
     return found
 
 
@@ -122,10 +122,10 @@ def _read(path: Path, sizes: Sizes, state: StateOption) -> OpenVinoModel:
 
 
 def _one_after_another(model: Any, points: Sequence[Typical]) -> list[Typical]:
-    """Return the typical sizes of a model with state, each with the length of the state that the ones before have left.
+    """Return the typical sizes of a model with state, each with the length of the state after the requests before.
 
     Raises:
-        UsageError: one is in the middle of a text, and those before are not what comes before.
+        UsageError: one is in the middle of a text, and the typical sizes before it are not the requests before it.
         ModelError: the sizes of one do not fit each other, whatever the state.
     """
     found, left = list[Typical](), 0
@@ -138,15 +138,15 @@ def _one_after_another(model: Any, points: Sequence[Typical]) -> list[Typical]:
             if length is None:
                 raise
             raise UsageError(
-                f"The typical sizes of the inputs are those of a request after {length} steps of a text, and those of the "
-                f"requests before leave {left}: give typical sizes for what comes before as well, which need not count. A "
+                f"The typical sizes of the inputs belong to a request after {length} steps of a text, and the requests before "
+                f"leave {left}: give typical sizes for the requests before it as well, which need not count. A "
                 "token after 128 others is --input-shape input_ids:1,1..512@128x0/1 --input-shape mask:1,1..512@128/129."
             ) from error
     return found
 
 
 def _fitting(model: Any, point: Typical) -> int | None:
-    """Return a length of the state with which sizes of the inputs fit each other; None if there is none."""
+    """Return a length of the state at which the inputs' sizes fit each other; None if there is no such length."""
     sizes = sorted({size for shape in point.inputs for size in shape or ()})
     for length in sorted({0, *(more - less for more in sizes for less in sizes if more > less)}):
         with contextlib.suppress(ModelError):
@@ -157,13 +157,13 @@ def _fitting(model: Any, point: Typical) -> int | None:
 
 @dataclass(frozen=True)
 class _FromFile:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         model: an ``openvino.Model``.
-        sizes: of its inputs that stay inputs.
+        sizes: sizes of its inputs that stay inputs.
         caches: outputs that become the state of inputs, by input.
-        keep: whether a name of a node that looks made up is one of the file.
+        keep: whether a node's name that looks invented is from the file.
     """
 
     model: Any
@@ -173,7 +173,7 @@ class _FromFile:
 
 
 def check_readable(path: Path) -> None:
-    """Raise FileError or ModelError if a file cannot be read, or is no model by its first bytes or its other files."""
+    """Raise FileError or ModelError if a file cannot be read, or is not a model by its first bytes or its other files."""
     for file in (path, path.with_suffix(".bin")) if path.suffix.lower() == ".xml" else (path,):
         weights = f", the weights of {path}" if file != path else ""
         check_regular(file)
@@ -194,7 +194,7 @@ def check_readable(path: Path) -> None:
 
 @contextlib.contextmanager
 def _explaining(path: Path) -> Iterator[None]:
-    """Turn what OpenVINO raises into a ModelError of one paragraph."""
+    """Turn errors of OpenVINO into a ModelError of one paragraph."""
     logger = logging.getLogger()
     level, filters, handlers = logger.level, logger.filters[:], logger.handlers[:]
     try:
@@ -223,7 +223,7 @@ _OP = re.compile(
 
 
 def _useful_line(message: str) -> str:
-    """Pick the line that says what is wrong from a message made of nested C++ checks, and name the op it is about."""
+    """Return the line with the cause from a message of nested C++ checks, and name its op."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     best = next((line for line in lines if not _NOISE.match(line)), lines[-1] if lines else "OpenVINO does not say why")
     if best.startswith("Unable to read the model"):
@@ -256,18 +256,18 @@ def _kinds(ports: Mapping[str, Any]) -> Kinds:
 
 
 def _caches(inputs: Kinds, outputs: Kinds, sizes: Sizes, state: StateOption, path: Path) -> dict[str, str]:
-    """Return the pairs of inputs and outputs that become state; without an option, no inputs that a user gives sizes for."""
+    """Return the pairs of inputs and outputs that become state; by default, without inputs that a user gives sizes for."""
     given = {*sizes.shapes, *sizes.samples} if state is None else set()
     return cache_pairs({name: kind for name, kind in inputs.items() if name not in given}, outputs, state, path)
 
 
 def _resolvable(partial: Mapping[str, Any], caches: Mapping[str, str], sizes: Sizes) -> dict[str, Any]:
-    """Return the shapes of inputs that are to be made static: not of caches, but those of which the user does say so."""
+    """Return the shapes of inputs to make static: all but caches, and caches for which the user gives a shape."""
     return {name: shape for name, shape in partial.items() if name not in caches or name in sizes.shapes}
 
 
 def _check_weights(path: Path, weights: Path) -> None:
-    """Compare the size of the weights with what the IR says, because a reader would take any file that is long enough."""
+    """Compare the size of the weights with the IR's, because a reader would accept any file that is long enough."""
     expected, actual = weights_end(path), weights.stat().st_size
     if expected not in (None, actual):
         raise ModelError(
@@ -276,7 +276,7 @@ def _check_weights(path: Path, weights: Path) -> None:
 
 
 def _read_onnx(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
-    if foreign := find_ops(path, FOREIGN_OPS):  # before it reads their tables
+    if foreign := find_ops(path, FOREIGN_OPS):  # before OpenVINO reads their tables
         raise ModelError(f"Cannot read a model from {path}: {UNKNOWN_OPS}{', '.join(foreign)}.")
     front_end = openvino.frontend.FrontEndManager().load_by_framework("onnx")
     if not front_end.supported(str(path)):
@@ -298,10 +298,10 @@ def _read_onnx(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
 def _converted(
     front_end: Any, source: Any, path: Path, sizes: Sizes, state: StateOption
 ) -> tuple[Any, dict[str, Any], Resolved, dict[str, str]]:
-    """Convert what a front end has loaded.
+    """Convert a model that a front end has loaded.
 
     Returns:
-        the model; the shapes of all inputs in the file; those of the inputs that stay inputs; and the caches.
+        The model; the shapes of all inputs in the file; the shapes of the inputs that stay inputs; and the caches.
     """
     places = {place.get_names()[0]: place for place in source.get_inputs()}
     inputs = {name: (source.get_element_type(place), source.get_partial_shape(place)) for name, place in places.items()}
@@ -313,17 +313,17 @@ def _converted(
     partial = {name: shape for name, (_, shape) in inputs.items()}
     wanted = resolve_shapes(path, _resolvable(partial, caches, sizes), sizes)
     for name, shape in wanted.partial.items():
-        if shape != partial[name]:  # some models can be read only if the sizes are known
+        if shape != partial[name]:  # some models can be read only with known sizes
             source.set_partial_shape(places[name], shape)
     return front_end.convert(source), partial | wanted.partial, wanted, caches
 
 
 def _join_twins(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Undo what the converter makes of an input that is an output as well: it reads the output from a second input.
+    """Undo the converter's change of an input that is also an output: it lets the output read a second input.
 
     Args:
         model: an ``openvino.Model``; it is changed.
-        inputs: those in the file, by name. A second input has the friendly name of the first, but not its tensor name.
+        inputs: inputs in the file, by name. A second input has the friendly name of the first, but not its tensor name.
     """
     first = {name: port for port in model.inputs for name in port.get_names()}
     for twin in model.inputs:
@@ -332,18 +332,18 @@ def _join_twins(model: Any, inputs: Mapping[str, Any]) -> None:
             parameter = first[name].get_node()
             for reader in twin.get_target_inputs():
                 reader.replace_source_output(parameter.output(0))
-                if reader.get_node().get_type_name() == "Result":  # it keeps the name that the second input had
+                if reader.get_node().get_type_name() == "Result":  # it keeps the name of the second input
                     reader.get_node().output(0).get_tensor().set_names({name})
             model.remove_parameter(twin.get_node())
             parameter.set_friendly_name(name)
 
 
 def _rename_inputs(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Give inputs their names back where the converter has left out ops that do nothing, and given them the outputs' names.
+    """Restore the names of inputs which the converter has given outputs' names, as it left out ops without effect.
 
     Args:
         model: an ``openvino.Model``; it is changed.
-        inputs: those in the file, by name, with their shapes.
+        inputs: inputs in the file, by name, with their shapes.
     """
     known = {name for port in model.inputs for name in port.get_names()}
     lost = [name for name in inputs if name not in known]

@@ -1,4 +1,4 @@
-"""Cutting a part out of an OpenVINO model as a separate model."""
+"""Cut a part out of an OpenVINO model as a separate model."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _IMAGE_KEEPERS = _ELEMENT_WISE | {
 
 
 def channels_last_tensors(graph: OpGraph) -> frozenset[int]:
-    """Find the tensors that should cross a segment's border in channels-last layout.
+    """Return the tensors that should cross a segment's border in channels-last layout.
 
     Inside, the CPU plugin keeps images channels-last, while plain tensors at a border are channels-first, so that each cut
-    would pay a layout conversion on both sides. An image is what a convolution produces, and what element-wise ops, pooling
-    and concatenation make of images.
+    would need a layout conversion on both sides. An image is the output of a convolution, or of element-wise ops, pooling and
+    concatenation on images.
 
-    Sums of several images, and images that are read by such sums only, stay plain: the plugin fuses a sum into the convolution
-    before it and then converts the result to channels-last by its slow reference code (7 ms where a plain border costs 1, for
+    Sums of several images, and images that only such sums read, stay plain: the plugin fuses a sum into the convolution before
+    it, and would then convert the result to channels-last by its slow reference code (7 ms where a plain border takes 1 ms, for
     256 channels of 56 x 56 in OpenVINO 2026.4).
     """
     image, of_several = [False] * len(graph), [False] * len(graph)
@@ -68,7 +68,7 @@ def channels_last_tensors(graph: OpGraph) -> frozenset[int]:
     )
 
 
-_OPTIONS = ["runtime_options"]  # by which a model asks plugins for properties, such as KV_CACHE_PRECISION
+_OPTIONS = ["runtime_options"]  # options by which a model asks plugins for properties, such as KV_CACHE_PRECISION
 
 
 def extract(
@@ -80,11 +80,11 @@ def extract(
     outputs: Sequence[int],
     channels_last: frozenset[int] = frozenset(),
 ) -> Any:
-    """Cut ``ops`` out of a model. Weights lie in the memory of the whole model's.
+    """Return ``ops`` of a model as a separate model. Its weights are in the memory of the whole model's weights.
 
     Args:
         model: the whole model; it is not changed.
-        view: what the task graph stands for in the model.
+        view: nodes of the model for the ops and tensors of the task graph.
         graph: its task graph.
         ops: op numbers of the part.
         inputs: tensors that the part reads from outside, in the order of the new model's first parameters; the model's own
@@ -94,8 +94,8 @@ def extract(
         channels_last: rank-4 tensors that cross the border as ``[N, H, W, C]``.
 
     Raises:
-        DeviceError: the model has no such tensor as one of these, or the part reads something else as well; both are so only
-            if ops are separated that :func:`placeit.backends.openvino.view.inseparable` names together.
+        DeviceError: the model has no such tensor, or the part reads something else as well. Both occur only if ops are
+            separated that :func:`placeit.backends.openvino.view.inseparable` names together.
     """
     ov = import_openvino()
     copy = model.clone()
@@ -137,7 +137,7 @@ def extract(
         if rewritten is not None:
             tensor, last[tensor] = rewritten
     for tensor, value in last.items():
-        # one Transpose per consumer: the plugin folds a Transpose away only if nobody else reads it
+        # one Transpose per consumer: the plugin folds a Transpose away only if it has no other reader
         for reader in readers(tensor):
             reader.replace_source_output(_transpose(value, _TO_FIRST))
     results = []
@@ -154,7 +154,7 @@ def extract(
     if model.has_rt_info(_OPTIONS):
         made.set_rt_info(model.get_rt_info(_OPTIONS).value, _OPTIONS)
     for i, node in enumerate(made.get_ordered_ops()):
-        # names that OpenVINO makes up differ each time, and compiled models on disk are found by names as well
+        # names that OpenVINO invents differ each time, and compiled models on disk are found by names as well
         if node.get_friendly_name() not in nodes and node.get_type_name() not in ("Parameter", "Result"):
             node.set_friendly_name(f"border {i}")
     return made

@@ -20,8 +20,8 @@ class Typical:
 
     Attributes:
         inputs: the shape of each input, in the model's order; None for an input without open sizes.
-        state: the length of the model's state along its open dimension, which requests before have left; None if that is not
-            known, so that shapes that depend on it stay open.
+        state: length of the model's state along its open dimension, after the requests before; None if unknown, so that shapes
+            that depend on it stay open.
     """
 
     inputs: tuple[tuple[int, ...] | None, ...] = ()
@@ -38,8 +38,8 @@ class Points:
     """Typical sizes for which one placement is sought.
 
     Attributes:
-        typical: sizes. The shapes of the task graph are those of the first; operations and bytes are means.
-        times: how often each comes, in proportion.
+        typical: the sizes. The shapes of the task graph are the shapes at the first; operations and bytes are means.
+        times: how often each of them occurs, in proportion.
     """
 
     typical: tuple[Typical, ...] = (Typical(),)
@@ -47,24 +47,24 @@ class Points:
 
     @property
     def shares(self) -> list[float]:
-        """How often each comes, as a share of all."""
+        """How often each of them occurs, as a share of all."""
         return [often / sum(self.times) for often in self.times]
 
 
 class Sized:
     """The nodes of a model with the shapes that they have at typical sizes.
 
-    What still has an open dimension is of a size that depends on the data.
+    A dimension that is still open has a size that depends on the data.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names; it is not changed.
-        typical: its sizes.
+        typical: the model's sizes.
 
     Attributes:
-        state_after: length of its state along open dimensions, when it has run.
+        state_after: length of its state along open dimensions, after a run.
 
     Raises:
-        ModelError: the model does not fit them.
+        ModelError: the model does not fit these sizes.
     """
 
     state_after = 0
@@ -83,11 +83,11 @@ class Sized:
 
     @classmethod
     def all(cls, model: Any, points: Points) -> list[Self]:
-        """Infer the shapes of a model at several points. Raises ModelError."""
+        """Return the nodes with their shapes at several points. Raises ModelError."""
         return [cls(model, typical) for typical in points.typical]
 
     def node(self, name: str) -> Any:
-        """Return the node of a friendly name."""
+        """Return the node with a friendly name."""
         return self._nodes[name]
 
     def shape(self, name: str, port: int) -> Any:
@@ -116,7 +116,7 @@ def _nodes_of(model: Any, inputs: Sequence[tuple[int, ...] | None], length: int 
             for reader in node.output(0).get_target_inputs():
                 reader.replace_source_output(stand_in.output(0))
             stand_ins.append((name, stand_in))
-    kept = [openvino.opset13.result(nodes[name].output(0)) for name, _ in stand_ins]  # so that nothing is lost
+    kept = [openvino.opset13.result(nodes[name].output(0)) for name, _ in stand_ins]  # so that no node is lost
     copy.add_results(kept)
     copy.add_parameters([stand_in for _, stand_in in stand_ins])
     copy.validate_nodes_and_infer_types()
@@ -124,13 +124,13 @@ def _nodes_of(model: Any, inputs: Sequence[tuple[int, ...] | None], length: int 
         if node.get_type_name() == "ScaledDotProductAttention" and node.get_input_size() > 3:
             keys, mask = node.get_input_partial_shape(1), node.get_input_partial_shape(3)
             if keys.is_static and mask.is_static and len(mask) > 0 and mask.to_shape()[-1] not in (1, keys.to_shape()[-2]):
-                # a single key would be broadcast, which no kernel of an attention does
+                # a single key would be broadcast, which no attention kernel does
                 raise RuntimeError("Attention mask is not as long as the keys.")
     return nodes | dict(stand_ins), copy
 
 
 def _length_after(model: Any, nodes: Mapping[str, Any], length: int) -> int:
-    """Return the length of the states that are written along an open dimension; without any, that of those that are read."""
+    """Return the length of states that are written along an open dimension; if none is, the length of the states read."""
     for write in model.get_sinks():
         shape = write.get_input_partial_shape(0)
         for axis, size in enumerate(shape if shape.rank.is_static else ()):
@@ -141,7 +141,7 @@ def _length_after(model: Any, nodes: Mapping[str, Any], length: int) -> int:
 
 
 def _fixed(read: Any, written: Any, length: int) -> Any:
-    """Return the shape of a state: what is open in what is read, and in what is written, is as long as said."""
+    """Return the shape of a state; dimensions that are open in the read and in the written shape have the given length."""
     if read.rank.is_dynamic:
         raise RuntimeError("a state has any number of dimensions")
     known = list(written) if written is not None and written.rank == read.rank else [openvino.Dimension()] * len(read)

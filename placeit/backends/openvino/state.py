@@ -1,4 +1,4 @@
-"""Caches that a model takes as inputs and returns as outputs, kept as its state (``ReadValue`` and ``Assign``); and back."""
+"""Turn caches, which a model has as inputs and outputs, into its state (``ReadValue`` and ``Assign``); and back."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def cache_pairs(inputs: Kinds, outputs: Kinds, asked: StateOption, path: Path) -
     """Return the inputs of a model that are caches, with the outputs that have their next values.
 
     Exporters call them ``past_key_values.0.key`` and ``present.0.key``, ``past_key_0`` and ``present_key_0``,
-    ``cache_params.past.conv.0`` and ``cache_params.present.conv.0``, or ``past_key_0_in`` and ``past_key_0_out``. They have one
+    ``cache_params.past.conv.0`` and ``cache_params.present.conv.0``, or ``past_key_0_in`` and ``past_key_0_out``. Both have one
     type and equal shapes, as far as these are known.
 
     Args:
-        inputs: those that may be caches.
-        outputs: of the model.
-        asked: what the user says.
+        inputs: inputs that may be caches.
+        outputs: outputs of the model.
+        asked: pairs from the user.
         path: the file, for messages.
 
     Raises:
-        UsageError: a pair that was asked for does not exist, does not fit, or shares its output with another.
+        UsageError: a requested pair does not exist, does not fit, or shares its output with another one.
     """
     if asked == "none":
         return {}
@@ -79,7 +79,7 @@ def _misfit(path: Path, name: str, taken: tuple[Any, Any], other: str, given: tu
 
 
 def keep_caches(model: Any, pairs: Mapping[str, str], path: Path, *, batch: int | None = None) -> None:
-    """Make state of inputs and outputs: at first empty along the dimension that grows, or all zeros where none does.
+    """Turn inputs and outputs into state, which is at first empty along the dimension that grows, or else all zeros.
 
     Args:
         model: an ``openvino.Model`` whose other inputs have their final shapes; it is changed.
@@ -88,7 +88,7 @@ def keep_caches(model: Any, pairs: Mapping[str, str], path: Path, *, batch: int 
         batch: size of dimensions that are open and do not grow; None for 1.
 
     Raises:
-        UsageError: a pair does not fit, or the dimension that grows cannot be told from others.
+        UsageError: a pair does not fit, or the dimension that grows cannot be distinguished from others.
     """
     if not pairs:
         return
@@ -111,7 +111,7 @@ def keep_caches(model: Any, pairs: Mapping[str, str], path: Path, *, batch: int 
     model.validate_nodes_and_infer_types()
     kinds = {node.get_type_name() for node in model.get_ops()}
     if "Softmax" in kinds and "ScaledDotProductAttention" not in kinds:
-        fuse_in_place(model)  # of products and a softmax it makes attention
+        fuse_in_place(model)  # which makes attention of products and a softmax
     fuse_with_attention(model)
 
 
@@ -121,7 +121,7 @@ class _Cache:
     Attributes:
         taken: name of the input.
         sizes: its dimensions.
-        growing: those of them that are open, or of these the one that grows.
+        growing: its open dimensions or, if known, the one that grows.
     """
 
     def __init__(self, taken: str, parameter: Any, given: str, result: Any) -> None:
@@ -142,12 +142,12 @@ class _Cache:
         return self._parameter.get_partial_shape(), self._result.get_input_partial_shape(0)
 
     def joined_along(self) -> int | None:
-        """Return the dimension along which the next value is joined of others; None if it is made in another way."""
+        """Return the dimension along which the next value is concatenated; None if it is not a concatenation."""
         maker = self._result.input_value(0).get_node()
         return maker.get_axis() % len(self.sizes) if maker.get_type_name() == "Concat" else None
 
     def resize(self, batch: int, growing: int) -> None:
-        """Set the sizes of open dimensions: of those that grow, and of the others."""
+        """Set the sizes of open dimensions: of the ones that grow, and of the others."""
         sizes = [
             size if size.is_static else openvino.Dimension(growing if axis in self.growing else batch)
             for axis, size in enumerate(self.sizes)
@@ -155,12 +155,12 @@ class _Cache:
         self._parameter.set_partial_shape(openvino.PartialShape(sizes))
 
     def stays(self, axis: int) -> bool:
-        """Return whether the output is now of the same size as the input."""
+        """Return whether output and input have equal sizes along a dimension."""
         past, present = self._shapes()
         return bool(present.rank.is_static and present[axis] == past[axis])
 
     def convert(self, model: Any) -> None:
-        """Put ``ReadValue`` and ``Assign`` in the places of input and output."""
+        """Replace input and output by ``ReadValue`` and ``Assign``."""
         about = openvino.op.util.VariableInfo()
         about.variable_id = self.taken
         about.data_shape = shape = self._parameter.get_partial_shape()
@@ -180,7 +180,7 @@ class _Cache:
 
 
 def _find_growing(model: Any, caches: list[_Cache], batch: int) -> None:
-    """Tell which of the open dimensions of caches grow, and set the shapes of the inputs."""
+    """Find which open dimensions of caches grow, and set the shapes of the inputs."""
     others = []
     for cache in caches:
         axis = cache.joined_along()
@@ -189,9 +189,9 @@ def _find_growing(model: Any, caches: list[_Cache], batch: int) -> None:
         elif cache.growing:
             others.append(cache)
         cache.resize(batch, -1)
-    for cache in others:  # see what one step does
+    for cache in others:  # to find the sizes after one step
         cache.resize(batch, batch)
-    with contextlib.suppress(RuntimeError):  # the sizes of the other inputs are for states of another length
+    with contextlib.suppress(RuntimeError):  # the other inputs' sizes are for states of another length
         model.validate_nodes_and_infer_types()
         for cache in others:
             cache.growing = [axis for axis in cache.growing if not cache.stays(axis)]
@@ -200,16 +200,16 @@ def _find_growing(model: Any, caches: list[_Cache], batch: int) -> None:
 
 
 def fuse_with_attention(model: Any) -> None:
-    """Write states so that OpenVINO's CPU plugin fuses them with the attention that reads them.
+    """Rewrite states so that OpenVINO's CPU plugin fuses them with the attention that reads them.
 
-    It does so where a state of four dimensions is gathered, by a list of beams, before it is joined with the keys or values of
-    new tokens (2026.4). Here the list has all of them, in their order.
+    The plugin does so if a state of four dimensions is gathered, by a list of beams, before it is concatenated with the keys
+    or values of new tokens (2026.4). Here the list has all beams, in order.
 
     Args:
         model: an ``openvino.Model``; it is changed.
     """
     ops = openvino.opset13
-    beams: dict[int, Any] = {}  # the plugin looks for one list for both, keys and values
+    beams: dict[int, Any] = {}  # the plugin expects one list for keys and values
     for node in model.get_ordered_ops():
         shape = node.get_output_partial_shape(0) if node.get_type_name() == "ReadValue" else None
         if shape is None or shape.rank.is_dynamic or len(shape) != 4 or shape[0].is_dynamic:
@@ -226,14 +226,14 @@ def fuse_with_attention(model: Any) -> None:
 
 
 def expose_growing_states(model: Any) -> tuple[Any, dict[str, Any]]:
-    """Copy a model, with the states that grow as inputs and outputs: the last ones, in the order of the initial values.
+    """Return a copy of a model with growing states as its last inputs and outputs, in the order of the initial values.
 
     Args:
         model: an ``openvino.Model``; it is not changed.
 
     Returns:
-        The copy, and the initial value of each such state, an ``openvino.Tensor``, by name. States whose sizes are fixed, or
-        whose initial values depend on inputs, stay as they are.
+        The copy, and the initial value of each such state, an ``openvino.Tensor``, by name. States with fixed sizes, or with
+            initial values that depend on inputs, are unchanged.
     """
     made, initial = model.clone(), dict[str, Any]()
     ops = openvino.opset13
@@ -256,6 +256,6 @@ def expose_growing_states(model: Any) -> tuple[Any, dict[str, Any]]:
         made.add_results([ops.result(write.input_value(0))])
         made.remove_sink(write)
         made.remove_variable(made.get_variable_by_id(name))
-        initial[name.partition("/id=")[0]] = value  # as OpenVINO's requests call it
+        initial[name.partition("/id=")[0]] = value  # the name in OpenVINO's requests
     made.validate_nodes_and_infer_types()
     return made, initial

@@ -14,7 +14,7 @@ __all__ = ["allowed_values"]
 
 
 def _axis(node: Any, port: int) -> int | None:
-    """Value of an input that is one constant number."""
+    """Return the value of an input if it is a constant number."""
     maker = node.input_value(port).get_node()
     return int(np.ravel(maker.get_data())[0]) if maker.get_type_name() == "Constant" else None
 
@@ -24,7 +24,7 @@ def _shape(node: Any, port: int = 0) -> tuple[int, ...]:
 
 
 def _index_into(node: Any, axis: int | None, apart: int | None = None) -> ValueRange | None:
-    """The places along an axis of what a node reads first; along any axis, if it is not known along which."""
+    """Return the positions along an axis of a node's first input; the positions that all axes have, if the axis is unknown."""
     shape = _shape(node)
     if axis is not None and -len(shape) <= axis < len(shape):
         return ValueRange(0, shape[axis], None if apart is None else axis % len(shape))
@@ -32,7 +32,7 @@ def _index_into(node: Any, axis: int | None, apart: int | None = None) -> ValueR
 
 
 def _indices_into(node: Any, skipped: int = 0, apart: int | None = None) -> ValueRange | None:
-    """Places in what a node reads first, as its second input has them: a row for each, of one number for each axis."""
+    """Return the positions in a node's first input that its second input may hold: rows with a number for each axis."""
     rows, shape = _shape(node, 1), _shape(node)
     sizes = shape[skipped : skipped + rows[-1]] if rows else ()
     return ValueRange(0, min(sizes), apart) if sizes else None
@@ -49,7 +49,7 @@ def _lengths(node: Any, axis: int) -> ValueRange | None:
 
 
 def _everything(node: Any) -> ValueRange | None:
-    """An end that no size is beyond."""
+    """Return the largest size of a node's first input, as an end that includes everything."""
     largest = max(_shape(node), default=0)
     return ValueRange(largest, largest + 1)
 
@@ -93,7 +93,7 @@ _READERS: dict[tuple[str, int], Callable[[Any], ValueRange | None]] = {
 }
 """Ranges of the inputs of OpenVINO's ops, by kind of op and input number.
 
-Inputs that say how large an output is are missing where that makes the output's size unbounded: no such model is placed."""
+Inputs that determine an output's size are missing if they make it unbounded, since such models cannot be placed."""
 
 _ELEMENT_WISE = frozenset(("Clamp", "Convert", "Identity", "Maximum", "Minimum"))
 _MOVES_FIRST = frozenset(
@@ -125,7 +125,7 @@ _SCATTERS = frozenset(("ScatterElementsUpdate", "ScatterNDUpdate", "ScatterUpdat
 
 
 def _passes(kind: str, port: int) -> bool:
-    """Return whether what an op makes has the values of one of its inputs, elsewhere or in another type."""
+    """Return whether an op's output has the values of one of its inputs, at other positions or in another type."""
     return (
         kind in _ELEMENT_WISE
         or kind == "Concat"
@@ -136,9 +136,9 @@ def _passes(kind: str, port: int) -> bool:
 
 
 def allowed_values(parameter: Any) -> ValueRange | None:
-    """Return the values that all readers of an input allow, or None if nothing is known.
+    """Return the values that all readers of an input allow; None if unknown.
 
-    Ops that only convert values or move them are looked through.
+    Readers of ops that only convert or move values are included.
 
     Args:
         parameter: a ``Parameter`` of an ``openvino.Model``.

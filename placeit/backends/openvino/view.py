@@ -1,4 +1,4 @@
-"""The view that a task graph gives of a model: OpenVINO's own fusions merge nodes into ops, and the model stays as it is."""
+"""Map a task graph to its model: OpenVINO's fusions merge nodes into ops of the graph, and the model stays unchanged."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ openvino = import_openvino()
 Holder = tuple[str, int]
 """An output of a node: the node's friendly name, and the number of the output."""
 
-_SMALL = 1 << 16  # bytes of a constant up to which fusions may look at it: numbers, axes, one value per channel
+_SMALL = 1 << 16  # most bytes of a constant whose value fusions may use: numbers, axes, one value per channel
 _ENDS = frozenset(("Parameter", "Result", "Assign"))
 
 
 @dataclass(frozen=True)
 class View:
-    """The nodes of an ``openvino.Model`` that the ops and tensors of its task graph stand for.
+    """The nodes of an ``openvino.Model`` for the ops and tensors of its task graph.
 
     Attributes:
-        holders: for each tensor of the graph, the outputs that have its value, in topological order; none if the model has no
-            such tensor, because several ops of the graph stand for the same nodes.
-        op_of: the op that each node is part of, by friendly names; constants are not listed.
+        holders: for each tensor of the graph, the outputs with its value, in topological order; empty if the model has no such
+            tensor, because several ops of the graph stand for the same nodes.
+        op_of: the op that each node is part of, by friendly names, without constants.
     """
 
     holders: tuple[tuple[Holder, ...], ...]
     op_of: Mapping[str, str]
 
     def ops_named(self, nodes: str) -> list[str]:
-        """Return the ops behind a list of nodes with commas between them, as OpenVINO writes it; names may have commas, too."""
+        """Return the ops in OpenVINO's list of nodes, which separates names by commas; names may have commas, too."""
         pieces, found, at = nodes.split(","), dict[str, None](), 0
         while at < len(pieces):
             for end in range(len(pieces), at, -1):
@@ -70,12 +70,12 @@ def exact_view(graph: OpGraph) -> View:
 
 @dataclass(frozen=True)
 class FusedCopy:
-    """A copy of a model without its weights, after the fusions with which OpenVINO's converter ends.
+    """A copy of a model without its weights, after the fusions at the end of OpenVINO's conversion.
 
     Attributes:
         model: the ``openvino.Model``.
         weights: its parameters that stand for weights.
-        marks: outputs of the copied model by a name that their tensors have in the copy, and hand on when nodes are fused.
+        marks: outputs of the original model, by names that tensors have in the copy, and that fusions pass on.
     """
 
     model: Any
@@ -84,7 +84,7 @@ class FusedCopy:
 
 
 def fused_copy(model: Any) -> FusedCopy:
-    """Copy a model and fuse the copy. Its weights are parameters, so no fusion computes new ones from them.
+    """Return a fused copy of a model. Its weights are parameters, so no fusion computes new ones from them.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names and without state.
@@ -97,7 +97,7 @@ def fused_copy(model: Any) -> FusedCopy:
 
 
 def fuse_in_place(model: Any) -> None:
-    """Apply those fusions to a model itself, whose weights stay as they are."""
+    """Apply the same fusions to a model itself, without changing its weights."""
     hidden = _hide_weights(model)
     _fuse(model)
     for stand_in, weight in hidden:
@@ -109,13 +109,13 @@ def fuse_in_place(model: Any) -> None:
 
 def _fuse(model: Any) -> None:
     fuse = importlib.import_module("openvino._offline_transformations").apply_moc_transformations
-    # without "smart reshape", by which the shape of reshaped weights is computed from that of the other factor
-    for _ in range(2):  # some fusions, such as that of attention, fit only what others have made
+    # without "smart reshape", which computes the shape of reshaped weights from the other factor's shape
+    for _ in range(2):  # some fusions, such as attention, fit only after others
         fuse(model, cf=False)
 
 
-# These are functions of their own because fusions do not touch what has other readers, and nodes that Python still holds are
-# readers.
+# The next functions are separate because fusions do not change nodes with other readers, and a node that Python still holds has
+# one.
 
 
 def _mark(copy: Any) -> dict[str, Holder]:
@@ -135,7 +135,7 @@ def _mark(copy: Any) -> dict[str, Holder]:
 
 
 def _hide_weights(model: Any) -> list[tuple[Any, Any]]:
-    """Put parameters in the places of weights; return both."""
+    """Replace weights by parameters; return both."""
     weights: list[tuple[Any, Any]] = []
     for node in model.get_ordered_ops():
         if node.get_type_name() == "Constant" and node.get_byte_size() > _SMALL:
@@ -148,11 +148,11 @@ def _hide_weights(model: Any) -> list[tuple[Any, Any]]:
 
 
 def _add_constants_first(model: Any, stand_ins: Collection[str]) -> None:
-    """Rewrite (x + a) + b as x + (a + b) for constants a and b, as OpenVINO's fusions do where they know both."""
+    """Rewrite (x + a) + b as x + (a + b) for constants a and b, as OpenVINO's fusions do if they know both."""
     constant = constant_nodes(model, stand_ins)
 
     def split(node: Any) -> tuple[Any, Any] | None:
-        """Return the input that is constant and the one that is not; None if both are, or none is."""
+        """Return the constant input and the other one; None unless exactly one input is constant."""
         ports = sorted(node.inputs(), key=lambda port: port.get_source_output().get_node().get_friendly_name() not in constant)
         fixed = [port.get_source_output().get_node().get_friendly_name() in constant for port in ports]
         return (ports[0], ports[1]) if fixed == [True, False] else None
@@ -170,13 +170,13 @@ def _add_constants_first(model: Any, stand_ins: Collection[str]) -> None:
 
 
 def match(model: Any, whole: Sized, copy: FusedCopy, fused: Sized, graph: OpGraph) -> View:
-    """Find the nodes of a model that the ops of its fused copy stand for.
+    """Return the nodes of a model that the ops of its fused copy stand for.
 
     Args:
         model: the ``openvino.Model``.
-        whole: its nodes at typical sizes.
+        whole: nodes of the model at typical sizes.
         copy: the fused copy; its friendly names are unique.
-        fused: the nodes of that at typical sizes.
+        fused: nodes of the copy at typical sizes.
         graph: the task graph of the copy.
     """
     nodes = model.get_ordered_ops()
@@ -246,7 +246,7 @@ def inseparable(model: Any, graph: OpGraph, view: View) -> tuple[tuple[str, ...]
             own = [nodes[end[graph.names[v]]] for v in part if graph.kinds[v] in _ENDS]
             begins = [nodes[view.holders[int(graph.edge_tensor[e])][0][0]] for e in leave]
             outside = foreign(part_behind([*own, *begins], given), nodes, {node.get_friendly_name() for node in own})
-            if outside:  # what the model computes here does not depend only on what the graph says
+            if outside:  # the computation here depends on nodes that are not in the graph
                 before = {int(graph.edges[e, 0]) for e in enter} or {graph.index[view.op_of[name]] for name in outside}
                 for u in before:
                     parts.join(u, part[0])
@@ -256,7 +256,7 @@ def inseparable(model: Any, graph: OpGraph, view: View) -> tuple[tuple[str, ...]
 
 
 def part_behind(last: Iterable[Any], given: Iterable[Holder]) -> set[str]:
-    """Follow nodes back to outputs that are given: the friendly names of all nodes on the way, constants included."""
+    """Return all nodes on paths from given outputs to some nodes, by friendly name, including constants."""
     stop, seen = set(given), set()
     waiting = list(last)
     while waiting:
@@ -272,12 +272,12 @@ def part_behind(last: Iterable[Any], given: Iterable[Holder]) -> set[str]:
 
 
 def ends(view: View, nodes: Mapping[str, Any]) -> dict[str, str]:
-    """Return the node behind each op that is an input or output of the model or a write of its state, by friendly name."""
+    """Return the node of each op that is an input or output of the model or writes its state, by friendly name."""
     return {op: name for name, op in view.op_of.items() if nodes[name].get_type_name() in _ENDS}
 
 
 def foreign(names: Iterable[str], nodes: Mapping[str, Any], own: Collection[str]) -> list[str]:
-    """Return the inputs of a model among nodes that do not belong to the part itself."""
+    """Return the model inputs among nodes that do not belong to the part itself."""
     return [name for name in names if nodes[name].get_type_name() == "Parameter" and name not in own]
 
 

@@ -1,8 +1,8 @@
-"""Screens ``.pt2`` files before PyTorch loads them, since loading can execute code from the file.
+"""Screen ``.pt2`` files before PyTorch loads them, since loading can execute code from the file.
 
-``torch.export.load`` unpickles constants, has SymPy evaluate sizes, looks functions up by any name and writes the names that it
-finds into Python source. What an exported program of tensors needs is much less, and only that is let through: tensors,
-operators of PyTorch's own libraries, sizes that are arithmetic, and names that are names.
+``torch.export.load`` unpickles constants, makes SymPy evaluate sizes, looks up functions by any name, and writes names from the
+file into Python source. An exported program of tensors needs much less, and only that is accepted: tensors, operators of
+PyTorch's own libraries, arithmetic for sizes, and plain names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MEMBERS = re.compile(
     r"|sample_inputs/model\.pt)|extra/[\w.-]+"
 )
 _NAME = re.compile(r"[\w.$:/+-]*")
-"""Of tensors, ops and weights: PyTorch writes them into the source of a module, inside quotes or as they are."""
+"""Pattern of names of tensors, ops and weights: PyTorch writes them into the source of a module, in quotes or without."""
 _OPERATOR = re.compile(
     r"torch\.ops\.(aten|prims|quantized|quantized_decomposed|torchvision)\.(?!(from_file|save)\b)\w+(\.\w+)?"
     r"|torch\.ops\.higher_order\.(associative_scan|auto_functionalized|auto_functionalized_v2|cond|flex_attention|hints_wrapper"
@@ -35,9 +35,9 @@ _OPERATOR = re.compile(
     r"|_operator\.(add|sub|mul|truediv|floordiv|mod|pow|neg|pos|abs|eq|ne|lt|le|gt|ge|and_|or_|xor|not_|lshift|rshift|getitem)"
     r"|math\.(ceil|floor|trunc|sqrt)"
 )
-"""Whatever computes, and writes no file."""
+"""Pattern of operators that only compute, and write no file."""
 _BITWISE = re.compile(r"__i?(and|or|xor|lshift|rshift)__")
-"""Operators of aten; what else is written so belongs to Python's objects."""
+"""Operators of aten with such names; other names of this form belong to Python's objects."""
 _CONTAINERS = {None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict", "collections.deque"}
 _FREE_TEXT = {"metadata", "as_string", "as_strings", "torch_version"}
 """Fields that are kept as text, or written into source with ``repr``."""
@@ -45,7 +45,7 @@ _BY_NAME = {
     *("tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values", "custom_obj_values", "as_string_to_argument"),
     *("config", "range_constraints", "opset_version"),
 }
-"""Fields that hold values by name: their keys are no fields, whatever they are called."""
+"""Fields that hold values by name; their keys are not fields, even if they have the name of one."""
 _FUNCTIONS = {
     *("Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Mod", "Max", "Min", "Abs", "floor", "ceiling"),
     *("Equality", "Unequality", "LessThan", "GreaterThan", "StrictLessThan", "StrictGreaterThan"),
@@ -64,7 +64,7 @@ _LARGEST_JSON = 1 << 28
 _LONGEST_EXPRESSION = 10_000
 _LARGEST_EXPONENT = 64
 _CHARACTERS = re.compile(r"[\w .,()\[\]'\"<>=!&|^~+*/%-]*", re.ASCII)
-"""Of expressions. What ends a line or begins a comment is read in several ways."""
+"""Characters of expressions, without the ends of lines and starts of comments, which are read in several ways."""
 
 
 class UntrustedError(Exception):
@@ -72,15 +72,15 @@ class UntrustedError(Exception):
 
 
 def screen(path: Path) -> None:
-    """Look for anything in a ``.pt2`` file that could execute code while the file is loaded or described.
+    """Search a ``.pt2`` file for anything that could execute code while the file is loaded or described.
 
     Raises:
-        UntrustedError: there is something that an exported program of tensors does not need; says what.
+        UntrustedError: the file has content that an exported program of tensors does not need; the message says which.
         ValueError, OSError, zipfile.BadZipFile, RuntimeError: the file cannot be read.
     """
     with zipfile.ZipFile(path) as archive:
         reader = torch._C.PyTorchFileReader(str(path))
-        # two readers have to agree, as a file could show one of them something else than the one that loads it
+        # two readers have to agree, as a file could show one of them other content than the one that loads it
         folders = {name.partition("/")[0] for name in archive.namelist()}
         names = sorted(name.partition("/")[2] for name in archive.namelist())
         if not any(name.endswith(("models/model.json", "serialized_exported_program.json")) for name in archive.namelist()):
@@ -124,7 +124,7 @@ def _is_defined(operator: str) -> bool:
 
 
 def _strings(value: Any, field: str) -> Iterator[tuple[str, str]]:
-    """Every string in JSON data, keys included, with the field that it is in."""
+    """Yield every string in JSON data, including keys, with the field that it is in."""
     stack = [(value, field)]
     while stack:
         value, field = stack.pop()
@@ -157,7 +157,7 @@ def _check(field: str, value: str) -> None:
 
 
 def _is_operator(name: str) -> bool:
-    """Return whether a name is that of an operator on tensors, with its overload if it is written as Python's own."""
+    """Return whether a name is an operator on tensors, including overloads that are written as Python's own."""
     *parts, last = name.split(".")
     return (
         _OPERATOR.fullmatch(name) is not None
@@ -175,7 +175,7 @@ def _check_expression(text: str, *, guard: bool) -> None:
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise UntrustedError(f"{what} is none") from error
+        raise UntrustedError(f"{what} is not a valid expression") from error
     allowed = (*_ARITHMETIC, ast.Subscript, ast.Attribute) if guard else _ARITHMETIC
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     quoted = {
@@ -205,7 +205,7 @@ def _check_expression(text: str, *, guard: bool) -> None:
 
 
 def _check_containers(text: str) -> None:
-    """Check how inputs and outputs are nested: some containers are made by importing what the file names."""
+    """Check the nesting of inputs and outputs: some containers are made by importing a name from the file."""
     if not text:
         return
     for field, value in _typed(json.loads(text)):
@@ -214,7 +214,7 @@ def _check_containers(text: str) -> None:
                 raise UntrustedError(f"its inputs or outputs are in a '{str(value)[:80]}', which is not a plain container")
         elif value is not None and not all(
             field != "key" and _NAME.fullmatch(name) for field, name in _strings(json.loads(value), "")
-        ):  # an object in JSON is made by importing what it names
+        ):  # an object in JSON is made by importing the name in it
             raise UntrustedError(f"its inputs or outputs have the names {value[:80]}, with characters that no name contains")
 
 

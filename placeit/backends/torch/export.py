@@ -1,4 +1,4 @@
-"""PyTorch programs as ONNX and as OpenVINO IR, for the runtimes that read those."""
+"""Write PyTorch programs as ONNX and as OpenVINO IR, for the runtimes that read these formats."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _OPSET = 17
 def write_onnx(model: TorchModel, path: Path) -> None:
     """Write a PyTorch model as ONNX (opset 17), with the names of its inputs and outputs.
 
-    PyTorch's older exporter does it, which needs nothing but PyTorch itself. It leaves out what is changed in place without a
-    word, so it is given the lowered program, in which nothing is. State starts from its initial value, as everywhere.
+    This uses PyTorch's older exporter, which needs no other package. The exporter silently leaves out changes in place, so it
+    gets the lowered program, which has none. State starts from its initial value, as everywhere.
 
     Raises:
-        ModelError: the exporter has no ONNX op for something; its message names it.
+        ModelError: the exporter has no ONNX op for a part of the program; the message names it.
         FileError: the file cannot be written.
     """
     with replacing(path) as temporary:
@@ -53,7 +53,7 @@ def write_ir(model: TorchModel, path: Path) -> None:
     """Write a PyTorch model as OpenVINO IR (``.xml``, its weights beside it as ``.bin``), with its names and sizes.
 
     Raises:
-        ModelError: OpenVINO has no op for something; its message names it.
+        ModelError: OpenVINO has no op for a part of the program; the message names it.
         FileError: the files cannot be written.
     """
     try:
@@ -66,13 +66,13 @@ def write_ir(model: TorchModel, path: Path) -> None:
 
 
 class _NotConvertedError(Exception):
-    """A converter does not take a program; its text is the reason."""
+    """A converter does not accept a program; the text is the reason."""
 
 
 def _explained(
     model: TorchModel, form: str, error: _NotConvertedError, other: str, suffix: str, convert: Callable[[], object]
 ) -> ModelError:
-    """Say why a model cannot be written, and whether it can be written in the other format, which is tried."""
+    """Return the error that says why a model cannot be written, and whether the other format works, which is tried."""
     try:
         convert()
     except _NotConvertedError as second:
@@ -103,7 +103,7 @@ def segment_for_openvino(model: TorchModel, ops: Sequence[int], enter: Sequence[
     """Cut a part out of a PyTorch model as an ``openvino.Model``; see :meth:`placeit.backends.base.Model.segment`.
 
     Raises:
-        ModelError: OpenVINO has no op for something; its message names it.
+        ModelError: OpenVINO has no op for a part of the program; the message names it.
     """
     graph, values = model.graph, model.random_inputs()
     names = {spec.op: spec.name for spec in model.inputs}
@@ -130,13 +130,13 @@ def _converted(model: TorchModel) -> Any:
 
 
 def _as_openvino(module: GraphModule, arguments: tuple[torch.Tensor, ...], name: str) -> Any:
-    """Return a module from tensors to a tuple of them as an ``openvino.Model``, with inputs and outputs in this order."""
+    """Return a module that maps tensors to a tuple of tensors as an ``openvino.Model``, with inputs and outputs in order."""
     inputs = [node.name for node in module.graph.find_nodes(op="placeholder")]
     module, place = _each_once(module)
     converted = openvino.convert_model(export(module, arguments, {}, name))
     known = {called: port.get_node() for port in converted.inputs for called in port.get_names()}
     for called, value in zip(inputs, arguments, strict=True):
-        if called not in known:  # nothing reads it
+        if called not in known:  # an input without readers
             known[called] = openvino.opset13.parameter(list(value.shape), value.numpy().dtype.type, called)
     converted = openvino.Model(converted.get_results(), converted.get_sinks(), [known[called] for called in inputs], name)
     converted.reshape({at: list(value.shape) for at, value in enumerate(arguments)})
@@ -144,10 +144,10 @@ def _as_openvino(module: GraphModule, arguments: tuple[torch.Tensor, ...], name:
 
 
 def _each_once(whole: GraphModule) -> tuple[GraphModule, list[int]]:
-    """Leave out outputs that are the same as one before, of which OpenVINO's converter loses the names.
+    """Remove outputs that equal an earlier one, of which OpenVINO's converter loses the names.
 
     Returns:
-        the module, changed, and for each of its outputs as they were the place that it has now.
+        The module, changed, and for each of its former outputs the present position.
     """
     (end,) = whole.graph.find_nodes(op="output")
     values = list(end.args[0])
@@ -158,9 +158,9 @@ def _each_once(whole: GraphModule) -> tuple[GraphModule, list[int]]:
 
 
 def _with_outputs(model: Any, place: Sequence[int]) -> Any:
-    """Return an ``openvino.Model`` with outputs at other places, maybe several times.
+    """Return an ``openvino.Model`` with outputs from given positions, which may occur several times.
 
-    A tensor that is an input or another output as well is copied: one tensor has one name when OpenVINO has compiled it.
+    A tensor that is also an input or another output is copied, since one tensor has one name in a compiled model of OpenVINO.
     """
     results = model.get_results()
     ends: list[Any] = []
@@ -232,12 +232,12 @@ _FOR_ONNX: dict[Any, Callable[..., Any]] = {
 
 
 _TELLING = ("not supported", "Unsupported", "unrecognized", "No conversion rule", "Conversion is failed")
-"""Text in the line of a converter's message that names the op."""
+"""Texts in the line of a converter's message that names the op."""
 
 
 @contextlib.contextmanager
 def _reasons() -> Iterator[None]:
-    """Turn what a converter raises into a reason of one line, and keep back what it says besides."""
+    """Turn errors of a converter into a reason of one line, and suppress its other output."""
     logger = logging.getLogger()
     level, filters, handlers = logger.level, logger.filters[:], logger.handlers[:]
     printing = torch._C._jit_onnx_log

@@ -1,7 +1,7 @@
-"""Floating-point operations of ATen ops, by the same conventions as :mod:`placeit.backends.openvino.flops`.
+"""Floating-point operations of ATen ops, by the conventions of :mod:`placeit.backends.openvino.flops`.
 
-A multiplication and an addition are two operations, integer arithmetic counts like floating-point, and what only moves data
-counts nothing. The figures rank ops and describe devices that exist in simulation only; real devices are measured.
+A multiplication and an addition are two operations, integer arithmetic counts like floating-point, and moving data counts as
+zero. The figures rank ops and describe devices that exist in simulation only; real devices are measured.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def node_flops(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], ou
 
     Args:
         target: a ``torch._ops.OpOverload``.
-        args: positional arguments; tensors of any kind that has a shape.
+        args: positional arguments; a tensor may be any object with a shape.
         kwargs: keyword arguments.
-        output: what the call returns: a tensor, or a list or tuple of them.
+        output: result of the call: a tensor, or a list or tuple of tensors.
     """
     kind = target._schema.name.partition("::")[2]
     if kind in _MOVES_DATA:

@@ -20,12 +20,12 @@ __all__ = ["ProgramMap", "build_graph", "dtype_name"]
 
 @dataclass(frozen=True, eq=False)
 class ProgramMap:
-    """Maps the nodes of a program to the ops and tensors of its task graph.
+    """Maps between the nodes of a program and the ops and tensors of its task graph.
 
     Attributes:
-        nodes: for each op, its node: the placeholder of a ``Parameter``, the call of an ATen op; None for a ``Result``.
-        values: for each tensor, what makes it.
-        results: for each ``Result``, by op number, what it returns.
+        nodes: for each op, its node: the placeholder of a ``Parameter``, or the call of an ATen op; None for a ``Result``.
+        values: for each tensor, the value in the program.
+        results: for each ``Result``, by op number, the returned value.
     """
 
     nodes: tuple[Node | None, ...]
@@ -34,7 +34,7 @@ class ProgramMap:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the NumPy spelling of an element type, where NumPy has one."""
+    """Return the NumPy spelling of an element type, if NumPy has one."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -43,7 +43,7 @@ def build_graph(program: Lowered) -> tuple[OpGraph, ProgramMap]:
 
     Ops are the inputs (kind ``Parameter``), the calls of ATen ops, and the outputs (kind ``Result``). Constants are part of the
     op that reads them; if several ops read one, each counts all of its bytes, because each needs them wherever it runs. An op
-    that returns several tensors is one op: indexing into what it returns is not an op.
+    that returns several tensors is one op; indexing its result is not an op.
     """
     names: dict[str, int] = {}
     kinds: list[str] = []
@@ -103,7 +103,7 @@ def build_graph(program: Lowered) -> tuple[OpGraph, ProgramMap]:
 
 
 def _content(program: Lowered) -> str:
-    """Hash what the ops compute: overloads, arguments, what each reads, and constants (:mod:`placeit.backends.digest`)."""
+    """Return a hash of the ops: overloads, arguments, inputs, and constants (:mod:`placeit.backends.digest`)."""
     place = {node: number for number, node in enumerate((*program.inputs.values(), *program.ops))}
 
     def named(read: Node) -> str:

@@ -13,19 +13,19 @@ from torch.utils import _pytree as pytree
 __all__ = ["without_kernel"]
 
 _ANYWHERE = (torch.float32, torch.float64)
-"""Types that whatever has a kernel on a device computes in."""
+"""Types for which every kernel on a device works."""
 
 
 def without_kernel(nodes: Iterable[Node], dispatch_key: str) -> set[Node]:
     """Return the calls of ops that PyTorch cannot run on a kind of device.
 
-    The dispatcher knows which ops have a kernel there. It does not know for which types, so each op that works with another
-    type than float32 and float64 is called there once on zeros of its shapes.
+    The dispatcher knows which ops have a kernel on the device, but not for which types. So each op that works with another type
+    than float32 and float64 is called there once, on zeros of its shapes.
 
     Args:
         nodes: calls of ops, with fake tensors in ``meta["val"]``.
-        dispatch_key: PyTorch's name of the kind, ``CPU`` or ``CUDA``. In a build without it no op has a kernel: for ops that
-            are made of others the dispatcher would say that they have one.
+        dispatch_key: PyTorch's name of the kind, ``CPU`` or ``CUDA``. In a build without it no op has a kernel, though the
+            dispatcher would report one for ops that are composed of others.
     """
     if not _registered("aten::empty.memory_format", dispatch_key):
         return set(nodes)
@@ -56,7 +56,7 @@ def _types(node: Node) -> set[torch.dtype]:
 
 
 def _runs(node: Node, device: str) -> bool:
-    """Try one call. Any error but a missing kernel is one of the zeros, or of the machine, and none of the op."""
+    """Return whether one call works. An error other than a missing kernel comes from the zeros or the machine: it works."""
 
     def zeros(read: Node) -> Any:
         return pytree.tree_map(

@@ -1,4 +1,4 @@
-"""Estimate the memory that a segment takes while it runs."""
+"""Estimate the memory that a segment uses while it runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["peak_bytes"]
 def peak_bytes(module: GraphModule) -> int:
     """Return the peak memory of a segment's own tensors during a run, in bytes.
 
-    The segment is run on fake tensors, which have shapes, strides and storages, but no data: a view counts nothing, and a
-    reshape counts if it has to copy. A value is freed after its last use, as in the code that ``torch.fx`` generates; what the
-    segment returns is alive to the end. Inputs and weights are not its own. What a kernel allocates for itself while it runs is
-    not known, nor is how an allocator rounds sizes.
+    The segment is run on fake tensors, which have shapes, strides and storages, but no data: a view counts as zero, and a
+    reshape counts if it has to copy. A value is freed after its last use, as in the code that ``torch.fx`` generates; returned
+    values live to the end. Inputs and weights do not count. The memory that a kernel allocates for itself is unknown, and so is
+    the rounding of sizes by an allocator.
 
     Args:
-        module: what :meth:`placeit.backends.torch.model.TorchModel.segment` returns. Its inputs are contiguous when it
-            runs, as the buffers of executors are.
+        module: a module from :meth:`placeit.backends.torch.model.TorchModel.segment`. Its inputs are contiguous in a run, as
+            the buffers of executors are.
     """
     nodes = list(module.graph.nodes)
     last = {read: node for node in nodes for read in node.all_input_nodes}
@@ -32,12 +32,12 @@ def peak_bytes(module: GraphModule) -> int:
     for read, node in last.items():
         dying.setdefault(node, []).append(read)
     values: dict[Node, Any] = {}
-    given: dict[int, torch.UntypedStorage] = {}  # of inputs and weights; kept, because a number means one only while it exists
-    holders: Counter[int] = Counter()  # how many values lie in each storage of the segment's own
+    given: dict[int, torch.UntypedStorage] = {}  # of inputs and weights; kept, since an id is valid only with its object
+    holders: Counter[int] = Counter()  # number of values in each storage that the segment itself makes
     alive = peak = 0
 
     def storages(node: Node) -> dict[int, int]:
-        """Sizes of the storages of the segment's own that a value lies in."""
+        """Return the sizes of the segment's own storages that a value uses."""
         leaves = [leaf.untyped_storage() for leaf in pytree.tree_leaves(values[node]) if isinstance(leaf, torch.Tensor)]
         return {storage._cdata: storage.nbytes() for storage in leaves if storage._cdata not in given}
 

@@ -53,10 +53,10 @@ class TorchModel(base.Model):
     """A PyTorch program with its task graph; it shares its weights with the original module.
 
     Attributes:
-        program: the exported program, as it was given or exported.
-        lowered: the same as ATen ops that change nothing in place, which is what is placed and run.
-        layout: where its parts are in ``graph``.
-        examples: example inputs, by name; empty if there were none.
+        program: the exported program, as given or exported.
+        lowered: the program as ATen ops without changes in place, which is placed and run.
+        layout: positions of its parts in ``graph``.
+        examples: example inputs, by name; empty if there are none.
     """
 
     program: ExportedProgram
@@ -65,7 +65,7 @@ class TorchModel(base.Model):
     examples: Arrays
 
     def statistics(self) -> dict[str, int | float]:
-        """Count what the model is made of; see :meth:`placeit.backends.base.Model.statistics`."""
+        """Count ops, edges, operations and parameters; see :meth:`placeit.backends.base.Model.statistics`."""
         weights = self.lowered.constants.values()
         read = [value for op in self.lowered.ops for value in reads(op)]
         return {
@@ -81,10 +81,10 @@ class TorchModel(base.Model):
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:
         """Draw inputs that are valid for the model, by input name.
 
-        Floating-point inputs are standard normal. Whole numbers and truth values are those of the example inputs, since what
-        they may be only the model knows. With another seed than 0, those that index a table are drawn from its rows between the
-        least and the greatest of the examples. Without example inputs they are drawn from all rows; what indexes nothing is one
-        or true.
+        Floating-point inputs are standard normal. Integers and truth values are taken from the example inputs, since only the
+        model knows which values are valid. With another seed than 0, integers that index a table are drawn from its rows
+        between the least and the greatest example. Without example inputs they are drawn from all rows; other integers are one,
+        and truth values are true.
         """
         rng = np.random.default_rng(seed)
         drawn: dict[str, NDArray[np.generic]] = {}
@@ -107,13 +107,13 @@ class TorchModel(base.Model):
 
     @property
     def stateful(self) -> frozenset[str]:
-        """Names of the ops that read a buffer which the program changes, or make its new value."""
+        """Names of the ops that read a buffer which the program changes, or that compute its new value."""
         name = dict(zip(self.layout.nodes, self.graph.names, strict=True))
         return frozenset(name[op] for ops in self.lowered.state.values() for op in ops)
 
     @property
     def formats(self) -> frozenset[base.Format]:
-        """PyTorch's."""
+        """Only the format of PyTorch."""
         return frozenset({"torch"})
 
     def segment(
@@ -132,7 +132,7 @@ class TorchModel(base.Model):
         return {name for name, node in zip(self.graph.names, self.layout.nodes, strict=True) if node not in missing}
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
-        """Prepare the uncut exported program for PyTorch on the CPU."""
+        """Return a function that runs the uncut exported program in PyTorch on the CPU."""
         module = self.program.module()
         names = [spec.name for spec in self.inputs]
         kept = (*module.named_parameters(), *module.named_buffers())
@@ -154,19 +154,19 @@ class TorchModel(base.Model):
         return run
 
     def arguments(self, inputs: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arrange inputs as the module's arguments, together with the constants of the export."""
+        """Return inputs as the module's arguments, together with the constants of the export."""
         given = [spec.arg for spec in self.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
         leaves = [inputs[arg.name] if isinstance(arg, TensorArgument) else getattr(arg, "value", None) for arg in given]
         args, kwargs = pytree.tree_unflatten(leaves, self.program.call_spec.in_spec)
         return tuple(args), dict(kwargs)
 
     def chain(self, elements: int, hops: int) -> TorchModel:
-        """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
         return relu_chain(elements, hops)
 
 
 def relu_chain(elements: int, hops: int) -> TorchModel:
-    """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+    """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
     layers = (torch.nn.ReLU() for _ in range(hops))
     return replace(load(torch.nn.Sequential(*layers), (torch.zeros(1, elements),), name="chain"), uniform=True)
 
@@ -180,27 +180,27 @@ def load(
     batch: int | None = None,
     trust: bool = False,
 ) -> TorchModel:
-    """Make a model from a module, an exported program, or a file written by ``torch.export.save``.
+    """Return the model of a module, an exported program, or a file written by ``torch.export.save``.
 
-    A module is exported in evaluation mode. Weights are shared with it, not copied. Numbers, truth values and strings among the
-    inputs, and every size, are fixed by the example inputs. What a module returns besides tensors is left out.
+    A module is exported in evaluation mode. Weights are shared with it, not copied. The example inputs fix every size, and the
+    numbers, truth values and strings among the inputs. Results of a module other than tensors are left out.
 
     Args:
         source: a module on the CPU, a program, or the path of a ``.pt2`` file.
-        example_inputs: what the module is called with: positional arguments, or keyword arguments by name. A program needs none
-            unless it has open sizes and no example inputs of its own.
-        name: what to call the model; the name of the file or of the module's class without it.
-        input_shapes: not for PyTorch programs, whose sizes are those of the example inputs.
-        batch: not for PyTorch programs, whose batch is that of the example inputs.
+        example_inputs: arguments for a call of the module: positional arguments, or keyword arguments by name. A program needs
+            them only if it has open sizes and contains no example inputs.
+        name: name of the model; by default, the name of the file or of the module's class.
+        input_shapes: not supported for PyTorch programs, whose sizes are fixed by the example inputs.
+        batch: not supported for PyTorch programs, whose batch is fixed by the example inputs.
         trust: whether to load a file that could run code while it is loaded (:mod:`placeit.backends.torch.archive`).
 
     Raises:
-        ModelError: the module cannot be exported, or its program depends on data or cannot be cut; names the op.
+        ModelError: the module cannot be exported, or its program depends on data or cannot be cut; the message names the op.
         FileError: the file cannot be read.
     """
     if input_shapes or batch is not None:
         raise ModelError(
-            f"{source}: the sizes of a PyTorch program are those of its example inputs, and no option changes them: export it "
+            f"{source}: the sizes of a PyTorch program are fixed by its example inputs, and no option changes them: export it "
             "with inputs of the wanted size."
         )
     args: tuple[Any, ...] | None = None
@@ -269,7 +269,7 @@ def _spec(name: str, op: str, tensor: torch.Tensor, what: str) -> TensorSpec:
 
 
 def _examples(program: ExportedProgram, inputs: Sequence[TensorSpec]) -> Arrays:
-    """Return the example inputs that a program keeps, by name."""
+    """Return the example inputs in a program, by name."""
     if program.example_inputs is None:
         return {}
     given = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
@@ -315,11 +315,11 @@ def _read(path: Path, *, trust: bool) -> ExportedProgram:
             ) from error
 
 
-_MOST_JSON = 1 << 26  # bytes of a description that are looked at
+_MOST_JSON = 1 << 26  # most bytes of a description that are examined
 
 
 def _names_cuda(path: Path) -> bool:
-    """Return whether something in an archive is on a GPU: a PyTorch with CUDA does not say so where there is no GPU."""
+    """Return whether an archive has data on a GPU, since a PyTorch with CUDA does not say so if there is no GPU."""
     with contextlib.suppress(*FAILURES, zipfile.BadZipFile, EOFError), zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             if member.filename.endswith(".json"):
@@ -338,13 +338,13 @@ def _screen(path: Path) -> None:
 
 def _untrusted(path: Path, why: str) -> ModelError:
     return ModelError(
-        f"{path} could run code while it is loaded: {why}. If you trust whoever wrote it, add --trust (trust=True in Python)."
+        f"{path} could run code while it is loaded: {why}. If you trust its author, add --trust (trust=True in Python)."
     )
 
 
 @contextlib.contextmanager
 def _only_weights() -> Iterator[None]:
-    """Have PyTorch refuse to unpickle anything but tensors, which ``torch.export.load`` falls back to without a word."""
+    """Make PyTorch refuse to unpickle anything but tensors, which ``torch.export.load`` would otherwise do silently."""
     key = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(key)
     os.environ[key] = "1"

@@ -1,4 +1,4 @@
-"""From an ``nn.Module`` or an exported program to a program of fixed shapes, without control flow and without mutation."""
+"""Turn an ``nn.Module`` or an exported program into a program of fixed shapes, without control flow and without mutation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 Value = tuple[Node, tuple[int, ...]]
-"""A tensor: the node that makes it, and which of its outputs it is."""
+"""A tensor: the node that makes it, and the number of the node's output."""
 
 FAILURES = (
     ArithmeticError,
@@ -57,10 +57,10 @@ FAILURES = (
     TypeError,
     ValueError,
 )
-"""Errors of tracing: those of PyTorch, and whatever the code of a module may raise on the way."""
+"""Errors of tracing: errors of PyTorch, and any error that the code of a module may raise on the way."""
 
 _NOT_THE_USERS = (*torch.__path__, str(Path(__file__).parents[2]), contextlib.__file__)
-"""Where code lies that is not that of the module being traced."""
+"""Locations of code that does not belong to the traced module."""
 
 _STATE = {kind for kind in OutputKind if kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")}
 _COPIES = {torch.ops.aten.clone.default, torch.ops.aten.alias.default, torch.ops.aten.detach.default}
@@ -71,7 +71,7 @@ _INSTEAD = {
     "flex_attention": "use torch.nn.functional.scaled_dot_product_attention with a mask",
 }
 """Advice in place of an op that calls other programs."""
-_FACTS = {torch.ops.aten._assert_tensor_metadata.default}  # assertions about what is fixed here
+_FACTS = {torch.ops.aten._assert_tensor_metadata.default}  # assertions about properties that are fixed here
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +80,10 @@ class Lowered:
 
     Attributes:
         inputs: placeholders of the model's inputs, by name.
-        outputs: what the model returns, by name.
+        outputs: values that the model returns, by name.
         ops: calls of ATen ops that the outputs need, in topological order. They read inputs, each other, and constants.
-        constants: weights, buffers, and what is computed from those alone: those that ``ops`` and ``outputs`` read.
-        state: for each buffer that the program changes, the ops that read it or make its new value.
+        constants: weights, buffers, and values computed from these alone, as far as ``ops`` and ``outputs`` read them.
+        state: for each buffer that the program changes, the ops that read it or compute its new value.
     """
 
     inputs: dict[str, Node]
@@ -105,7 +105,7 @@ def quiet() -> Iterator[None]:
     """Suppress PyTorch's warnings during tracing, and the traces that it logs before it raises an error."""
     disabled, interval = logging.root.manager.disable, getattr(tqdm, "monitor_interval", 0)
     logging.disable(logging.WARNING)
-    tqdm.monitor_interval = 0  # its progress bars, shown or not, would start a thread that never ends
+    tqdm.monitor_interval = 0  # its progress bars, even if hidden, would start a thread that never ends
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -141,7 +141,7 @@ def first_paragraph(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """Say in which line of the module's own code, or else in which op, an error was raised, as far as it is known."""
+    """Return the line of the module's own code, or else the op, in which an error was raised, as text; empty if unknown."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(("<", *_NOT_THE_USERS))]
     if own:
@@ -157,7 +157,7 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
         ModelError: the module cannot be exported, for example because its control flow depends on data.
     """
     training = [part for part in module.modules() if part.training]
-    # without gradients, what the module itself does under no_grad is no different from the rest, and stays in one graph
+    # without gradients, code that the module runs under no_grad does not differ from the rest, and stays in one graph
     with as_model_error(f"Cannot export {name}"), torch.no_grad():
         try:
             for part in training:
@@ -169,10 +169,10 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def fixed(program: ExportedProgram, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any], name: str) -> ExportedProgram:
-    """Return a program with fixed sizes: the same one, or a new one for the example inputs if it has dynamic sizes.
+    """Return a program with fixed sizes: the program itself, or a new one for the example inputs if it has dynamic sizes.
 
     Raises:
-        ModelError: there are open sizes and no example inputs.
+        ModelError: the program has open sizes, and no example inputs are given.
     """
     sizes = [size for node in program.graph.nodes if node.op == "placeholder" for size in _sizes(node)]
     if not any(isinstance(size, torch.SymInt) for size in sizes):
@@ -193,12 +193,12 @@ def _sizes(node: Node) -> list[Any]:
 def lower(program: ExportedProgram, name: str) -> Lowered:
     """Lower a program to ATen ops without mutation, and separate its parts.
 
-    Constants, and what is computed from constants alone, are evaluated once. Buffers that the program changes are values like
-    any other here: every run starts from what is in them now. Assertions are left out.
+    Constants, and values computed from constants alone, are evaluated once. Buffers that the program changes are ordinary
+    values here: every run starts from their present content. Assertions are left out.
 
     Raises:
-        ModelError: control flow or sizes that depend on data, an input changed in place, or what cannot be moved between
-            devices; names the op.
+        ModelError: control flow or sizes depend on data, an input is changed in place, or a value cannot be moved between
+            devices; the message names the op.
     """
     sources = dict(zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True))
     for node in program.graph.nodes:
@@ -214,7 +214,7 @@ def lower(program: ExportedProgram, name: str) -> Lowered:
 
 
 def _drop_copies(program: ExportedProgram) -> None:
-    """Take out copies that only keep what is changed in place from what is not: here nothing is changed in place.
+    """Remove copies that only protect a tensor from changes in place, since the lowered program has none.
 
     Dropout in evaluation mode becomes such a copy.
     """
@@ -224,13 +224,13 @@ def _drop_copies(program: ExportedProgram) -> None:
 
 
 class _Lowering:
-    """Takes a program of functional ATen ops apart."""
+    """Object that takes a program of functional ATen ops apart."""
 
     def __init__(self, program: ExportedProgram, name: str) -> None:
         self.program, self.name = program, name
         self.inputs: dict[str, Node] = {}
-        self.buffers: dict[str, Node] = {}  # those that the program changes
-        self.values: dict[Node, Any] = {}  # of what is known before a run
+        self.buffers: dict[str, Node] = {}  # buffers that the program changes
+        self.values: dict[Node, Any] = {}  # values that are known before a run
 
     def result(self) -> Lowered:
         self._take_inputs()
@@ -271,7 +271,7 @@ class _Lowering:
         placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
         for node, spec in zip(placeholders, signature.input_specs, strict=True):
             if isinstance(spec.arg, ConstantArgument):
-                continue  # a number or a truth value that the program was exported for, and is part of it
+                continue  # a number or a truth value for which the program was exported, and which is fixed in it
             if not isinstance(spec.arg, TensorArgument):
                 raise ModelError(f"{self.name}: the input '{node.name}' is not a tensor, and cannot be moved between devices.")
             if node.meta["val"].layout is not torch.strided:
@@ -298,7 +298,7 @@ class _Lowering:
         return stored.detach()
 
     def _take_outputs(self) -> tuple[dict[str, Value], dict[str, Value]]:
-        """Return what the model returns, and the new values of the buffers that it changes, by name."""
+        """Return the model's results, and the new values of the buffers that it changes, by name."""
         (end,) = (node for node in self.program.graph.nodes if node.op == "output")
         specs = self.program.graph_signature.output_specs
         returned: list[Node | None] = []
@@ -321,7 +321,7 @@ class _Lowering:
         return {name: indexed_value(node) for name, node in zip(names, returned, strict=True) if node is not None}, written
 
     def _check(self, node: Node) -> None:
-        """Refuse an op that has no place in a fixed program of tensors."""
+        """Raise ModelError for an op that cannot be in a fixed program of tensors."""
         op = f"{self.name}: op '{op_name(node)}' ({node.target})"
         if not isinstance(node.target, torch._ops.OpOverload):
             custom = next((arg for arg in node.args if isinstance(arg, torch._ops.OpOverload)), None)
@@ -330,8 +330,8 @@ class _Lowering:
             kind = getattr(node.target, "__name__", str(node.target))
             instead = _INSTEAD.get(kind, "write it with ordinary ops of tensors")
             raise ModelError(
-                f"{op} calls other programs: control flow that depends on data, or a mode of its own. A placement is for one "
-                f"fixed program: {instead}, or export the parts separately."
+                f"{op} calls other programs: control flow that depends on data, or a part in another mode. A placement is for "
+                f"one fixed program: {instead}, or export the parts separately."
             )
         for leaf in pytree.tree_leaves(node.meta.get("val")):
             if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
@@ -358,7 +358,7 @@ class _Lowering:
 
 
 def indexed_value(node: Node) -> Value:
-    """Resolve indexing into what an op returns."""
+    """Return the value that a node stands for, resolving indexing into an op's results."""
     place: tuple[int, ...] = ()
     while node.target is operator.getitem:
         node, index = cast("tuple[Node, int]", node.args)
@@ -371,7 +371,7 @@ def _changes_in_place(op: str) -> str:
 
 
 def _check_device(what: str, value: Any) -> None:
-    """Refuse what is not on the CPU. Raises ModelError."""
+    """Raise ModelError if a value is not on the CPU."""
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
             raise ModelError(
@@ -392,8 +392,8 @@ def made(value: Value) -> torch.Tensor:
 def is_random(node: Node) -> bool:
     """Return whether a node is a call of an op that draws random numbers.
 
-    Attention and recurrent layers have a dropout of their own, so PyTorch counts them among those that do. With a probability
-    of 0, or not in training, they draw nothing.
+    Attention and recurrent layers have a dropout option, so PyTorch counts them among such ops. With a probability of 0, or
+    outside of training, they draw nothing.
     """
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
@@ -425,7 +425,7 @@ def _needed(ends: list[Node]) -> set[Node]:
 
 
 def _output_names(program: ExportedProgram, count: int) -> list[str]:
-    """Name what a program returns by its place there: ``output``, ``output.1``, or the key in a dictionary."""
+    """Return names for a program's outputs by their position: ``output``, ``output.1``, or the key in a dictionary."""
     tree = pytree.tree_unflatten(list(range(count)), program.call_spec.out_spec)
     paths = [path for path, _ in pytree.tree_flatten_with_path(tree)[0]]
     names: list[str] = []
@@ -434,7 +434,7 @@ def _output_names(program: ExportedProgram, count: int) -> list[str]:
         if not keys or not isinstance(keys[0], str):
             keys.insert(0, "output")
         name = ".".join(map(str, keys)) or "output"
-        while name in names:  # a key may have a dot of its own
+        while name in names:  # a key may contain a dot
             name += "_"
         names.append(name)
     return names

@@ -1,4 +1,4 @@
-"""Cutting a part out of a PyTorch program as a separate module."""
+"""Cut a part out of a PyTorch program as a separate module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from placeit.backends.torch.program import Value, indexed_value, made
 __all__ = ["extract"]
 
 _VIEWS = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
-"""Ops that fail if a tensor from another segment lies in another order than where the program was traced."""
+"""Ops that fail if a tensor from another segment has another memory order than in the traced program."""
 
 
 def extract(
@@ -24,11 +24,11 @@ def extract(
     enter: Sequence[int],
     leave: Sequence[int],
 ) -> GraphModule:
-    """Cut ``ops`` out of a program.
+    """Return ``ops`` of a program as a separate module.
 
     Args:
-        layout: where ops and tensors are in the program, which is not changed.
-        constants: of the program.
+        layout: positions of ops and tensors in the program, which is not changed.
+        constants: constants of the program.
         ops: op numbers of the part, ascending.
         enter: tensors that the part reads from outside, in the order of the module's first arguments; the program's own inputs
             among ``ops`` follow, in op order.
@@ -36,7 +36,7 @@ def extract(
             program's own outputs among ``ops`` follow, in op order.
 
     Returns:
-        A module whose weights are buffers, in the memory of the program's. It computes in the order of ``ops``.
+        A module whose weights are buffers, in the memory of the program's weights. It computes in the order of ``ops``.
     """
     return _Cut(layout, constants).module(ops, enter, leave)
 
@@ -48,7 +48,7 @@ class _Cut:
         self.layout, self.constants = layout, constants
         self.graph = Graph()
         self.root = torch.nn.Module()
-        self.made: dict[Value, Node] = {}  # what stands for each value here
+        self.made: dict[Value, Node] = {}  # the node for each value in the segment
 
     def module(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> GraphModule:
         for tensor in enter:
@@ -66,7 +66,7 @@ class _Cut:
                 calls.append(node)
         for node in calls:
             call = self.graph.node_copy(node, lambda read: self._at(indexed_value(read)))
-            if call.all_input_nodes:  # it makes tensors where those are that it reads, and not on the CPU, where it was traced
+            if call.all_input_nodes:  # it makes tensors on the device of its inputs, not on the CPU, where it was traced
                 call.kwargs = {name: value for name, value in call.kwargs.items() if name != "device"}
             if node.target in _VIEWS:
                 call.target = torch.ops.aten.reshape.default
@@ -80,7 +80,7 @@ class _Cut:
         return argument
 
     def _at(self, value: Value) -> Node:
-        """Return what stands for a value: an argument, an op, an item of what an op returns, or a weight."""
+        """Return the node for a value: an argument, an op, an item of an op's result, or a weight."""
         if value not in self.made:
             node, place = value
             if value in self.constants:

@@ -34,16 +34,16 @@ __all__ = ["TensorProgram", "of_program", "parse_tensor_model", "tensor_model"]
 class TensorProgram(base.Model):
     """A tensor program with values for its inputs, as a model without inputs.
 
-    The inputs of the program are there before a run begins, like the weights of a network: see
-    :attr:`placeit.workloads.tensors.BlockProgram.graph`. Each block of an output is an output of the model: putting blocks
-    together would bring them all to one device, which is no part of the program.
+    The inputs of the program exist before a run begins, like the weights of a network: see
+    :attr:`placeit.workloads.tensors.BlockProgram.graph`. Each block of an output is an output of the model: assembling blocks
+    would bring them all to one device, which is not part of the program.
 
     Op ``v`` of the task graph is ``program.ops[v]``; the ops after those are ``Result`` ops, one for each output.
 
     Attributes:
-        program: what is placed and run.
-        whole: the same program, not cut, which says what the outputs should be.
-        values: of the program's inputs, by name.
+        program: the program that is placed and run.
+        whole: the program in one shard, which defines the right outputs.
+        values: values of the program's inputs, by name.
         result_tensors: for each output of the model, the tensor number of its block in ``program``.
     """
 
@@ -58,7 +58,7 @@ class TensorProgram(base.Model):
         return self.program.split(self.values)
 
     def statistics(self) -> dict[str, int | float]:
-        """Count what the model is made of, as every model does. Blocks of inputs count as constants."""
+        """Count ops, edges, operations and parameters, as for every model. Blocks of inputs count as constants."""
         made = {op.output for op in self.program.ops}
         given = [number for whole in self.program.inputs.values() for number in {block.tensor for block in whole.blocks}]
         read = sum(number not in made for op in self.program.ops for number in set(op.inputs))
@@ -73,12 +73,12 @@ class TensorProgram(base.Model):
         }
 
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:  # noqa: ARG002
-        """Return nothing: the model has no inputs."""
+        """Return an empty dict, since the model has no inputs."""
         return {}
 
     @property
     def settable(self) -> dict[str, TensorSpec]:
-        """Return the inputs of the program, by name."""
+        """Inputs of the program, by name."""
         whole = self.program.inputs.items()
         return {name: TensorSpec(name, name, tensor.shape, dtype_name(tensor.dtype)) for name, tensor in whole}
 
@@ -95,12 +95,12 @@ class TensorProgram(base.Model):
         return replace(self, given=given, values={name: torch.from_numpy(value) for name, value in given.items()})
 
     def sample_inputs(self, seed: int = 0) -> Arrays:
-        """Return nothing: the model has no inputs."""
+        """Return an empty dict, since the model has no inputs."""
         return self.random_inputs(seed)
 
     @property
     def formats(self) -> frozenset[base.Format]:
-        """PyTorch's."""
+        """Only the format of PyTorch."""
         return frozenset({"torch"})
 
     def segment(self, form: base.Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> ProgramSegment:  # noqa: ARG002
@@ -115,12 +115,12 @@ class TensorProgram(base.Model):
         )
 
     def with_kernel(self, dispatch_key: str) -> set[str]:
-        """Return the names of ops with PyTorch kernels: all, or only outputs if there is no matrix product on the device."""
+        """Return the names of ops with PyTorch kernels: all, or only outputs if the device has no matrix product."""
         computes = torch._C._dispatch_has_computed_kernel_for_dispatch_key("aten::mm.out", dispatch_key)
         return {name for name, kind in zip(self.graph.names, self.graph.kinds, strict=True) if computes or kind == "Result"}
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
-        """Prepare the uncut program on the CPU; its outputs are cut into blocks afterwards."""
+        """Return a function that runs the uncut program on the CPU; its outputs are cut into blocks afterwards."""
 
         def run(_inputs: Arrays) -> dict[str, NDArray[np.generic]]:
             return self.cut(self.whole.run(self.values))
@@ -128,7 +128,7 @@ class TensorProgram(base.Model):
         return run
 
     def chain(self, elements: int, hops: int) -> TensorProgram:
-        """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
         value = tensor("x", 1, elements)
         for hop in range(hops):
             value = elementwise(f"relu{hop}", "ij->ij", torch.relu, value)
@@ -136,14 +136,14 @@ class TensorProgram(base.Model):
         return of_program(program, program, name="chain")
 
     def cut(self, wholes: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.generic]]:
-        """Cut whole outputs of the program into the outputs of the model."""
+        """Return the outputs of the model, cut out of whole outputs of the program."""
         blocks = [wholes[name][block.region] for name, whole in self.program.outputs.items() for block in whole.blocks]
         return {spec.name: block.numpy(force=True).copy() for spec, block in zip(self.outputs, blocks, strict=True)}
 
     def as_module(self) -> TorchModel:
-        """Return the program, shards and all, as a PyTorch model from whole inputs to whole outputs, to be written as a file.
+        """Return the program with its shards as a PyTorch model from whole inputs to whole outputs, to be written as a file.
 
-        Complex inputs are a part of it, as no file format takes them.
+        Complex inputs become constants, as no file format supports them.
 
         Raises:
             ModelError: PyTorch cannot export it.
@@ -155,13 +155,13 @@ class TensorProgram(base.Model):
         return replace(made, inputs=inputs, examples=examples)
 
     def join(self, outputs: Arrays) -> dict[str, torch.Tensor]:
-        """Assemble whole outputs of the program from the outputs of the model."""
+        """Return whole outputs of the program, assembled from the outputs of the model."""
         blocks = [torch.from_numpy(outputs[spec.name]) for spec in self.outputs]
         return self.program.join(dict(zip(self.result_tensors, blocks, strict=True)))
 
 
 class _Whole(torch.nn.Module):
-    """A program as a module with the named inputs as arguments; the others are constants."""
+    """A program as a module with the named inputs as arguments; the other inputs are constants."""
 
     def __init__(self, model: TensorProgram, names: Sequence[str]) -> None:
         super().__init__()
@@ -176,12 +176,12 @@ class _Whole(torch.nn.Module):
 
 
 def parse_tensor_model(text: str) -> TensorProgram:
-    """Make a model from ``name`` or ``name:option=value,option=value``, as on the command line: ``chain-mm:shards=4``.
+    """Return a model from ``name`` or ``name:option=value,option=value``, as on the command line: ``chain-mm:shards=4``.
 
-    Options are those of :func:`tensor_model` but the partition. Its path is the text.
+    All options of :func:`tensor_model` except the partition are accepted. The model's path is the text.
 
     Raises:
-        UsageError: the text has another form, no such program or option, or a value that is out of range.
+        UsageError: the text has another form, the program or an option does not exist, or a value is out of range.
     """
     name = text.partition(":")[0]
     if name not in TENSOR_GRAPHS:
@@ -198,17 +198,17 @@ def parse_tensor_model(text: str) -> TensorProgram:
 
 
 def tensor_model(name: str, *, shards: int = 2, paper_sizes: bool = False, seed: int = 0, **options: Any) -> TensorProgram:
-    """Make a model from one of the paper's programs, with random inputs.
+    """Return a model of one of the paper's programs, with random inputs.
 
     Args:
         name: ``chain-mm``, ``ffnn``, ``llama-block`` or ``llama-layer``.
-        shards: how many parts an op is cut into.
-        paper_sizes: as large as in the paper, rather than small enough for two CPU cores.
-        seed: of the inputs.
-        options: of the function in :mod:`placeit.workloads.tensor_graphs` that builds the program.
+        shards: number of parts that an op is cut into.
+        paper_sizes: whether sizes are as large as in the paper, rather than small enough for two CPU cores.
+        seed: seed of the inputs.
+        options: options of the function in :mod:`placeit.workloads.tensor_graphs` that builds the program.
 
     Raises:
-        UsageError: no such program, or an argument that is out of range.
+        UsageError: the program does not exist, or an argument is out of range.
     """
     program = tensor_graph(name, paper_sizes=paper_sizes, shards=shards, **options)
     sizes = {option: value for option, value in options.items() if option != "partition"}
@@ -216,13 +216,13 @@ def tensor_model(name: str, *, shards: int = 2, paper_sizes: bool = False, seed:
 
 
 def of_program(program: BlockProgram, whole: BlockProgram, *, name: str, seed: int = 0) -> TensorProgram:
-    """Make a model from a program, with random inputs.
+    """Return a model of a program, with random inputs.
 
     Args:
-        program: what is placed and run.
-        whole: the same expression in one shard, which says what the outputs should be.
-        name: of the model.
-        seed: of the inputs.
+        program: the program to place and run.
+        whole: the program's expression in one shard, which defines the right outputs.
+        name: name of the model.
+        seed: seed of the inputs.
 
     Raises:
         ModelError: an output of the program is a part of an input, which no op makes.
@@ -251,7 +251,7 @@ def of_program(program: BlockProgram, whole: BlockProgram, *, name: str, seed: i
 
 
 def _with_results(graph: OpGraph, outputs: Sequence[str], makers: Sequence[int]) -> OpGraph:
-    """Add a ``Result`` op for each output; op ``v`` makes tensor ``v``."""
+    """Return a graph with a ``Result`` op for each output; op ``v`` makes tensor ``v``."""
     nothing = np.zeros(len(outputs))
     edges = [(maker, len(graph) + number) for number, maker in enumerate(makers)]
     return replace(

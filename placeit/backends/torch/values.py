@@ -15,13 +15,13 @@ __all__ = ["allowed_values"]
 
 
 def _rows(node: Node, axis: int = 0) -> ValueRange | None:
-    """Places along an axis of what an op reads first."""
+    """Return the positions along an axis of an op's first input."""
     shape = _made(node.args[0]).shape
     return ValueRange(0, shape[axis]) if len(shape) > axis else None
 
 
 def _places(node: Node) -> ValueRange | None:
-    """Places along the axis that an op is given."""
+    """Return the positions along the axis that is an argument of an op."""
     shape, axis = _made(node.args[0]).shape, node.args[1]
     return ValueRange(0, shape[axis]) if isinstance(axis, int) and len(shape) else None
 
@@ -118,13 +118,13 @@ _PASSED_ON = frozenset(
     )
 )
 _PASSED_FIRST = frozenset(("gather", "index", "index_select", "masked_fill"))
-"""Ops that make values of their inputs, or of their first, elsewhere or in another type."""
+"""Ops whose output has the values of its inputs, or of its first input, at other positions or in another type."""
 
 
 def allowed_values(placeholder: Node) -> ValueRange | None:
-    """Return the values that all readers of an input allow, or None if nothing is known.
+    """Return the values that all readers of an input allow; None if unknown.
 
-    Ops that only convert values or move them are looked through.
+    Readers of ops that only convert or move values are included.
     """
     found: list[ValueRange] = []
     waiting, seen = [placeholder], {placeholder}
@@ -144,7 +144,7 @@ def allowed_values(placeholder: Node) -> ValueRange | None:
                 seen.add(reader)
                 waiting.append(reader)
     allowed = common(found)
-    if allowed is not None and len(seen) > 1:  # which axis of the input it is that should be apart, is not followed
+    if allowed is not None and len(seen) > 1:  # the axis of the input that ``apart`` refers to is not traced
         return ValueRange(allowed.low, allowed.end)
     return allowed
 
@@ -163,7 +163,7 @@ def _positions(reader: Node, node: Node) -> list[int]:
 
 
 def _indices(reader: Node, node: Node) -> Iterator[ValueRange]:
-    """Return what indexing by a list of tensors allows: each indexes one axis, or is a mask of as many axes as it has."""
+    """Yield the ranges of a list of index tensors: each indexes one axis, or is a mask of as many axes as it has."""
     axis, indices = 0, reader.args[1]
     shape = _made(reader.args[0]).shape
     for index in indices if isinstance(indices, list | tuple) else ():

@@ -57,8 +57,8 @@ class Node:
     """A node of a Ray cluster.
 
     Attributes:
-        name: its label ``placeit-node``; else ``head`` for the head, and its host name for another one.
-        node_id: Ray's.
+        name: its label ``placeit-node``; without a label ``head`` for the head, and the host name for other nodes.
+        node_id: Ray's identifier of the node.
         host: its address in the cluster's network.
     """
 
@@ -72,11 +72,11 @@ class Nodes:
     """A connection to a Ray cluster.
 
     Attributes:
-        address: of its head.
-        coding: how float32 tensors cross the wire (:mod:`placeit.runtime.nodes.coding`).
+        address: address of the cluster's head.
+        coding: encoding of float32 tensors between nodes (:mod:`placeit.runtime.nodes.coding`).
         patience: seconds without a sign of life after which a device counts as lost.
-        token: the file with the cluster's token; None for what Ray has found by itself.
-        on_lost: told the name of each device that is lost, and why.
+        token: the file with the cluster's token; None for a token that Ray has found by itself.
+        on_lost: called with the name of each lost device, and why it is lost.
     """
 
     address: str
@@ -84,14 +84,14 @@ class Nodes:
     patience: float = 5.0
     token: Path | None = None
     on_lost: list[Callable[[str, str], None]] = field(default_factory=list)
-    _machines: dict[str, str] = field(default_factory=lambda: {"": _machine()})  # that nodes are on; "" is this process
+    _machines: dict[str, str] = field(default_factory=lambda: {"": _machine()})  # machine of each node; "" is this process
     _warned: set[frozenset[str]] = field(default_factory=set)
 
     def nodes(self) -> Mapping[str, Node]:
-        """The nodes that are alive, by name, the head first.
+        """Return the nodes that are alive, by name, the head first.
 
         Raises:
-            DeviceError: two have one name, or the head of the cluster does not answer within 10 s.
+            DeviceError: two nodes have one name, or the head of the cluster does not answer within 10 s.
         """
         found: dict[str, Node] = {}
         for node, alive in self._listed():
@@ -104,7 +104,7 @@ class Nodes:
         return found
 
     def node(self, name: str) -> Node:
-        """A node by its name. Raises DeviceError if there is none, or it was lost."""
+        """Return a node by its name. Raises DeviceError if it does not exist, or was lost."""
         nodes = self.nodes()
         if name in nodes:
             return nodes[name]
@@ -116,7 +116,7 @@ class Nodes:
         raise DeviceError(f"The Ray cluster at {self.address} has no node '{name}'; its nodes are {', '.join(nodes)}.")
 
     def _listed(self) -> list[tuple[Node, bool]]:
-        """All nodes that were ever there, the head first, and whether each is alive."""
+        """Return all nodes that were ever in the cluster, the head first, and whether each is alive."""
         from ray.exceptions import RayError
 
         knock(self.address).close()
@@ -137,9 +137,9 @@ class Nodes:
         return listed
 
     def device(self, address: Address, given_up: Callable[[], bool] = lambda: False) -> Device:
-        """Find a device of a node, unless that is given up meanwhile.
+        """Return a device of a node, unless ``given_up`` becomes true while waiting for the node.
 
-        Raises DeviceError if the node or the device is not there, or placeit differs there.
+        Raises DeviceError if the node or the device does not exist, the node has another placeit, or ``given_up`` is true.
         """
         if not address.core_set or address.runtime:
             raise DeviceError(
@@ -151,7 +151,7 @@ class Nodes:
         return replace(found, name=str(address), address=address, driver=f"{found.driver}, at {node.host}{sent}")
 
     def warn_of_shared_cores(self, devices: Sequence[Device]) -> None:
-        """Warn, once, of devices of several nodes that share cores of one machine: no cost of either knows the other one."""
+        """Warn, once, if devices of several nodes share cores of one machine, since measured costs do not include that."""
         of_node = [(device, device.where.node, set(device.cores)) for device in devices if device.core_set]
         for (one, here, cores), (other, there, others) in itertools.combinations(of_node, 2):
             pair = frozenset({one.name, other.name})
@@ -167,17 +167,17 @@ class Nodes:
 
     @property
     def connected(self) -> bool:
-        """True if it is the connection of this process; after :func:`disconnect`, any call of Ray would start a new cluster."""
+        """True if this is the process's connection; after :func:`disconnect`, any call of Ray would start a new cluster."""
         return _current is self
 
     def check(self) -> None:
-        """Raise DeviceError if it has ended, or nobody answers at the address any more, which Ray would wait for."""
+        """Raise DeviceError if it has ended, or no server answers at the address any more, for which Ray would wait."""
         if not self.connected:
             raise DeviceError(f"This process is not connected to the Ray cluster at {self.address} any more.")
         knock(self.address).close()
 
     def available(self) -> list[Device]:
-        """The whole CPU of each node. Raises DeviceError."""
+        """Return the whole CPU of each node as a device. Raises DeviceError."""
         return [self.device(Address("CPU", node=name)) for name in self.nodes()]
 
     def _on(self, node: Node, job: Callable[[], T], given_up: Callable[[], bool]) -> T:
@@ -199,7 +199,7 @@ class Nodes:
 
 
 def pinned(node: Node) -> Any:
-    """Ray's strategy that runs something on one node, or not at all."""
+    """Return Ray's strategy that runs a task on one node, or not at all."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node.node_id, soft=False)
@@ -212,7 +212,7 @@ def _versions() -> tuple[str, str]:
 
 
 def _answering() -> Callable[[bytes, tuple[str, str]], tuple[Any, Any]]:
-    """A function that Ray sends as code, as it sends none that a module has: the node may have no such module."""
+    """Return a function that Ray sends as code; a function of a module would have to exist on the node."""
 
     def answer(job: bytes, versions: tuple[str, str]) -> tuple[Any, Any]:
         try:
@@ -225,7 +225,7 @@ def _answering() -> Callable[[bytes, tuple[str, str]], tuple[Any, Any]]:
 
 
 def _answer(job: bytes, versions: tuple[str, str]) -> tuple[tuple[str, str], Any]:
-    """Do a job, where it is meant for these versions; return them, and what it returns or, if that is placeit's, raises."""
+    """Run a job if it is meant for these versions; return the versions, and the job's result or its error of placeit."""
     if (here := _versions()) != versions:
         return here, None
     try:
@@ -239,14 +239,14 @@ def _find(name: str) -> tuple[Device, str]:
 
 
 def _machine() -> str:
-    """Return an identifier of this machine that is the same in all its containers and network namespaces."""
+    """Return an identifier of this machine that is equal in all its containers and network namespaces."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def answer_of(reference: Any, what: str, timeout: float, given_up: Callable[[], bool] = lambda: False) -> Any:
-    """Wait for what Ray is to bring, unless that is given up meanwhile.
+    """Wait for the value of a Ray reference, unless ``given_up`` becomes true before.
 
-    Raises DeviceError if it does not bring it, or what was raised there if that is placeit's.
+    Raises DeviceError if the value does not arrive, or the error of placeit that the remote task raised.
     """
     from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
@@ -274,13 +274,13 @@ def answer_of(reference: Any, what: str, timeout: float, given_up: Callable[[], 
 
 
 def _in_time(job: Callable[[], T], seconds: float) -> T:
-    """Do a job on a thread of its own, as Ray may wait for ever. Raises TimeoutError, or what the job raises."""
+    """Run a job on a separate thread, as Ray may wait for ever. Raises TimeoutError, or the exception of the job."""
     ended: SimpleQueue[Callable[[], T]] = SimpleQueue()
 
     def run() -> None:
         try:
             value = job()
-        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+        except BaseException as error:  # noqa: BLE001 (raised in the thread that waits)
             ended.put(functools.partial(_raise, error))
         else:
             ended.put(lambda: value)
@@ -298,11 +298,11 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 _current: Nodes | None = None
-_attempt: Attempt | None = None  # that has not been seen to end
+_attempt: Attempt | None = None  # an attempt to connect whose end has not been seen
 
 
 def connected() -> Nodes:
-    """The connection of this process. Raises DeviceError if there is none."""
+    """Return the connection of this process. Raises DeviceError if it has no connection."""
     if _current is None:
         raise not_connected()
     return _current
@@ -311,21 +311,21 @@ def connected() -> Nodes:
 def connect(address: str, *, token: Path | None = None, compress: Compression = "none", patience: float = 5.0) -> Nodes:
     """Connect this process to a Ray cluster.
 
-    The cluster has to want a token. One that does not is used only where the environment says that this is meant, by
+    The cluster must want a token. A cluster that wants none is used only if the environment says that this is meant, by
     ``RAY_AUTH_MODE=disabled``.
 
     Args:
-        address: host and port of its head.
-        token: a file with the cluster's token; None for what Ray finds by itself (``RAY_AUTH_TOKEN``, ``RAY_AUTH_TOKEN_PATH``,
-            ``~/.ray/auth_token``).
-        compress: what float32 tensors are sent as between devices: as they are, in half, or in a quarter of their bytes. Inputs
-            and weights of the model are never compressed. What it does to outputs shows in their error, as ever.
+        address: host and port of the cluster's head.
+        token: a file with the cluster's token; None for a token that Ray finds by itself (``RAY_AUTH_TOKEN``,
+            ``RAY_AUTH_TOKEN_PATH``, ``~/.ray/auth_token``).
+        compress: encoding of float32 tensors that are sent between devices: unchanged, or in half or a quarter of their bytes.
+            Inputs and weights of the model are never compressed. The effect on outputs shows in their error, as always.
         patience: seconds without a sign of life after which a device counts as lost; 1 at least.
 
     Raises:
-        UsageError: it is not an address, or too little patience.
-        DeviceError: Ray is not installed or too old, nobody answers there, the token is wrong, missing or not wanted, or the
-            process is connected to another cluster, or in another way.
+        UsageError: the address has another form, or the patience is too short.
+        DeviceError: Ray is not installed or too old; no server answers at the address; the token is wrong, missing or not
+            wanted; or the process is connected to another cluster, or in another way.
     """
     global _current, _attempt
     host, colon, port = address.rpartition(":")
@@ -343,7 +343,7 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
     if before is not None:
         if not before.wait(_CONNECTS_S):
             raise DeviceError(f"This process still tries to reach the Ray cluster at {before.address}, which hangs.")
-        ray.shutdown()  # it may have been interrupted when it was in
+        ray.shutdown()  # an earlier call may have been interrupted after it connected
     check_guarded(address, token)
     _attempt = Attempt(ray, address, token)
     if not _attempt.wait(_CONNECTS_S):
@@ -356,7 +356,7 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
 
 
 def _check_same(held: Nodes, asked: Nodes) -> None:
-    """Raise DeviceError if the connection is not what is asked for."""
+    """Raise DeviceError if the connection differs from the requested one."""
     if held.address != asked.address:
         raise DeviceError(f"This process is connected to the Ray cluster at {held.address}: disconnect first.")
     if (held.coding, held.patience, held.token) != (asked.coding, asked.patience, asked.token or held.token):
@@ -367,13 +367,13 @@ def _check_same(held: Nodes, asked: Nodes) -> None:
 
 
 def compression() -> Compression:
-    """Return the type that float32 tensors are sent as between nodes, by the connection of this process."""
+    """Return the type in which this process's connection sends float32 tensors between nodes."""
     kinds: tuple[Compression, ...] = get_args(Compression)
     return kinds[0 if _current is None else _current.coding]
 
 
 def disconnect() -> None:
-    """End the connection, if there is one. What still runs on nodes ends."""
+    """End the connection, if there is one, and with it everything that still runs on nodes."""
     global _current
     if _current is not None:
         _current = None

@@ -1,4 +1,4 @@
-"""The way of this process into a Ray cluster, and what Ray is told on it."""
+"""Join a Ray cluster with this process: check the cluster's token, and configure Ray while it connects."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _LOG = logging.getLogger("placeit")
 _MODE, _PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
 _GUARDED, _OPEN = "token", "disabled"
 _SURVIVES = {"RAY_gcs_rpc_server_reconnect_timeout_s": "1000000"}
-"""Ray ends a process 60 s after the head of its cluster otherwise."""
+"""Otherwise Ray ends a process 60 s after the head of its cluster has ended."""
 
 
 def check_guarded(address: str, token: Path | None) -> None:
-    """Raise DeviceError if a Ray cluster wants no token, unless the environment says that this is meant, or nobody answers."""
+    """Raise DeviceError if a Ray cluster wants no token, unless the environment allows that, or if no server answers."""
     if not wants_token(address) and (token is not None or os.environ.get(_MODE) != _OPEN):
         raise DeviceError(
-            f"The Ray cluster at {address} wants no token: whoever reaches it can run code on its nodes. Start them with "
-            f"{_MODE}={_GUARDED} and a token in a file that {_PATH} names; or, if nobody else can reach them, set "
+            f"The Ray cluster at {address} wants no token: any client that reaches it can run code on its nodes. Start them "
+            f"with {_MODE}={_GUARDED} and a token in a file that {_PATH} names; or, if no other user can reach them, set "
             f"{_MODE}={_OPEN} for this process."
         )
 
 
 class Attempt:
-    """Ray on its way into a cluster, on a thread of its own, as that may hang.
+    """An attempt of Ray to join a cluster, on a separate thread, as it may hang.
 
     Args:
         ray: the module.
-        address: of the cluster.
-        token: a file; None for what Ray finds by itself.
+        address: address of the cluster.
+        token: file with the token; None for a token that Ray finds by itself.
     """
 
     def __init__(self, ray: Any, address: str, token: Path | None) -> None:
@@ -51,7 +51,7 @@ class Attempt:
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end, and return whether it has ended; if it has not, it is undone when it does."""
+        """Wait for its end, and return whether it has ended; if not, it will be undone when it ends."""
         try:
             self._thread.join(seconds)
         finally:
@@ -76,7 +76,7 @@ class Attempt:
         with _environment(self._token), _quietly(), loopback_only(local):
             try:
                 self._init(local)
-            except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+            except BaseException as error:  # noqa: BLE001 (raised by ``check``)
                 self._failure = error
         with self._lock:
             self._ended, undo = True, self._failure is not None or self._given_up
@@ -86,11 +86,11 @@ class Attempt:
 
     def _init(self, local: bool) -> None:
         raylet: Any = self._ray._raylet
-        raylet.Config.initialize("")  # reads the environment once more: Ray may have been imported before
+        raylet.Config.initialize("")  # reads the environment again: Ray may have been imported before
         if os.environ[_MODE] == _GUARDED:
             self._check_token(raylet.AuthenticationTokenLoader.instance())
         divert_errors(True)
-        raylet.GcsClient(address=self.address)  # says at once that a token is wrong; the other tries for 20 s
+        raylet.GcsClient(address=self.address)  # reports a wrong token at once; ``ray.init`` would try for 20 s
         self._ray.init(
             self.address,
             log_to_driver=False,
@@ -101,7 +101,7 @@ class Attempt:
         )
 
     def _check_token(self, tokens: Any) -> None:
-        """Have Ray read the token. Raises DeviceError if there is none, without which it would end this process."""
+        """Make Ray read the token. Raises DeviceError if no token is found, in which case Ray would end this process."""
         from ray.exceptions import AuthenticationError
 
         tokens.reset_cache()
@@ -111,12 +111,12 @@ class Attempt:
             found, why = False, f" ({first_line(error).partition('. ')[0]})."
         if not found:
             raise DeviceError(
-                f"The Ray cluster at {self.address} wants a token, and there is none{why} Set {_PATH} to a file with it."
+                f"The Ray cluster at {self.address} wants a token, and none was found{why} Set {_PATH} to a file with it."
             )
 
 
 def divert_errors(wanted: bool) -> None:
-    """Have Ray log the errors of a cluster, instead of printing them to the standard output of the user's process."""
+    """Make Ray log the errors of a cluster, instead of printing them to standard output of the user's process."""
     from ray._private import worker
 
     printing = worker.print_to_stdstream
@@ -127,7 +127,7 @@ def divert_errors(wanted: bool) -> None:
 
 
 class _Diverted:
-    """In the place of Ray's function that prints lines from other processes of a cluster."""
+    """Replacement of Ray's function that prints lines from other processes of a cluster."""
 
     def __init__(self, found: Any) -> None:
         self.found = found
@@ -138,13 +138,13 @@ class _Diverted:
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, seen from itself."""
+    """Return whether a host name stands for this machine itself."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 @contextlib.contextmanager
 def _environment(token: Path | None) -> Iterator[None]:
-    """Tell Ray the token and to report nothing, while it starts."""
+    """Give Ray the token and switch off its reports, by environment variables, while it starts."""
     said: dict[str, str | None] = {"RAY_USAGE_STATS_ENABLED": "0", **_SURVIVES, _MODE: os.environ.get(_MODE, _GUARDED)}
     if token is not None:
         said |= {_MODE: _GUARDED, _PATH: str(token), "RAY_AUTH_TOKEN": None}
@@ -166,7 +166,7 @@ def _set_environment(said: Mapping[str, str | None]) -> None:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Have Ray not warn that it leaves the process's signal handlers alone."""
+    """Suppress Ray's warning that it leaves the process's signal handlers alone."""
     logger = logging.getLogger("ray._private.worker")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -178,7 +178,7 @@ def _quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def loopback_only(wanted: bool = True) -> Iterator[None]:
-    """Have Ray listen on the loopback address: it takes the machine's outward one otherwise, and then listens everywhere."""
+    """Make Ray listen on the loopback address only; otherwise it uses the machine's outward address, and listens everywhere."""
     if not wanted:
         yield
         return

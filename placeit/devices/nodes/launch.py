@@ -1,4 +1,4 @@
-"""Ray's command line, for nodes that listen on the loopback address only: ``python -m placeit.devices.nodes.launch``."""
+"""Run Ray's command line for nodes that listen on the loopback address only: ``python -m placeit.devices.nodes.launch``."""
 
 from __future__ import annotations
 

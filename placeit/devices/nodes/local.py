@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, for a first try: nobody else can reach it."""
+"""A Ray cluster of several nodes on this machine, for a first try, which no other user can reach."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _MARK = "PLACEIT_CLUSTER"
 _STARTS_S = 90.0
 _ASKED_S, _ENDS_S, _LOOK_S = 2.0, 10.0, 0.05
 _STORE_BYTES = 100_000_000
-_SOCKET = "ray/session_2026-11-25_21-47-40_692289_4194304/sockets/plasma_store.63"  # the longest name of a socket of Ray's
-_LONGEST_SOCKET = 107  # bytes that Linux allows
-_WRITTEN = re.compile(r"token|ray|[\w-]+\.log")  # in the folder of a cluster
-_HEALTH = {  # of a node whose link is cut: noticed after about 4 s, not 64
+_SOCKET = "ray/session_2026-11-25_21-47-40_692289_4194304/sockets/plasma_store.63"  # longest socket name of Ray
+_LONGEST_SOCKET = 107  # most bytes that Linux allows for a socket's path
+_WRITTEN = re.compile(r"token|ray|[\w-]+\.log")  # files in the folder of a cluster
+_HEALTH = {  # settings by which a node whose link is cut is dropped after about 4 s, not 64 s
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
@@ -50,7 +50,7 @@ class Place:
 
     Attributes:
         host: its address in the cluster's network.
-        enter: what its command begins with; ``ip netns exec NAME`` runs it in a network namespace.
+        enter: start of each command of the node; ``ip netns exec NAME`` runs it in a network namespace.
     """
 
     host: str = _LOOPBACK
@@ -59,15 +59,15 @@ class Place:
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """A cluster that was started here, as the file that remembers it has it.
+    """A cluster that was started on this machine, as its state file describes it.
 
     Attributes:
-        mark: in the environment of all its processes, and nobody else's.
-        address: of its head.
-        folder: with its token and what Ray writes.
+        mark: value in the environment of all its processes, and of no other process.
+        address: address of its head.
+        folder: folder with its token and Ray's files.
         nodes: names of its nodes.
-        processes: process and the moment of its start, in clock ticks since the machine's.
-        starter: the process that is starting it, and its start; None when all nodes are up.
+        processes: id of each process, and its start in clock ticks since the start of the machine.
+        starter: id and start of the process that is starting the cluster; None when all nodes are up.
     """
 
     mark: str
@@ -84,11 +84,11 @@ class LocalCluster:
 
     @property
     def starting(self) -> bool:
-        """True if the process that starts it is still about it."""
+        """True while the process that starts the cluster is still doing so."""
         return self.starter is not None and _processes().get(self.starter[0], (0, -1))[1] == self.starter[1]
 
     def pids(self) -> list[int]:
-        """Its processes that run now: those that were written down, those that they started, and those with its mark."""
+        """Return its running processes: the recorded ones, their descendants, and all with its mark."""
         table = _processes()
         ours = {pid for pid, start in self.processes if pid in table and table[pid][1] == start}
         ours |= {pid for pid in table if _marked(pid, self.mark)}
@@ -99,7 +99,7 @@ class LocalCluster:
         return sorted(ours - {os.getpid()})
 
     def lost(self) -> list[str]:
-        """Names of its nodes that have ended, or that are stopped, which Ray takes for their end after about 4 s."""
+        """Return the names of nodes that have ended or are stopped; Ray drops a stopped node after about 4 s."""
         alive = set()
         for pid in self.pids():
             with contextlib.suppress(OSError, ValueError):
@@ -111,7 +111,7 @@ class LocalCluster:
         return [name for name in self.nodes if name not in alive]
 
     def check(self) -> None:
-        """Raise DeviceError if nodes are missing: what needs them would wait for them until it gives up."""
+        """Raise DeviceError if nodes are missing; otherwise a caller that needs them would wait until its time-out."""
         if self.starting and self.starter is not None:
             raise DeviceError(f"Process {self.starter[0]} is starting the local cluster: wait until it is up.")
         if lost := self.lost():
@@ -125,8 +125,8 @@ class LocalCluster:
         """End its processes and delete its folder; return how many there were. Raises DeviceError if one does not end.
 
         Args:
-            file: that remembers it, deleted when nothing is left.
-            at_once: kill them, instead of letting them end by themselves first.
+            file: state file of the cluster, deleted when nothing is left.
+            at_once: whether to kill the processes at once, instead of letting them end by themselves first.
         """
         count = 0
         for how, patience in ((signal.SIGTERM, 0.0 if at_once else _ASKED_S), (signal.SIGKILL, _ENDS_S)):
@@ -147,13 +147,13 @@ class LocalCluster:
 
 
 def state_file() -> Path:
-    """The file that remembers the cluster of this user. Raises FileError if it is in a home folder, and there is none."""
+    """Return this user's state file of the cluster. Raises FileError if it is in a home folder, and the user has none."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else user_folder("~/.local/state")) / "placeit" / "cluster.json"
 
 
 def running(file: Path | None = None) -> LocalCluster | None:
-    """The cluster that a file of this user remembers; None if there is none. Raises DeviceError if it cannot be read."""
+    """Return the cluster in a state file of this user; None if the file does not exist. Raises DeviceError if unreadable."""
     file = state_file() if file is None else file
     try:
         handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -175,7 +175,7 @@ def running(file: Path | None = None) -> LocalCluster | None:
 
 
 def names(count: int) -> tuple[str, ...]:
-    """Names of so many nodes: head, edge1, edge2 ... Raises UsageError if there is none."""
+    """Return the names of ``count`` nodes: head, edge1, edge2 ... Raises UsageError unless it is from 1 to 64."""
     if not 1 <= count <= 64:
         raise UsageError(f"A local cluster has 1 to 64 nodes, not {count}.")
     return ("head", *(f"edge{i}" for i in range(1, count)))
@@ -185,18 +185,18 @@ def start(nodes: Sequence[str], file: Path | None = None, *, places: Mapping[str
     """Start a cluster whose nodes are all on this machine; the first is its head.
 
     It listens on the loopback address, or at its places. It wants a token, and ends with :meth:`LocalCluster.stop`, even if
-    this process is killed on the way: the file is written first.
+    this process is killed while starting it, since the state file is written first.
 
     Args:
-        nodes: names.
-        file: that remembers it.
-        places: of nodes, by name; None for the loopback address.
+        nodes: names of the nodes.
+        file: state file of the cluster.
+        places: place of each node, by name; None for the loopback address.
 
     Raises:
-        DeviceError: Ray is not installed, one runs already or is being started, or a node does not start within 90 s.
-        FileError: there is no place to remember it in, or for its files.
+        DeviceError: Ray is not installed, a cluster is up or being started, or a node does not start within 90 s.
+        FileError: the state file or the cluster's folder cannot be written.
 
-        Nothing is left then.
+        After an error, nothing of the cluster is left.
     """
     ray_module()
     file = state_file() if file is None else file
@@ -208,7 +208,7 @@ def start(nodes: Sequence[str], file: Path | None = None, *, places: Mapping[str
     try:
         _claim(cluster, file)
         _make(cluster)
-        for name in nodes:  # in turn: several at once run into Ray's time-outs where cores are few
+        for name in nodes:  # in turn: if several start at once on few cores, Ray's time-outs pass
             start_node(cluster, name, at[name])
         table = _processes()
         cluster = replace(
@@ -227,7 +227,7 @@ def start(nodes: Sequence[str], file: Path | None = None, *, places: Mapping[str
 
 
 def _short_folder() -> Path:
-    """A name for the folder of a cluster, in which the names of Ray's sockets are not too long. Raises FileError."""
+    """Return a path for the folder of a cluster that is short enough for Ray's socket names. Raises FileError."""
     bases = dict.fromkeys((tempfile.gettempdir(), "/tmp", os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"))  # noqa: S108
     for base in filter(os.path.isabs, bases):
         folder = Path(base, f"placeit-{secrets.token_hex(4)}")
@@ -250,7 +250,7 @@ def _make(cluster: LocalCluster) -> None:
 
 
 def _delete(folder: Path) -> None:
-    """Delete the folder of a cluster, but none that holds what no cluster has put there, whatever a file says of it."""
+    """Delete the folder of a cluster, unless it holds files that no cluster writes; the state file may name a wrong folder."""
     with contextlib.suppress(OSError):
         facts = folder.lstat()
         ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
@@ -260,7 +260,7 @@ def _delete(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Let no other process change what remembers clusters meanwhile. Raises FileError if they cannot be remembered there."""
+    """Lock the state files of clusters against other processes during the block. Raises FileError if that is not possible."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -270,14 +270,14 @@ def _alone(file: Path) -> Iterator[None]:
             "folder."
         ) from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # closing it ends that
+        fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed
         yield
     finally:
         os.close(handle)
 
 
 def _claim(cluster: LocalCluster, file: Path) -> None:
-    """Remember a cluster that is about to be started. Raises DeviceError if there is one already."""
+    """Write the state file of a cluster that is about to start. Raises DeviceError if another cluster is up."""
     with _alone(file):
         before = running(file)
         if before is not None:
@@ -311,7 +311,7 @@ def start_node(cluster: LocalCluster, name: str, place: Place) -> None:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(cluster.token),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",  # at 15, Ray's default, devices get next to no time on cores that are busy
+        "RAY_worker_niceness": "0",  # at Ray's default of 15, devices get almost no time on busy cores
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")])),
         **_HEALTH,
     }
@@ -342,14 +342,14 @@ def _free_port() -> int:
 
 
 def _processes() -> dict[int, tuple[int, int]]:
-    """Parent and start time of each process."""
+    """Return the parent and the start time of each process."""
     table = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue  # gone meanwhile
+                continue  # it has ended
             if fields[0] != "Z":
                 table[int(entry.name)] = int(fields[1]), int(fields[19])
     return table

@@ -1,6 +1,6 @@
-"""Decide whether a Ray cluster wants a token, asked as anybody could ask who reaches it.
+"""Find out whether a Ray cluster wants a token, by a request such as any client could send.
 
-Ray itself only warns of a cluster that lets everybody in, where that is started, and takes a token that nobody wants.
+Ray itself only warns where a cluster that accepts every client is started, and silently accepts a token that it does not need.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _REST = (b":authority", b"ray"), (b"te", b"trailers"), (b"content-type", b"appli
 
 
 def knock(address: str) -> socket.socket:
-    """Connect to an address. Raises DeviceError if nobody answers within 3 s."""
+    """Connect to an address. Raises DeviceError if no server answers within 3 s."""
     host, _, port = address.rpartition(":")
     try:
         return socket.create_connection((host, int(port)), timeout=_ANSWERS_S)
     except OSError as error:
-        raise DeviceError(f"Nobody answers at {address} ({error.strerror or error}): is the Ray cluster up?") from error
+        raise DeviceError(f"No server answers at {address} ({error.strerror or error}): is the Ray cluster up?") from error
 
 
 def wants_token(address: str) -> bool:
-    """Return whether a Ray cluster answers no request without a token.
+    """Return whether a Ray cluster refuses requests without a token.
 
-    What does not speak gRPC answers none either, such as a cluster that uses TLS.
+    A server that does not speak plain gRPC counts as refusing them, such as a cluster with TLS.
 
     Raises:
-        DeviceError: nobody answers at the address, or nothing comes within 10 s.
+        DeviceError: no server answers at the address, or no answer arrives within 10 s.
     """
     fields = b"".join(b"\0" + _text(name) + _text(value) for name, value in _HEAD + _REST)
     request = _frame(_SETTINGS, 0, 0, b"") + _frame(_HEADERS, _END_HEADERS, 1, fields) + _frame(_DATA, _END_STREAM, 1, bytes(5))
@@ -51,17 +51,17 @@ def wants_token(address: str) -> bool:
 
 
 def _text(text: bytes) -> bytes:
-    """A string literal of HPACK (RFC 7541, 5.2)."""
+    """Return a string literal of HPACK (RFC 7541, 5.2)."""
     return bytes([len(text)]) + text
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """A frame of HTTP/2 (RFC 9113, 4.1)."""
+    """Return a frame of HTTP/2 (RFC 9113, 4.1)."""
     return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
 
 
 def _refused(answer: IO[bytes]) -> bool:
-    """Return whether no data come on the stream of the request."""
+    """Return whether no data arrive on the stream of the request."""
     while len(header := answer.read(9)) == 9:
         size, kind, flags, stream = int.from_bytes(header[:3]), header[3], header[4], int.from_bytes(header[5:])
         if size > _LONGEST or kind in (_RESET, _GO_AWAY):

@@ -14,11 +14,11 @@ State = tuple[Tensor, Tensor]
 class AttentionDecoder(nn.Module):
     """LSTM decoder with multiplicative attention (Luong et al. 2015) over the encoded ops.
 
-    At each step it reads the device of the op before and what is known of the op at hand; what it makes of them attends to all
-    ops, and both together give the device's logits.
+    At each step it reads the device of the previous op and the features of the current op. The LSTM's output attends to all
+    encoded ops; the output and the attended context together give the logits of the devices.
 
     Args:
-        inputs: width of what is known of an op.
+        inputs: width of an op's features.
         devices: outputs.
         hidden: width of the decoder and of encoded ops; even.
     """
@@ -32,13 +32,13 @@ class AttentionDecoder(nn.Module):
         self.logits = nn.Linear(hidden, devices)
 
     def decode(self, known: Tensor, encoded: Tensor, absent: Tensor, before: Tensor, state: State) -> tuple[Tensor, State]:
-        """Go some steps on.
+        """Decode ``T`` consecutive steps.
 
         Args:
             known: ``[R, T, I]``, of the ops of these steps.
             encoded: ``[R, V, H]``, all ops.
             absent: ``bool[R, V]``, where there is padding.
-            before: ``int64[R, T]``, the device of the op before each of these.
+            before: ``int64[R, T]``, for each of these ops, the device of the op before it.
             state: of the decoder before these steps.
 
         Returns:

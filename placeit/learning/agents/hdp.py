@@ -53,15 +53,15 @@ class _Network(AttentionDecoder):
 
 
 def _both_directions(state: Tensor) -> Tensor:
-    """``[2, P, H / 2]`` to ``[1, P, H]``."""
+    """Concatenate both directions: ``[2, P, H / 2]`` to ``[1, P, H]``."""
     return torch.cat([state[0], state[1]], dim=1)[None]
 
 
 class _Batch:
-    """Problems with their ops in topological order, padded; rows of the same problem share its features.
+    """Problems with their ops in topological order, padded; rows of one problem share its features.
 
     Attributes:
-        which: ``int64[R]``, the problem of each row, among different ones.
+        which: ``int64[R]``, for each row, the number of its problem among the different problems.
         lengths: ``int64[P]``, ops of each problem.
         features: ``float32[P, V, F]``.
         feasible: ``bool[P, V, D]``; True where padded, so that there is something to draw.
@@ -93,7 +93,7 @@ class _Batch:
 
 @dataclass(frozen=True, eq=False)
 class _Decisions:
-    """Devices drawn for the ops in topological order, and among which."""
+    """Devices drawn for the ops in topological order, and the devices that were allowed."""
 
     batch: _Batch
     chosen: NDArray[np.intp]  # [R, V]
@@ -103,9 +103,9 @@ class _Decisions:
 class HdpAgent:
     """HDP's placer. An episode is one decision: a whole placement, whose reward is minus its cost.
 
-    An op's features are those of GiPH, Appendix B.7: one-hot of its hardware requirement (here: of the set of devices that can
-    run it), compute, bytes of its out-edges in edge order, and its row of the adjacency matrix in topological order. So the
-    network has the size of its problems, and is not meant for others than it was trained on, as in the paper.
+    Features of an op are taken from GiPH, Appendix B.7: one-hot of its hardware requirement (here: of the set of devices that
+    can run it), compute, bytes of its out-edges in edge order, and its row of the adjacency matrix in topological order. So the
+    network has the size of its problems and is meant only for the problems that it was trained on, as in the paper.
 
     Differs from the papers: compute is the mean over devices; costs are divided by their means over the problem, rewards by
     the instance's unit; the decoder also reads the encoder's output for the op that it places; a device without room for the
@@ -200,8 +200,8 @@ class HdpAgent:
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
         """Score whole placements: sums over their ops; a part holds as many placements as fit into memory for attention.
 
-        The entropy is the sum of those of the ops' devices, each given the devices drawn before: an estimate, without bias, of
-        the entropy of the placement.
+        The entropy is the sum of the entropies of the ops' devices, each given the devices drawn before. That sum is an
+        unbiased estimate of the entropy of the placement.
         """
         decisions: _Decisions = trajectory.decisions
         batch, chosen = decisions.batch, decisions.chosen
@@ -217,7 +217,7 @@ class HdpAgent:
             yield np.zeros(len(part), np.intp), part, log, entropy
 
     def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:  # noqa: ARG002
-        """HDP learns by reinforcement only.
+        """Raise UsageError: HDP learns by reinforcement only.
 
         Raises:
             UsageError: always.
@@ -262,13 +262,13 @@ class HdpAgent:
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
-    """Ops, devices, most out-edges of an op, different sets of devices that can run an op."""
+    """Return the ops, the devices, the most out-edges of an op, and the different sets of devices that can run an op."""
     types = len(unique_rows(problem.feasible)[0])
     return len(problem), problem.devices, int(np.diff(problem.successors.ptr).max()), types
 
 
 def _relative(costs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Costs in multiples of their mean."""
+    """Return costs in multiples of their mean."""
     total = costs.sum()
     return costs * (len(costs) / total) if total > 0 else costs
 

@@ -13,11 +13,11 @@ __all__ = ["savings"]
 
 
 def savings(trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return by how much each step lowers the cost, ``float64[T, B]``; for agents that visit a start and then one per decision.
+    """Return the reduction in cost by each step, ``float64[T, B]``, for agents that visit a start, then one per decision.
 
     Args:
         trajectory: the decisions of each problem come first, without gaps.
-        costs: for each problem ``float64[S]``, of what it visited; NaN if not known.
+        costs: for each problem ``float64[S]``, costs of the visited placements; NaN if not known.
     """
     rewards = np.zeros(trajectory.valid.shape)
     with np.errstate(invalid="ignore"):  # between two infeasible placements

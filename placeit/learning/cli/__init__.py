@@ -1,4 +1,4 @@
-"""The command ``placeit train``, which is found as those of plug-ins are."""
+"""The command ``placeit train``, which is found by its entry point, like the commands of plug-ins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that a policy is trained on, its devices, and the placement that comes of it."""
+"""The model that a policy is trained on, its devices, and the placement that training finds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LearnedModel", "LearnedModelOptions", "open_model"]
 
-_SPARE, _RACE_S = 0.2, 60.0  # share of a stage's seconds for that race, and its seconds where no stage has any
+_SPARE, _RACE_S = 0.2, 60.0  # share of a stage's seconds for the final race; its seconds without such stages
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class LearnedModelOptions:
     no_cache: NoCacheOption = False
 
     def files(self) -> list[Path]:
-        """Files that are read for these options, and so are not to be written."""
+        """Return the files that these options read, which must not be overwritten."""
         return [] if self.model is None else self._options(self.model).files()
 
     def session(self) -> Session:
-        """Open the model on the devices. Raises UsageError if there is none."""
+        """Open the model on the devices. Raises UsageError if no model is given."""
         if self.model is None:
             raise UsageError("There is no model: give --model.")
         return self._options(self.model).session()
@@ -101,16 +101,16 @@ class LearnedModelOptions:
 
 @dataclass(frozen=True, eq=False)
 class LearnedModel:
-    """A model on devices, open to be learned from.
+    """A model on devices, opened for training.
 
     Attributes:
-        session: profiled.
-        objective: what is minimised.
-        source: its only problem, the placement of its groups; None if there is nothing to learn.
-        about: where the problem is from, as checkpoints and states say it.
-        measured: measures placements, if a stage wants that.
-        journal: of runs; None to keep none.
-        obvious: why there is nothing to learn; None if there is.
+        session: the profiled session.
+        objective: name of the objective that is minimised.
+        source: source of its only problem, the placement of its groups; None if there is nothing to learn.
+        about: origin of the problem, as checkpoints and states record it.
+        measured: measures placements; None if no stage asks for that.
+        journal: file of measured runs; None to keep none.
+        obvious: reason why there is nothing to learn; None if there is something.
     """
 
     session: Session
@@ -123,13 +123,13 @@ class LearnedModel:
 
     @property
     def costs(self) -> Mapping[str, CostFactory]:
-        """Costs that stages may learn from beside simulated ones."""
+        """Cost functions that stages may learn from beside the simulated ones, by name."""
         from placeit.learning.training.stages import MEASURED
 
         return {} if self.measured is None else {MEASURED: self.measured}
 
     def counts(self) -> dict[str, int] | None:
-        """Counts of placements measured, estimated and so on in this process; None if no stage measures."""
+        """Numbers of placements that were measured, estimated and so on in this process; None if no stage measures."""
         if self.measured is None:
             return None
         sources = list(self.measured.sources.values())
@@ -138,7 +138,7 @@ class LearnedModel:
     def answer(
         self, agent: Agent, stages: Sequence[Stage], result: TrainingResult | None, *, seed: int, progress: Progress | None
     ) -> Optimized:
-        """Race the best of what training met against single devices, in the time that its stages have left over."""
+        """Race the best placements that training met against single devices, in the time that its stages left for it."""
         from placeit.learning.agent import Decisive
         from placeit.learning.training.stages import MEASURED, SIMULATED
         from placeit.optimizer.optimize import decide
@@ -172,7 +172,7 @@ def open_model(
     stack: contextlib.ExitStack,
     progress: Progress | None,
 ) -> LearnedModel:
-    """Open and profile a model that is to be learned from; what it was is kept in the folder of the training."""
+    """Open and profile a model for training; the training's folder keeps its problem, for resumption."""
     from placeit.core.problem import Problem
     from placeit.learning import PROBLEM, RUNS
     from placeit.learning.measured import MeasuredCosts, session_source

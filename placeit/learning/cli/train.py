@@ -275,13 +275,13 @@ def _show(
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """A learning task: the problems, and how answers to them are valued.
+    """A learning task: the problems, and the costs by which placements are valued.
 
     Attributes:
-        source: problems to learn from, and to evaluate on; None if there is nothing to learn.
-        unit: what figures are multiples of.
-        about: where problems are from, as checkpoints and states say it.
-        costs: what stages may learn from beside simulated costs.
+        source: problems to learn from and to evaluate on; None if there is nothing to learn.
+        unit: unit of evaluation figures, in words.
+        about: origin of the problems, as checkpoints and states record it.
+        costs: costs that stages may learn from beside simulated ones, by name.
     """
 
     source: Source | None
@@ -300,9 +300,9 @@ def _check(problems: str | None, on: LearnedModelOptions, evaluate_on: Path | No
     if problems is None and (evaluate_on is not None or held_out is not None):
         raise UsageError("With --model, the model itself is evaluated on: leave out --held-out and --evaluate-on.")
     if on.model is None and on.devices is not None:
-        raise UsageError("--devices goes with --model; problems have devices of their own.")
+        raise UsageError("--devices goes with --model; each problem has its own devices.")
     if on.model is None and on.objective is not None:
-        raise UsageError("--objective goes with --model; problems have costs of their own.")
+        raise UsageError("--objective goes with --model; each problem has its own costs.")
     if on.objective is not None:
         check_objective(on.objective)
 
@@ -347,12 +347,12 @@ def _table(stages: Sequence[Stage], result: TrainingResult) -> tuple[Sequence[st
 
 
 def _last(records: Sequence[Record], name: str) -> float | None:
-    """The last figure of that name that is known."""
+    """Return the last known figure of that name; None if no figure is known."""
     return next((value for record in reversed(records) if (value := getattr(record, name)) is not None), None)
 
 
 def _problem_files(source: str | Path | None) -> list[Path]:
-    """Files of a folder of problems; none of a source that is generated."""
+    """Return the problem files in a folder; empty for a source that is generated."""
     return [] if source is None else sorted(Path(source).glob("*.json"))
 
 

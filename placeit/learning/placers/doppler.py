@@ -31,7 +31,7 @@ class Doppler:
     """
 
     weights: str = option("", "checkpoint of trained policies; empty to train them on the problem itself")
-    teacher: str = option("critical-path", "whom they imitate first: critical-path, heft")
+    teacher: str = option("critical-path", "teacher to imitate first: critical-path, heft")
     imitation: int = option(30, "updates of imitation", least=0, most=10**9)
     updates: int = option(250, "updates by costs, if evaluations suffice", least=0, most=10**9)
     episodes: int = option(16, "episodes per update", least=1, most=1000)

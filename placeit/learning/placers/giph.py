@@ -57,7 +57,7 @@ class Giph:
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Search from the best measured placement; further episodes begin as ever."""
+        """Search from the best measured placement; later episodes start from random placements, as in :meth:`place`."""
         return self._from(measured.placements[0], problem, cost, seed, None, deadline)
 
     def _from(

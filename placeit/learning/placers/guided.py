@@ -21,27 +21,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Guided"]
 
-# Found on problems of the GiPH generator. Temperatures are those of ``annealing``.
+# Found on problems of the GiPH generator. Temperatures are the defaults of ``annealing``.
 _HOT, _COLD = 0.5, 0.0005
-_UNIFORM = 0.02  # share of the proposals that are of any move: the policy has never the only say
-_AGAIN = 0.5  # how much less likely a move gets each time that it is refused
-_KEPT = 1000  # placements whose scores are kept, as the search comes back to many
-_IDLE = 100  # proposals in a row that are known already, after which all are accepted
-_LOOK, _LOOK_S = 50, 0.5  # evaluations between two looks at the clock, or seconds if those take longer
-_PROPOSALS = 5  # for each evaluation; small problems have fewer placements than may be valued
+_UNIFORM = 0.02  # share of proposals that are uniform over all moves, so that the policy never rules one out
+_AGAIN = 0.5  # factor on the probability of a move each time that it is refused
+_KEPT = 1000  # placements whose scores are cached, since the search returns to many
+_IDLE = 100  # known placements proposed in a row after which every move is accepted
+_LOOK, _LOOK_S = 50, 0.5  # the clock is read after this number of evaluations, or these seconds, if that is sooner
+_PROPOSALS = 5  # proposals for each evaluation; small problems have fewer placements than evaluations
 
 
 @dataclass(frozen=True)
 class Guided:
     """Simulated annealing (Kirkpatrick et al. 1983) whose moves are drawn from GiPH's policy (Hu et al. 2023).
 
-    Starts from the best of HEFT, PEFT and the single devices, so it is never worse than these. The policy sees the placement
-    as it is and scores every move of one op; moves are drawn from the softmax of the scores. What a placement costs is
-    remembered: none is valued twice, and the search passes freely through those that it knows. The temperature falls with the
-    evaluations; if there is a deadline before which not all of them can be made, with the time.
+    Starts from the best of HEFT, PEFT and the single devices, so it is never worse than these. The policy scores every move of
+    one op from the current placement; moves are drawn from the softmax of the scores. Costs are remembered, so no placement is
+    valued twice, and known placements may be passed freely. The temperature falls with the number of evaluations; if a deadline
+    does not leave time for all of them, it falls with the time.
 
-    Meant for placements that are expensive to value, as in measured runs: for what a few hundred find, ``annealing`` needs
-    two to five times as many. Where they are simulated, that one values far more of them in the same time.
+    Meant for placements that are expensive to value, as in measured runs: ``annealing`` needs two to five times as many
+    evaluations for the cost that this finds with a few hundred. Where placements are simulated, ``annealing`` values far more
+    of them in the same time.
     """
 
     evaluations: int = option(2_500, "placements to evaluate, unless the caller sets a limit", least=0, most=10**12)
@@ -109,7 +110,7 @@ class Guided:
         for _ in range(int(_PROPOSALS * total)):
             drawn = moves.draw(self.batch, rng)
             if not len(drawn) or found.left < 1 or found.over:
-                break  # no op can be moved alone, or nothing more be valued
+                break  # no op can be moved alone, or no evaluation is left
             placements = np.repeat(current[None], len(drawn), axis=0)
             placements[np.arange(len(drawn)), moves.op[drawn]] = moves.device[drawn]
             left = found.left
@@ -121,7 +122,7 @@ class Guided:
                 looked, seen = valued, clock.now()
                 reach = min(
                     total, valued * max(1.0, (deadline - began) / max(seen - began, 1e-9))
-                )  # as many as there is time for
+                )  # number of evaluations that time allows
             temperature = hot * min(1.0, cold / hot) ** min(1.0, valued / reach)
             bound = now - temperature * np.log(rng.random()) if idle < _IDLE else np.inf
             if costs[at] < np.inf and costs[at] <= bound:
@@ -133,7 +134,7 @@ class Guided:
 
 
 class _Known:
-    """Values placements, each once."""
+    """Values placements, each of them once."""
 
     def __init__(self, found: Incumbent) -> None:
         self._found = found
@@ -145,11 +146,11 @@ class _Known:
         new: dict[bytes, int] = {}
         for i, key in enumerate(keys):
             if key not in self._costs:
-                new.setdefault(key, i)  # the first of equals: there may be evaluations for the first ones alone
+                new.setdefault(key, i)  # the first of equals, since evaluations may end before the others
         if new:
             rows = list(new.values())
             costs = self._found.offer(placements[rows])
-            self._costs |= {keys[i]: cost for i, cost in zip(rows, costs.tolist(), strict=False)}  # as many as may be
+            self._costs |= {keys[i]: cost for i, cost in zip(rows, costs.tolist(), strict=False)}  # as many as were valued
         return np.array([self._costs.get(key, np.inf) for key in keys])
 
 

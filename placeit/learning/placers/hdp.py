@@ -71,7 +71,7 @@ class Hdp:
             problems=1,
             episodes=self.samples,
             learning_rate=self.learning_rate,
-            normalize=False,  # with few samples, what differs little between them would be blown up
+            normalize=False,  # normalising over few samples would blow up small differences
         )
         train(agent, [stage], evaluate_on=(), seed=seed)
         rest = int(max(1, min(found.left, self.samples)))

@@ -23,8 +23,8 @@ __all__ = ["Hsdag"]
 class Hsdag:
     """HSDAG (Duan et al. 2024): groups and their devices by a policy trained beforehand, or on the problem itself.
 
-    The best placement met counts. Training is that of the agent's default stages; an update takes as many evaluations as its
-    episodes have steps. Costs that are not finite are left out.
+    The best placement met counts. On the problem itself it is trained in the agent's default stages; an update takes as many
+    evaluations as its episodes have steps. Placements whose costs are not finite are left out.
     """
 
     weights: str = option("", "checkpoint of a trained policy; empty to train one on the problem itself")
@@ -83,5 +83,5 @@ class Hsdag:
 
 
 def _different(placements: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Placements without those that were there before, in their order."""
+    """Return the placements without repetitions, in their order."""
     return placements[np.sort(np.unique(placements, axis=0, return_index=True)[1])]

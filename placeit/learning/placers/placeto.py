@@ -60,7 +60,7 @@ class Placeto:
         rng = np.random.default_rng([seed, 1])  # training draws from the seed itself
         start = random_placements(problem, 1, rng)
         visited = agent.search([problem], [start[0]], rng, steps_per_op=self.steps_per_op)[0]
-        found.offer(visited[changes(visited)][::-1])  # if not all can be valued, those that the policy had most say in
+        found.offer(visited[changes(visited)][::-1])  # last first: the policy shaped the last ones most
         return found.placement
 
     def _trained(self, problem: Problem, found: Incumbent, seed: int) -> PlacetoAgent:

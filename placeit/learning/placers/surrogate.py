@@ -1,4 +1,4 @@
-"""A placer that chooses what is measured."""
+"""A placer that chooses which placements are measured."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ __all__ = ["Surrogate"]
 
 @dataclass(frozen=True)
 class Surrogate:
-    """Measures what a calibrated simulator with a learned correction expects most of, a few runs each, before the decision.
+    """Measures, in a few runs each, the placements that a learned model of the machine expects most of, before the decision.
 
-    That is in ``optimize``. Where nothing is measured, this is the placer ``annealing``.
+    The model is a calibrated simulator with a learned correction. Measuring takes place in ``optimize`` only; elsewhere this
+    is the placer ``annealing``.
     """
 
     def place(
@@ -31,7 +32,7 @@ class Surrogate:
         return Annealing().place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
 
     def explore(self, search: Search) -> None:
-        """Measure; see :func:`placeit.learning.exploring.explore`."""
+        """Measure placements during a search; see :func:`placeit.learning.exploring.explore`."""
         from placeit.learning.exploring import explore
 
         explore(search)

@@ -21,10 +21,10 @@ class Episodes:
 
     Attributes:
         rewards: ``float64[T, B]``, zero where no decision was made.
-        returns: ``float64[T, B]``, what each decision counts as: the discounted sum of the rewards from its step on, or its own
+        returns: ``float64[T, B]``, value of each decision: the discounted sum of the rewards from its step on, or its own
             discounted reward (``Stage.reward_to_go``).
-        valid: ``bool[T, B]``, where a decision was made that can be learned from: what it depends on could be measured.
-        problem: ``int[B]``, equal where two episodes are of the same problem.
+        valid: ``bool[T, B]``, where a decision can be learned from: one was made, and all costs that it depends on are known.
+        problem: ``int[B]``, number of each episode's problem; equal for episodes of one problem.
         whole: ``bool[B]``, episodes of which every reward is known.
     """
 
@@ -36,7 +36,7 @@ class Episodes:
 
 
 Baseline: TypeAlias = Callable[[Episodes, dict[str, float]], NDArray[np.float64]]
-"""``baseline(episodes, memory) -> float64[T, B]``, what to subtract from each return.
+"""``baseline(episodes, memory) -> float64[T, B]``, the values to subtract from the returns.
 
 It must not depend on the decision made at its step. ``memory`` is empty at the start of a stage, is the baseline's own to
 write to, and lasts until the end of the stage; it is kept in training states.
@@ -44,7 +44,7 @@ write to, and lasts until the end of the stage; it is kept in training states.
 
 
 def returns(rewards: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
-    """Return the sum over t' >= t of gamma^(t'-t) r_t' for each step t: ``float64[T, B]`` of ``float64[T, B]``."""
+    """Return the discounted sum of rewards from each step on, over t' >= t of gamma^(t'-t) r_t': ``float64[T, B]``."""
     sums = rewards.copy()
     for t in range(len(sums) - 2, -1, -1):
         sums[t] += gamma * sums[t + 1]
@@ -52,26 +52,26 @@ def returns(rewards: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
 
 
 def none(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:  # noqa: ARG001
-    """Subtract nothing."""
+    """Return zeros: returns stay as they are."""
     return np.zeros_like(episodes.returns)
 
 
 def episode_mean(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:  # noqa: ARG001
-    """Mean reward before the step in the same episode, zero at the first step (GiPH, Appendix B.7)."""
+    """Return the mean reward before the step in the same episode, zero at the first step (GiPH, Appendix B.7)."""
     count: NDArray[np.intp] = np.cumsum(episodes.valid, axis=0) - episodes.valid
     before: NDArray[np.float64] = np.cumsum(episodes.rewards, axis=0) - episodes.rewards
     return before / np.maximum(count, 1)
 
 
 def batch(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:  # noqa: ARG001
-    """Mean return at the step over the episodes of the batch that make a decision there."""
+    """Return the mean return at the step over the episodes of the batch that make a decision there."""
     total = np.where(episodes.valid, episodes.returns, 0.0).sum(axis=1, keepdims=True)
     mean = total / np.maximum(episodes.valid.sum(axis=1, keepdims=True), 1)
     return np.broadcast_to(mean, episodes.returns.shape)
 
 
 def problem(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:
-    """Mean return at the step over the batch's episodes of the same problem.
+    """Return the mean return at the step over the batch's episodes of the same problem.
 
     For several episodes of each problem, as in the stream allocation paper (equation 4: the mean of the N samples).
     """
@@ -90,7 +90,7 @@ def problem(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]
 
 
 def moving(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:
-    """Mean return of all earlier episodes of the stage, each taken from its first step (DOPPLER, section 5.1).
+    """Return the mean return, from the first step, over all earlier episodes of the stage (DOPPLER, section 5.1).
 
     Episodes of which some reward is not known do not count. Differs from the paper, which does not say what the first episode
     is compared with: here a stage's first batch is its own baseline.

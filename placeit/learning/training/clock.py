@@ -1,4 +1,4 @@
-"""The seconds of a stage, and what may be measured in them."""
+"""The time limit of a stage, and the deadlines of its measurements."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from placeit.learning.training.stages import CostFactory, Stage, Timed
 
 __all__ = ["StageClock"]
 
-_EVALUATION = 0.1  # of a stage's seconds that its last evaluation gets, unless one has shown how long it takes
+_EVALUATION = 0.1  # share of a stage's seconds kept for an evaluation, until one was timed
 
 
 class StageClock:
-    """Says when a stage is over, and tells costs that take time when to end, so that there is some for the last evaluation.
+    """Tells when a stage is over, and gives costs that take time a deadline that leaves some for the last evaluation.
 
     Args:
         stage: the stage.
-        costs: what makes its cost functions; None if they are the instances' own.
-        spent: seconds that it has taken so far.
+        costs: factory of the stage's cost functions; None for the instances' own cost functions.
+        spent: seconds that the stage has taken so far.
     """
 
     def __init__(self, stage: Stage, costs: CostFactory | None, spent: float) -> None:
@@ -30,7 +30,7 @@ class StageClock:
         if stage.seconds is not None:
             seconds = stage.seconds * (1.0 if self._costs is None else 1 - self._costs.spare)
             self._end, self._longest = self._began + seconds, _EVALUATION * seconds
-        self._timed = False  # whether an evaluation was
+        self._timed = False  # whether an evaluation was timed
         self._until = self._end
 
     @property
@@ -40,7 +40,7 @@ class StageClock:
 
     @property
     def share(self) -> float:
-        """The share of the stage's seconds that is over, at most 1; 0 without a limit."""
+        """Elapsed share of the stage's seconds, at most 1; 0 without a limit."""
         return min(1.0, self.spent / (self._end - self._began))
 
     @property
@@ -49,13 +49,13 @@ class StageClock:
         return clock.now() >= self._until
 
     def begin_update(self, *, judged: bool) -> None:
-        """Leave as much time for an evaluation as the longest took, but half of what is left at most."""
+        """Set the deadline of an update so that an evaluation fits after it: the longest so far, at most half of the rest."""
         left = max(0.0, self._end - clock.now())
         self._tell(self._end - (min(self._longest, left / 2) if judged and self._costs is not None else 0.0))
 
     @contextlib.contextmanager
     def evaluation(self, *, last: bool = False) -> Iterator[None]:
-        """Let an evaluation take half of what is left; the last one all of it."""
+        """Set the deadline of an evaluation, which runs in this context: half of the time left; for the last one, all of it."""
         began = clock.now()
         self._tell(self._end if last else began + max(0.0, self._end - began) / 2)
         yield

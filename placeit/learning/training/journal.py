@@ -1,4 +1,4 @@
-"""Keep what training was told by costs that are not simulated, so that it is not measured again."""
+"""A journal of costs that are not simulated, so that they are not measured again."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _Key: TypeAlias = tuple[str, str, bytes]
 
 
 class CostJournal:
-    """Costs of placements, in the order in which training was told them; each placement's stays, once there is one.
+    """Costs of placements, in the order in which training received them; a known cost of a placement never changes.
 
-    One that is NaN could not be measured, and is asked for again the next time. In the file, a line of JSON for each; lines
-    reach the disk before training goes on. A training that resumes from a state is told again what came after that state, in
-    the same order, and only what is not there is measured.
+    A cost of NaN could not be measured; it is asked for again the next time. The file has a line of JSON for each cost, and
+    lines reach the disk before training goes on. A training that resumes from a state receives the costs after that state
+    again, in the same order; only costs beyond the end of the file are measured.
 
     Args:
         path: the file, which is made with the first cost; None to keep nothing on disk.
-        training: identity of the training, which the file is only for.
-        position: how many costs of the file came before the state that training resumes from.
+        training: identity of the training that the file belongs to.
+        position: number of costs in the file before the state that training resumes from.
 
     Attributes:
-        position: how many costs training has been told so far.
+        position: number of costs that training has received so far.
 
     Raises:
         FileError: the file cannot be read, is damaged, or lacks costs.
-        UsageError: it is of another training.
+        UsageError: the file belongs to another training.
     """
 
     def __init__(self, path: Path | None, training: str, position: int) -> None:
@@ -63,12 +63,12 @@ class CostJournal:
             self._told[key] = sum(index < position for index, _ in costs)
 
     def keeping(self, name: str, problem: Problem, cost: CostFunction) -> CostFunction:
-        """Return a cost function that asks ``cost`` about the placements only that the journal does not know yet.
+        """Return a cost function that asks ``cost`` only about placements that the journal does not know.
 
         Args:
-            name: of the cost, as in the stage.
-            problem: what the placements are of.
-            cost: measures them.
+            name: name of the cost, as in the stage.
+            problem: problem of the placements.
+            cost: function that measures them.
         """
 
         def kept(placements: NDArray[np.int32]) -> NDArray[np.float64]:
@@ -92,7 +92,7 @@ class CostJournal:
         return kept
 
     def _look_up(self, key: _Key) -> float | None:
-        """Return the cost that holds, or the next that was told; None if it has to be measured."""
+        """Return the placement's known cost, or the next recorded one; None if it has to be measured."""
         costs, told = self._costs.get(key, []), self._told.get(key, 0)
         if told and not math.isnan(costs[told - 1][1]):
             return costs[told - 1][1]
@@ -127,7 +127,7 @@ class CostJournal:
         self._count += 1
 
     def _lines(self) -> Sequence[bytes]:
-        """Read what is there; drop a last line that was not completed, in the file as well."""
+        """Return the lines of the file; cut off an incomplete last line, also in the file."""
         if self._path is None or not self._path.exists():
             return []
         try:

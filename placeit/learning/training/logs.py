@@ -26,15 +26,15 @@ class Record:
         stage: number of the stage, from 1.
         update: number of the update within its stage, from 1; zero for the evaluation with which it begins.
         seconds: time spent on training until then.
-        loss: what was minimised; of several epochs the last, as for the entropy and the gradient.
+        loss: the minimised value; with several epochs, the value of the last one, as for the entropy and the gradient.
         reward: mean reward of a decision, in multiples of the instance's unit.
         episode_return: mean over episodes of the discounted sum of rewards.
         entropy: mean entropy of what decisions were drawn from.
         gradient_norm: before clipping.
         learning_rate: of the update.
         evaluation: mean over the held-out problems of the least cost met, by the cost of the stage and in multiples of their
-            units; lower is better. None also where one of them could not be measured.
-        dropped: decisions that were not learned from, since what they led to could not be measured.
+            units; lower is better. None also if one of them could not be measured.
+        dropped: decisions that were not learned from, since a cost that they led to could not be measured.
     """
 
     stage: int
@@ -61,12 +61,12 @@ class Logs:
 
     Args:
         folder: where to write; None to write nothing.
-        history: the records so far: what the table holds beyond them, from a training that was cut short, is dropped.
+        history: the records so far. A table with more rows, from a training that was cut short, is cut back to these.
         tensorboard: whether to write for TensorBoard too.
 
     Raises:
         FileError: the table cannot be written.
-        UsageError: TensorBoard is asked for, and not installed or without a folder.
+        UsageError: logs for TensorBoard are asked for without a folder, or TensorBoard is not installed.
     """
 
     def __init__(self, folder: Path | None, history: Sequence[Record], tensorboard: bool) -> None:
@@ -91,7 +91,7 @@ class Logs:
     def write(self, record: Record) -> None:
         """Add a record. Raises FileError."""
         if self._table is not None:
-            # opened anew each time, so that an error comes from here, and not from whoever closes the file
+            # opened for each record, so that a failing write raises here, not where the file is closed
             with self._explaining("log.csv"), self._table.open("a", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerow(dataclasses.astuple(record))
         if self._board is not None:

@@ -30,20 +30,20 @@ __all__ = ["Draw", "Stage", "StageResult", "TrainingResult", "evaluate", "train"
 
 
 _STREAM = 1  # evaluation draws other numbers than training does
-_AT_ONCE = 32  # problems of an evaluation that are played at a time
-_MOST_BARREN = 10  # updates in a row that teach nothing because nothing could be measured
+_AT_ONCE = 32  # problems that are evaluated together
+_MOST_BARREN = 10  # updates in a row without any cost that could be measured, after which training stops
 
 
 @dataclass(frozen=True, eq=False)
 class StageResult:
-    """Results of a stage. Figures are evaluations by its own cost; those of stages with other costs do not compare.
+    """Results of a stage. Figures are evaluations by the stage's cost; stages with different costs cannot be compared.
 
     Attributes:
         cost: name of the cost.
         before: figure of the weights that the stage began with; None if there was nothing to evaluate on.
-        best: the lowest one.
-        best_at: update after which it was met.
-        dropped: decisions that were not learned from, since they could not be measured.
+        best: the lowest figure.
+        best_at: update after which the lowest figure was met.
+        dropped: decisions that were not learned from, since their costs could not be measured.
         found: the best placement met of each problem, of the first hundred problems.
     """
 
@@ -60,10 +60,10 @@ class TrainingResult:
     """Result of a training; the agent has the best weights of the last stage.
 
     Attributes:
-        best: the lowest evaluation figure of the last stage, that of the weights; None if there was nothing to evaluate on.
+        best: the lowest evaluation figure of the last stage, which the weights have; None if there was nothing to evaluate on.
         best_at: stage and update after which it was met, as in the records.
         history: a record of each update, and of the evaluation with which each stage begins.
-        stages: what each stage that was begun came to.
+        stages: results of each stage that was begun.
         stopped: why training ended before its last stage was over; None if it did not.
         about: stages, seed and evaluation, as checkpoints keep them: ``save_agent(agent, path, **result.about)``.
     """
@@ -94,28 +94,28 @@ def train(
 
     The agent is evaluated by the cost of the stage: before its first update, during it and at its end. Each stage has its own
     best, so a good simulated figure never outdoes a measured one. The agent ends up with the best weights of the last stage: by
-    the figures of that stage it never gets worse. Without anything to evaluate on, weights are those of the last update.
+    the figures of that stage it never gets worse. Without anything to evaluate on, they are the weights of the last update.
 
     Args:
         agent: its network is changed in place.
         stages: one at least.
         evaluate_on: held-out problems; may be empty.
-        seed: of everything that is drawn. The same seed gives the same weights on the same machine, if costs are the same.
+        seed: seed of all random draws. The same seed gives the same weights on the same machine, if costs are the same.
         costs: makes cost functions, by the names that stages may use beside ``simulated``, such as ``measured``.
         folder: where to keep ``log.csv``, ``best.safetensors`` (a checkpoint, of the stage under way), ``state.safetensors``,
             and ``costs.jsonl`` with every cost that is not simulated; made if it is not there; None to write nothing.
         resume: go on from the state in the folder, with the same result as if training had never stopped, given the same
             costs; what was measured is not measured again. Start at the beginning if it holds none.
-        save_every: updates between two states; where costs are not simulated, there is one after each.
+        save_every: updates between two saved states; if costs are not simulated, a state is saved after each update.
         tensorboard: also write logs for TensorBoard.
-        about: what the problems are; any JSON. It goes to checkpoints, and a state with another ``about`` is refused.
+        about: description of the problems; any JSON. It goes to checkpoints, and a state with another ``about`` is refused.
         progress: called with the stage and the share of it that is done.
 
     Raises:
-        UsageError: the state in the folder is of another training, or is there though ``resume`` is not asked for; a stage
-            names a cost or a teacher that there is not.
-        TrainingError: a cost is infinite, or a reward, loss or gradient not finite. Files and weights stay those of the update
-            before.
+        UsageError: the state in the folder belongs to another training, or exists though ``resume`` is not set; a stage names
+            a cost or a teacher that does not exist.
+        TrainingError: a cost is infinite, or a reward, loss or gradient is not finite. Files and weights keep the state of the
+            update before.
         FileError: the folder cannot be written to, or what is in it is damaged.
     """
     if not stages:
@@ -167,14 +167,14 @@ class _Training:
         self._started = clock.now() - (run.history[-1].seconds if run.history else 0.0)
 
     def play(self, stage: Stage) -> None:
-        """Play a stage, from where it stands to its end."""
+        """Play a stage to its end, from its present update on."""
         run = self.run
         label = f"stage {run.stage + 1} of {len(self.stages)}: {stage.kind}"
         priced, clock = pricing(stage, self.costs, self.journal), StageClock(stage, factory_of(stage, self.costs), run.spent)
         judges = [priced(instance) for instance in self.evaluate_on]
         save_every = self.save_every if stage.cost == SIMULATED else 1
         if not run.records:
-            self._save()  # so that there is a state to resume from before anything is measured
+            self._save()  # a state to resume from exists before anything is measured
             if judges:
                 with clock.evaluation():
                     self._carry_over(stage, judges)
@@ -207,7 +207,7 @@ class _Training:
         if self.progress is not None:
             self.progress(label, 1.0)
         if run.barren == _MOST_BARREN:
-            run.barren = 0  # whoever resumes has another try
+            run.barren = 0  # a resumed training may try again
             self.stopped = (
                 f"Training stopped in stage {run.stage + 1} ({stage.kind}) after {run.update} updates: in the last "
                 f"{_MOST_BARREN}, nothing could be measured by the cost '{stage.cost_name}'. The weights are the best so far."
@@ -219,11 +219,11 @@ class _Training:
                 and self.stages[run.stage].cost != stage.cost
                 and isinstance(self.agent, Remembering)
             ):
-                self.agent.recall({})  # what it remembers is by costs that do not compare
+                self.agent.recall({})  # its memory holds costs that cannot be compared with the next stage's
         self._save()
 
     def _carry_over(self, stage: Stage, judges: Sequence[ProblemInstance]) -> None:
-        """Value the best placements of the stage before by this one's cost, if that is another."""
+        """Value the best placements of the stage before by this stage's cost, if the two costs differ."""
         run = self.run
         if not run.stage or self.stages[run.stage - 1].cost == stage.cost:
             return
@@ -237,7 +237,7 @@ class _Training:
                 self.agent.meet(judge.problem, visited[0], costs[0] / judge.unit)
 
     def _opening(self, stage: Stage, judges: Sequence[ProblemInstance]) -> float | None:
-        """Figure of the weights that a stage begins with: that of the stage before, if it has the same cost."""
+        """Return the figure of the weights that a stage begins with; after a stage with the same cost it is known already."""
         run = self.run
         if run.stage and self.stages[run.stage - 1].cost == stage.cost:
             figures = [record.evaluation for record in run.history if record.stage == run.stage]
@@ -274,7 +274,7 @@ def evaluate(agent: Agent, instances: Sequence[ProblemInstance], *, seed: int = 
         agent: the agent; its weights are not changed.
         instances: the problems, at least one.
         seed: the same seed gives the same episodes for the same weights.
-        batch: problems at a time; part of what is drawn.
+        batch: number of problems that are played together; random draws depend on it.
 
     Returns:
         The mean; NaN if for some problem no placement could be measured.

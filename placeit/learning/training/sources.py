@@ -35,10 +35,10 @@ class Source:
     """A source of problems.
 
     Attributes:
-        draw: what a stage of training draws from.
-        held_out: what it is evaluated on; none of it is drawn.
-        size: how many different problems are drawn from; None if there is no end.
-        unit: what costs are multiples of.
+        draw: function by which a stage of training draws problems.
+        held_out: problems for evaluation; none of them is drawn.
+        size: number of different problems to draw from; None if fresh ones are made without end.
+        unit: unit of costs, in words.
     """
 
     draw: Draw
@@ -51,7 +51,7 @@ def simulated(problem: Problem) -> ProblemInstance:
     """Return a problem with its simulated makespan, in multiples of its critical path (the schedule length ratio).
 
     Raises:
-        ProblemError: nothing takes time, so costs cannot be compared with those of other problems.
+        ProblemError: nothing takes time, so costs cannot be compared between problems.
     """
     if not problem.critical_path > 0:
         raise ProblemError(
@@ -62,7 +62,7 @@ def simulated(problem: Problem) -> ProblemInstance:
 
 
 def served(problem: Problem) -> ProblemInstance:
-    """Return a problem with its seconds per request, in multiples of the least that could be hoped for."""
+    """Return a problem with its seconds per request, in multiples of their lower bound."""
     return ProblemInstance(problem, ThroughputCost(problem), least_seconds(problem))
 
 
@@ -81,9 +81,9 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
 
     Args:
         name: one of :func:`placeit.workloads.registry.dataset_names`, such as ``random`` for fresh problems at every update,
-            ``any`` for those of every kind, in multiples of HEFT's makespan, or ``multi``, one of GiPH's sets; else a folder of
-            problems as JSON (:meth:`placeit.core.problem.Problem.to_json`).
-        seed: of generated problems, and of which files are held out.
+            ``any`` for fresh problems of every kind, in multiples of HEFT's makespan, or ``multi``, one of GiPH's sets; else a
+            folder of problems as JSON (:meth:`placeit.core.problem.Problem.to_json`).
+        seed: seed of generated problems, and of the choice of files that are held out.
         held_out: how many problems to hold out, zero included; None for the default.
 
     Raises:
@@ -123,7 +123,7 @@ def _fresh(
 
 
 def _against_heft(problem: Problem) -> ProblemInstance:
-    """Return a problem with its simulated makespan over that of HEFT's placement: where transfers rule, SLRs are no measure."""
+    """Return a problem with its simulated makespan over HEFT's; where transfers dominate, schedule length ratios say little."""
     cost = SimulatedCost(problem, rules=GIPH_RULES)
     return ProblemInstance(problem, cost, float(cost(Heft().plan(problem).placement[None])[0]))
 

@@ -40,7 +40,7 @@ instances than asked for; none at all ends the stage (a budget is spent).
 """
 
 CostFactory: TypeAlias = Callable[[ProblemInstance], CostFunction]
-"""Makes the cost function of an instance. A cost of NaN could not be measured; that is left out and asked for again later."""
+"""Makes the cost function of an instance. A cost of NaN could not be measured; it is left out and asked for again later."""
 
 
 @runtime_checkable
@@ -48,9 +48,9 @@ class Timed(Protocol):
     """A :data:`CostFactory` whose costs take time, and that can be told when to end.
 
     Attributes:
-        deadline: from when on nothing is measured any more, by :func:`placeit.core.clock.now`: what is not known by then costs
+        deadline: time by :func:`placeit.core.clock.now` after which nothing is measured; a cost that is not known by then is
             NaN. Training sets it: to ``inf`` in a stage without ``seconds``.
-        spare: share of a stage's ``seconds``, in [0, 1), that is to be left over for what comes after training.
+        spare: share of a stage's ``seconds``, in [0, 1), that is to be kept for the time after training.
     """
 
     deadline: float
@@ -62,7 +62,7 @@ class Timed(Protocol):
 
 
 SIMULATED, MEASURED = "simulated", "measured"
-"""Costs of a stage: of the instances' own cost functions, and of runs on devices, where training is given such a cost."""
+"""Built-in costs of a stage: the instances' own cost functions, and runs on devices, if training is given such a cost."""
 
 _MOST = {
     "updates": 10**9,
@@ -82,15 +82,15 @@ class Stage:
     Attributes:
         draw: gives the problems and their cost functions; whether these get harder, training does not know.
         updates: how often the agent plays and learns, at most.
-        seconds: wall time after which the stage ends, whatever its number of updates; None for no limit. Costs that can be told
-            (:class:`Timed`) measure nothing after it, and what is left out is dropped. With others, the update under way and
-            the last evaluation are completed. What schedules go by is updates.
+        seconds: wall time after which the stage ends, whatever its number of updates; None for no limit. Costs that accept a
+            deadline (:class:`Timed`) measure nothing after it, and decisions that depend on missing costs are dropped. With
+            other costs, the update under way and the last evaluation are completed. Schedules depend on the number of updates.
         kind: ``reinforce``, or a way that the agent's ``loss`` knows, such as ``imitation``.
-        teacher: whom to imitate, one of the agent's ``teachers`` for this kind
+        teacher: the teacher to imitate, one of the agent's ``teachers`` for this kind
             (:class:`placeit.learning.agent.Taught`); None for the first of them.
-        cost: what placements are valued by in training and in evaluation: ``simulated``, the instances' own cost functions; a
-            name of those that training is given, such as ``measured``; or a function that makes the cost function of an
-            instance. What is not simulated is kept in a journal, and looked up where it is needed again.
+        cost: cost by which placements are valued in training and in evaluation: ``simulated``, the instances' own cost
+            functions; the name of one of the costs that training is given, such as ``measured``; or a function that makes the
+            cost function of an instance. Costs that are not simulated are kept in a journal, and looked up when needed again.
         problems: problems of an update.
         episodes: episodes of each problem in an update.
         epochs: gradient steps over the episodes of an update, each scored again by the weights as they are then (HSDAG: 4); for
@@ -107,10 +107,10 @@ class Stage:
         final_entropy: where it ends, linearly; None to stay.
         explore: how much an :class:`placeit.learning.agent.Explorer` explores, at the start.
         final_explore: where it ends, linearly; None to stay.
-        baseline: what returns are compared with: a name of ``BASELINES`` in
+        baseline: values that are subtracted from returns: a name in ``BASELINES`` of
             :mod:`placeit.learning.training.baselines`, or a function.
-        normalize: bring the advantages of an update to deviation 1, and to mean 0 unless the baseline is ``moving``; those of a
-            single episode that are all equal stay as they are.
+        normalize: bring the advantages of an update to deviation 1, and to mean 0 unless the baseline is ``moving``; the
+            advantages of a single episode stay as they are if they are all equal.
         evaluate_every: updates between evaluations.
         patience: evaluations without a new best after which the stage ends early; None to go on.
 
@@ -224,7 +224,7 @@ def default_stages(agent: Agent, draw: Draw) -> Sequence[Stage]:
 
 
 def check_stages(agent: Agent, stages: Sequence[Stage]) -> None:
-    """Raise UsageError if a stage asks an agent for what it does not have: exploration, or a teacher."""
+    """Raise UsageError if a stage needs exploration or a teacher that its agent does not have."""
     teachers = agent.teachers if isinstance(agent, Taught) else {}
     for number, stage in enumerate(stages, 1):
         if (stage.explore or stage.final_explore) and not isinstance(agent, Explorer):
@@ -240,7 +240,7 @@ def check_stages(agent: Agent, stages: Sequence[Stage]) -> None:
 
 
 def scale_updates(stages: Sequence[Stage], updates: int) -> list[Stage]:
-    """Return the same stages with a given total number of updates, in the same proportions, at least one per stage."""
+    """Return the stages, scaled to a total number of updates in the same proportions, at least one update per stage."""
     if updates > _MOST["updates"]:
         raise UsageError(f"A training has at most {_MOST['updates']:,} updates; more were asked for.")
     whole = sum(stage.updates for stage in stages)
@@ -264,5 +264,5 @@ def parse_stage(text: str, draw: Draw) -> Stage:
 
 
 def _plain(hint: Any) -> type:
-    """Return the type in which a value is written: that of a number, if it may be one, else text."""
+    """Return the type in which a value is parsed: bool, int or float if the hint allows one of them, else str."""
     return next((kind for kind in (bool, int, float) if hint is kind or kind in typing.get_args(hint)), str)

@@ -29,7 +29,7 @@ JOURNAL = "costs.jsonl"
 
 _FORMAT, _STATE = "placeit-training", "state.safetensors"
 
-_STREAM = 2  # training draws other numbers than whoever made problems with the same seed
+_STREAM = 2  # random stream of training, so that it differs from generated problems with the same seed
 
 
 _MOST_FOUND = 100  # problems of a stage whose best placements are kept
@@ -55,18 +55,18 @@ class TrainingState:
     """The state of a training.
 
     Attributes:
-        rng: draws everything.
-        parameters: what is trained, by name.
-        optimizer: of this stage.
+        rng: generator of all random draws.
+        parameters: trained parameters, by name.
+        optimizer: optimiser of the present stage.
         stage: number of the stage, from 0.
         update: updates done in it.
         stale: evaluations in it since the last best.
-        barren: updates in a row, up to now, that taught nothing because nothing could be measured.
+        barren: updates in a row, up to now, that learned nothing because no cost could be measured.
         spent: wall time of the stage, seconds.
-        told: costs that are not simulated, and that training has been told.
-        memory: what the stage's baseline keeps.
+        told: number of costs that are not simulated and that training has received.
+        memory: memory of the stage's baseline.
         best: lowest evaluation figure of the stage.
-        best_at: stage and update of it, as in records.
+        best_at: stage and update of the best figure, as in records.
         best_weights: a copy of the weights then.
         history: a record of each update.
         found: best placements by stage, from 1, and key of the problem; of the first hundred problems of a stage.
@@ -90,7 +90,7 @@ class TrainingState:
 
     @property
     def records(self) -> list[Record]:
-        """Records of the stage."""
+        """Records of the present stage."""
         return [record for record in self.history if record.stage == self.stage + 1]
 
     def meet(
@@ -99,7 +99,7 @@ class TrainingState:
         visited: Sequence[NDArray[np.int32]],
         costs: Sequence[NDArray[np.float64]],
     ) -> None:
-        """Keep the best of the placements that were visited, by what they cost."""
+        """Keep the best of the placements that were visited, by cost."""
         for instance, path, values in zip(instances, visited, costs, strict=True):
             at = least(values)
             if at is None:
@@ -130,11 +130,11 @@ class TrainingState:
 
 
 def check_folder(folder: Path | None, *, resume: bool) -> None:
-    """Make the folder of a training, if it is not there.
+    """Make the folder of a training if it does not exist.
 
     Raises:
-        UsageError: it holds a training, and ``resume`` is not asked for; or that is, without a folder.
-        FileError: it cannot be made.
+        UsageError: the folder holds a training and ``resume`` is not set, or ``resume`` is set without a folder.
+        FileError: the folder cannot be made.
     """
     if folder is None:
         if resume:
@@ -152,7 +152,7 @@ def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume:
     """Return the state of a new training, or the state saved in the folder; sets the agent's weights accordingly.
 
     Raises:
-        UsageError: the state is of another training, or it is there and ``resume`` is not asked for.
+        UsageError: the state belongs to another training, or it exists and ``resume`` is not set.
         FileError: the folder cannot be made, or the state is damaged.
     """
     parameters = {name: p for name, p in agent.network.named_parameters() if p.requires_grad}
@@ -211,7 +211,7 @@ def _restore(run: TrainingState, agent: Agent, tensors: Mapping[str, Tensor], me
     figures = [meta["spent"], *meta["memory"].values(), *meta["found"].values()]
     figures += [] if meta["best"] is None else [meta["best"]]
     if not all(type(x) is int and x >= 0 for x in (*counts, *(best_at or ()))) or not all(map(math.isfinite, figures)):
-        raise ValueError("a count or a figure is none")
+        raise ValueError("a count or a figure is not valid")
     for name in _FIELDS:
         setattr(run, name, meta[name])
     run.best_at = None if best_at is None else (best_at[0], best_at[1])
@@ -223,7 +223,7 @@ def _restore(run: TrainingState, agent: Agent, tensors: Mapping[str, Tensor], me
     expected = _forms(agent.network.state_dict())
     run.best_weights = parts.get("best")
     if any(_forms(weights) != expected for weights in (parts["weights"], run.best_weights) if weights is not None):
-        raise ValueError("weights are those of another network")
+        raise ValueError("the weights belong to another network")
     agent.network.load_state_dict(parts["weights"])
     if isinstance(agent, Remembering):
         agent.recall(parts.get("memory", {}))
@@ -242,7 +242,7 @@ def _restore(run: TrainingState, agent: Agent, tensors: Mapping[str, Tensor], me
         stage, _, key = name.partition("/")
         placement = parts["found"][name]
         if placement.dtype != torch.int32 or placement.ndim != 1:
-            raise ValueError("a placement is none")
+            raise ValueError("a placement is not valid")
         run.found[int(stage), key] = FoundPlacement(key, float(cost), placement.numpy())
 
 
@@ -255,12 +255,12 @@ def _adam(parameters: Mapping[str, torch.nn.Parameter]) -> torch.optim.Adam:
 
 
 def training_key(agent: Agent, plan: Mapping[str, Any]) -> str:
-    """Return 32 hexadecimal digits, the same for two trainings of which one can go on where the other stopped."""
+    """Return 32 hexadecimal digits, equal for two trainings if one can go on where the other stopped."""
     return hashlib.sha256(json.dumps(_identity(agent, plan), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _identity(agent: Agent, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what two trainings must have in common for one to go on where the other stopped; flat, to name differences."""
+    """Return everything that a resumed training must have in common with the first one; flat, to name differences."""
     flat: dict[str, Any] = {"the agent": agent.name, "its version": agent.version, "its configuration": dict(agent.config)}
     for key, value in plan.items():
         if key == "stages":
@@ -268,5 +268,5 @@ def _identity(agent: Agent, plan: Mapping[str, Any]) -> dict[str, Any]:
             flat |= {f"{name} of stage {i}": x for i, stage in enumerate(value, 1) for name, x in stage.items()}
         else:
             flat[key] = value
-    same: dict[str, Any] = json.loads(json.dumps(flat))  # as it comes back from the file
+    same: dict[str, Any] = json.loads(json.dumps(flat))  # in the form that is read back from the file
     return same

@@ -27,7 +27,7 @@ __all__ = ["update", "which"]
 
 
 def update(agent: Agent, stage: Stage, drawn: Sequence[ProblemInstance], run: TrainingState) -> dict[str, Any]:
-    """Play and learn once, by the stage's method; that changes weights once in each epoch.
+    """Play and learn once, by the stage's method; each epoch changes the weights once.
 
     REINFORCE (GiPH, Appendix B.7) follows the gradient of the sum over steps of
 
@@ -36,17 +36,17 @@ def update(agent: Agent, stage: Stage, drawn: Sequence[ProblemInstance], run: Tr
     Differs from the paper: the leading gamma^t is left out unless ``Stage.discount_steps`` asks for it, as in most
     implementations (with it, decisions late in an episode hardly count); the sum is divided by the number of decisions in the
     batch, so that clipping means the same for episodes of any length; advantages are normalised unless that is switched off
-    (those by the mean of earlier episodes keep their mean).
+    (with a baseline of earlier episodes they keep their mean).
     Without ``Stage.reward_to_go`` the term is grad log pi(a_t | s_t) (gamma^t r_t - b_t) (HSDAG, Eq. 14, which has no b_t).
 
-    A decision whose return depends on a cost that is NaN is left out; if all are, weights stay as they are.
+    A decision whose return depends on a cost that is NaN is left out; if all are left out, the weights do not change.
 
     Args:
-        agent: its network is changed.
+        agent: the agent; its network is changed.
         stage: how to learn.
         drawn: the problems, with the stage's cost functions.
-        run: generator, optimiser, position, the baseline's memory and the best placements met, all of which are changed except
-            for the position.
+        run: the state; generator, optimiser, the baseline's memory and the best placements met are changed, the position is
+            not.
 
     Returns:
         Figures by the names of :class:`placeit.learning.training.logs.Record`; without a loss if nothing was learned.
@@ -92,9 +92,9 @@ class _Lesson:
     """Episodes to learn from.
 
     Attributes:
-        trajectory: what was decided.
+        trajectory: the decisions.
         learned: ``bool[T, B]``, the decisions that count.
-        advantage: ``float64[T, B]``, how much better each was than expected.
+        advantage: ``float64[T, B]``, return of each decision above its baseline.
     """
 
     trajectory: Trajectory
@@ -109,7 +109,7 @@ class _Lesson:
 def _play(
     agent: Agent, stage: Stage, instances: Sequence[ProblemInstance], run: TrainingState
 ) -> tuple[_Lesson | None, dict[str, Any]]:
-    """Play episodes and value what they visited; returns no lesson if none of their decisions can be learned from."""
+    """Play episodes and value the visited placements; the lesson is None if no decision can be learned from."""
     trajectory = agent.rollout(instances, run.rng)
     costs = value(instances, trajectory.visited)
     run.meet(instances, trajectory.visited, costs)
@@ -143,9 +143,9 @@ def _play(
 
 
 def _normalized(advantage: NDArray[np.float64], learned: NDArray[np.bool_], *, centred: bool) -> NDArray[np.float64]:
-    """Bring the advantages of an update to deviation 1, and to mean 0 unless they are by a baseline of earlier updates.
+    """Bring the advantages of an update to deviation 1, and, if ``centred``, to mean 0.
 
-    The advantages of a single episode stay as they are if they are all equal: about their mean, nothing would be left of them.
+    If all advantages of a single episode are equal they stay as they are: centred, nothing would be left of them.
     """
     values = advantage[learned]
     if np.ptp(values) <= 1e-9 * np.abs(values).max() and learned.any(axis=0).sum() == 1:
@@ -181,7 +181,7 @@ def _own_loss(agent: Agent, stage: Stage, instances: Sequence[ProblemInstance], 
 
 
 def _differentiate(loss: Tensor) -> None:
-    if loss.requires_grad:  # it does not where there was nothing to decide
+    if loss.requires_grad:  # False if there was nothing to decide
         loss.backward()  # type: ignore[no-untyped-call]
 
 
@@ -192,7 +192,7 @@ def _check(
     instances: Sequence[ProblemInstance],
     run: TrainingState,
 ) -> None:
-    """Raise TrainingError where a reward is not finite, unless a cost that is NaN explains it, or all costs are infinite."""
+    """Raise TrainingError if a reward is not finite, unless a cost of NaN explains it, or if all costs are infinite."""
     if np.isfinite(rewards[valid]).all() and np.isfinite(np.concatenate(costs)).all():
         return
     for b, path in enumerate(costs):

@@ -21,14 +21,14 @@ _PRICED = 4096  # instances whose cost functions are kept
 
 
 def value(instances: Sequence[ProblemInstance], visited: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float64]]:
-    """Value placements, in one call for each instance; several episodes of an instance share it.
+    """Value placements in one call for each instance; several episodes of an instance share the call.
 
     Args:
         instances: ``B`` of them, of which some may be the same object.
         visited: for each ``int32[S, V]``.
 
     Returns:
-        For each ``float64[S]``, as the cost functions give them.
+        For each, ``float64[S]`` costs as the cost functions return them.
     """
     costs: list[NDArray[np.float64]] = [np.empty(0)] * len(instances)
     episodes: dict[ProblemInstance, list[int]] = {}
@@ -51,7 +51,7 @@ def value(instances: Sequence[ProblemInstance], visited: Sequence[NDArray[np.int
 
 
 def least(costs: NDArray[np.float64]) -> int | None:
-    """Return where the least of ``float64[S]`` costs is, the first of equals; None if all are NaN."""
+    """Return the index of the least of ``float64[S]`` costs, the first of equals; None if all are NaN."""
     at = int(costs.argmin())
     if not np.isnan(costs[at]):  # a NaN would have come first
         return at
@@ -59,7 +59,7 @@ def least(costs: NDArray[np.float64]) -> int | None:
 
 
 def dropping(cost: CostFunction) -> CostFunction:
-    """Return a cost function by which what has no finite cost could not be measured, so that training goes on without it."""
+    """Return a cost function with NaN for costs that are not finite, so that training goes on without them."""
 
     def known(placements: NDArray[np.int32]) -> NDArray[np.float64]:
         costs = cost(placements)
@@ -69,7 +69,7 @@ def dropping(cost: CostFunction) -> CostFunction:
 
 
 def check_costs(stages: Sequence[Stage], costs: Mapping[str, CostFactory]) -> None:
-    """Raise UsageError if a stage names a cost that is not there."""
+    """Raise UsageError if a stage names a cost that does not exist."""
     for number, stage in enumerate(stages, 1):
         if isinstance(stage.cost, str) and stage.cost != SIMULATED and stage.cost not in costs:
             known = ", ".join(dict.fromkeys([SIMULATED, *costs]))
@@ -78,7 +78,7 @@ def check_costs(stages: Sequence[Stage], costs: Mapping[str, CostFactory]) -> No
 
 
 def factory_of(stage: Stage, costs: Mapping[str, CostFactory]) -> CostFactory | None:
-    """Return what makes the cost functions of a stage; None if they are the instances' own."""
+    """Return the factory of a stage's cost functions; None for the instances' own cost functions."""
     if stage.cost == SIMULATED:
         return None
     return costs[stage.cost] if isinstance(stage.cost, str) else stage.cost
@@ -87,7 +87,7 @@ def factory_of(stage: Stage, costs: Mapping[str, CostFactory]) -> CostFactory | 
 def pricing(
     stage: Stage, costs: Mapping[str, CostFactory], journal: CostJournal
 ) -> Callable[[ProblemInstance], ProblemInstance]:
-    """Return a function that gives instances the cost function of a stage; what is not simulated goes to the journal."""
+    """Return a function that gives instances the cost function of a stage; costs that are not simulated are journalled."""
     factory = factory_of(stage, costs)
     if factory is None:
         return lambda instance: instance

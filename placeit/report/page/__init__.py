@@ -1,4 +1,4 @@
-"""A recording as one HTML file that needs no network."""
+"""Write a recording as one HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["check_page", "write_page"]
 
 
 def check_page() -> None:
-    """Check that what draws pages is installed. Raises UsageError, which says what to install."""
+    """Check that the packages that draw pages are installed. Raises UsageError, which says what to install."""
     need("The report page", "report", "bokeh", "jinja2")
 
 
 def write_page(path: str | Path, recording: Recording) -> None:
-    """Write a page that shows a recording: decision, timeline, utilisation, task graph, ops and more, as far as it has them.
+    """Write a page of a recording: decision, timeline, utilisation, task graph, ops and more, as far as recorded.
 
     Args:
         path: the file, ``*.html``.
-        recording: what it shows.
+        recording: the recording.
 
     Raises:
         UsageError: Bokeh is not installed.

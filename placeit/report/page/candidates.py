@@ -1,4 +1,4 @@
-"""The candidates of a search: what was simulated and measured of each."""
+"""The section of a search's candidates, with their simulated and measured values."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from placeit.report.text import NOTHING, amount, seconds
 
 __all__ = ["candidate_section"]
 
-_DRAWN = 30  # candidates in the picture
+_DRAWN = 30  # most candidates in the picture
 _BLUE, _ORANGE = "#0f7fc4", "#e69f00"
 
 
 def candidate_section(recording: Recording) -> Section | None:
-    """Draw the candidates with their intervals, and list them all."""
+    """Return a picture of the candidates with their intervals, and a table of all; None without a search."""
     found = candidates(recording.search)
     if not found:
         return None
@@ -34,7 +34,7 @@ def candidate_section(recording: Recording) -> Section | None:
         about = "; ".join(f"{row.name}: {written(row.measured)}" for row in drawn if row.measured is not None)
         parts.append(Picture(_picture(drawn, unit), about or "No candidate was measured."))
     titles = ["candidate", "placer", "ops by device", "segments", "simulated", "measured", "95 % interval", "race", "note"]
-    by_meter = any(row.joules is not None for row in found)  # then the decision was by these
+    by_meter = any(row.joules is not None for row in found)  # meters decided then
     titles[7:7] = ["joules by the model"] if by_meter else []
     table = [
         (

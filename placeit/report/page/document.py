@@ -33,7 +33,7 @@ _SECTIONS = (
 
 
 def render(recording: Recording) -> str:
-    """Return the page of a recording; sections that it has no data for are left out."""
+    """Return the page of a recording; sections without data are left out."""
     sections = [section for make in _SECTIONS if (section := make(recording)) is not None]
     pictures = [part.model for section in sections for part in section.parts if isinstance(part, Picture)]
     here = files(__package__)

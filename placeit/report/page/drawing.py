@@ -26,8 +26,8 @@ from bokeh.plotting import figure
 
 __all__ = ["hover", "legend_below", "plot", "rows", "stacked", "time_unit", "zoom_buttons"]
 
-_MIDDLE = "#767e87"  # a colour of text that can be read on white and on black
-_LABEL = 24  # pixels that the name of an axis takes
+_MIDDLE = "#767e87"  # a text colour that is readable on white and on black
+_LABEL = 24  # pixels of an axis label
 _ZOOM = """
 const span = range.end - range.start;
 const by = {in: [0.25, -0.25], out: [-0.5, 0.5], back: [-0.5, -0.5], on: [0.5, 0.5]}[what];
@@ -38,7 +38,7 @@ _BUTTONS = {"Zoom in": "in", "Zoom out": "out", "Earlier": "back", "Later": "on"
 
 
 def plot(*, height: int, x_label: str = "", y_label: str = "", tools: Sequence[Any] = (), **options: Any) -> figure:
-    """Make an empty picture as wide as the page, which Ctrl and the wheel zoom, and no wheel alone."""
+    """Return an empty picture as wide as the page, which zooms by Ctrl and the wheel, not by the wheel alone."""
     made = figure(
         height=height,
         sizing_mode="stretch_width",
@@ -55,7 +55,7 @@ def plot(*, height: int, x_label: str = "", y_label: str = "", tools: Sequence[A
 
 
 def hover(columns: Mapping[str, str], renderers: Sequence[Any]) -> HoverTool:
-    """Show columns of a source by their titles, maybe in a format (``us{0.0}``), where the pointer is; text stays text."""
+    """Return a tool that shows columns of a source at the pointer, by title; a column may have a format (``us{0.0}``)."""
     parts = {title: column.partition("{") for title, column in columns.items()}
     shown = [(title, f"@{{{name}}}{brace}{form}") for title, (name, brace, form) in parts.items()]
     return HoverTool(tooltips=shown, renderers=list(renderers), visible=False)
@@ -72,7 +72,7 @@ def rows(picture: figure, names: Sequence[str]) -> None:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Return how many of a unit there are in a second, and the unit, for an axis up to some time."""
+    """Return a unit for an axis up to some seconds: how many of it are in a second, and its name."""
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if seconds * factor >= 2:
             return factor, unit
@@ -80,7 +80,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def zoom_buttons(x_range: Range1d, first: float, last: float) -> Row:
-    """Return buttons that zoom and move an axis, for those who use the keyboard."""
+    """Return buttons that zoom and move an axis, for people who use the keyboard."""
     buttons = []
     for label, what in _BUTTONS.items():
         button = Button(label=label, width=84, height=30)
@@ -90,7 +90,7 @@ def zoom_buttons(x_range: Range1d, first: float, last: float) -> Row:
 
 
 def legend_below(picture: figure, items: Sequence[LegendItem] = (), columns: int | Literal["auto"] = "auto") -> None:
-    """Put a legend below a picture: of the items, or of what has labels."""
+    """Put a legend below a picture: of the given items, or else of everything with a label."""
     legend = Legend(items=list(items)) if items else picture.legend[0]
     legend.update(orientation="horizontal", location="center", ncols=columns, margin=4, padding=0)
     legend.update(border_line_color=None, background_fill_color=None, label_text_color=_MIDDLE, label_text_font_size="12px")
@@ -98,7 +98,7 @@ def legend_below(picture: figure, items: Sequence[LegendItem] = (), columns: int
 
 
 def stacked(pictures: Sequence[figure], label: str) -> GridPlot:
-    """Put pictures with one x axis above each other, with one toolbar; ``label`` names the axis."""
+    """Return pictures with one x axis above each other, with one toolbar; ``label`` names the axis."""
     pictures[-1].xaxis.axis_label = label
     pictures[-1].height += _LABEL
     return gridplot(list(pictures), ncols=1, sizing_mode="stretch_width", merge_tools=True, toolbar_options={"logo": None})

@@ -11,11 +11,11 @@ from placeit.report.text import NOTHING, amount, seconds, signed_seconds
 
 __all__ = ["costs", "environment", "events", "links"]
 
-_MOST = 2000  # rows of a table
+_MOST = 2000  # most rows of a table
 
 
 def links(recording: Recording) -> Section | None:
-    """Tell what links were used for, and what is known of them."""
+    """Return a table of the use of links, and their known properties; None without links."""
     used = {(use.src, use.dst): use for use in recording.link_use}
     known = {(link.src, link.dst): link for link in recording.links}
     if not used:
@@ -42,7 +42,7 @@ def links(recording: Recording) -> Section | None:
 
 
 def events(recording: Recording) -> Section | None:
-    """List what happened to the server, if one ran."""
+    """Return a table of the events of a server; None if none was recorded."""
     if not recording.events:
         return None
     rows = [
@@ -53,7 +53,7 @@ def events(recording: Recording) -> Section | None:
 
 
 def environment(recording: Recording) -> Section:
-    """Tell what ran where: model, devices, versions, machine."""
+    """Return tables of model, devices, versions and machine."""
     model = recording.model
     facts = {"model": model.path, "precision": model.precision, "ops": str(len(recording.graph.ops))}
     facts |= {"edges": str(len(recording.graph.edges)), "groups": str(len(recording.graph.groups))}
@@ -81,7 +81,7 @@ def environment(recording: Recording) -> Section:
 
 
 def costs(recording: Recording) -> Section | None:
-    """List what groups of ops cost on each device, where no placement was given."""
+    """Return a table of the costs of groups of ops on each device; None if a placement ran."""
     if recording.plan is not None or recording.costs is None:
         return None
     names = [device.name for device in recording.devices]

@@ -1,4 +1,4 @@
-"""The front of latency and energy of a search."""
+"""The section of the front of latency and energy of a search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLUE = "#0f7fc4"
 
 
 def front_section(recording: Recording) -> Section | None:
-    """Draw the front, and list its points; None if it was not asked for."""
+    """Return a picture of the front, and a table of its points; None if it was not searched for."""
     found = front(recording.search)
     if not found:
         return None

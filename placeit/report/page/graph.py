@@ -1,4 +1,4 @@
-"""The task graph and the table of its ops, which share what is selected."""
+"""The section of the task graph and the table of its ops, which share their selection."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from placeit.report.text import NOTHING, amount, percent, seconds
 
 __all__ = ["graph"]
 
-_MOST, _LISTED = 8_000, 10  # ops that a page has room for, and kernels in a table
+_MOST, _LISTED = 8_000, 10  # most ops on a page, and most kernels in a table
 _ORANGE = "#e69f00"
 _NONE = "no device"
 
@@ -96,7 +96,7 @@ _NOTHING = "Select an op, in the picture or in the table below, to see its detai
 
 
 def graph(recording: Recording) -> Section | None:
-    """Draw the task graph, and list its ops by time."""
+    """Return a picture of the task graph, and a table of its ops by time; None without ops."""
     if not recording.graph.ops:
         return None
     found = op_rows(recording)
@@ -211,7 +211,7 @@ def _numbers(values: list[float | None], factor: float = 1.0) -> NDArray[np.floa
 
 
 def _edges(picture: figure, recording: Recording, lines: list[NDArray[np.float64]], listed: list[OpRow]) -> None:
-    """Draw edges as one line with gaps, which is fast; those between devices in another one."""
+    """Draw edges as one line with gaps, which is fast; edges between devices as another such line."""
     device = {row.op: row.device for row in listed if row.op is not None}
     for cut, color, width in ((False, GREY, 0.8), (True, _ORANGE, 1.6)):
         corners = [
@@ -225,7 +225,7 @@ def _edges(picture: figure, recording: Recording, lines: list[NDArray[np.float64
 
 
 def _bent(line: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Leave out the corners of an edge between which it goes straight on."""
+    """Return an edge's line without the corners at which it goes straight on."""
     steps = np.diff(line, axis=0)
     turns = steps[1:, 0] * steps[:-1, 1] != steps[:-1, 0] * steps[1:, 1]
     bent: NDArray[np.float64] = line[np.concatenate([[True], turns, [True]])]
@@ -272,7 +272,7 @@ def _table(source: ColumnDataSource) -> DataTable:
 
 
 def _spent(recording: Recording) -> list[Table]:
-    """List the kernels that take the most time, and the time of each kind."""
+    """Return tables of the kernels that take the most time, and of the time of each kind."""
     most = kernels(recording)
     if not most:
         return []

@@ -1,4 +1,4 @@
-"""Measurements of placers that learn from runs."""
+"""The section of measurements for placers that learn from runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["learning"]
 
 
 def learning(recording: Recording) -> Section | None:
-    """Draw the objective of each placement that was measured for learning, and the best one until then."""
+    """Return a picture of each placement that was measured for learning, and the best so far; None if none was."""
     search = recording.search or {}
     curves = search.get("curves")
     unit = name_of(search.get("objective_unit") or "s")

@@ -1,4 +1,4 @@
-"""Simulated against measured times."""
+"""The section that compares simulated with measured times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["prediction"]
 
 
 def prediction(recording: Recording) -> Section | None:
-    """Compare what was simulated with what was measured: of segments, and of candidates."""
+    """Return a comparison of simulated and measured times, of segments and of candidates; None without such pairs."""
     pictures: list[figure] = []
     texts: list[str] = []
     segments = [

@@ -1,4 +1,4 @@
-"""Requests under load: how long they took from their arrival on, and how many were there at once."""
+"""The section of requests under load: their latencies from arrival, and how many were in the server at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARES = (0.5, 0.9, 0.95, 0.99, 1.0)
 
 
 def requests(recording: Recording) -> Section | None:
-    """Draw the latency of each request, and the queue, if several requests were there at once."""
+    """Return a picture of the latency of each request, and of the queue; None if no two requests overlapped."""
     found = sorted(recording.requests, key=lambda one: one.arrived_s)
     ends = np.array([one.ended_s for one in found])
     arrived = np.array([one.arrived_s for one in found])
@@ -53,8 +53,8 @@ def requests(recording: Recording) -> Section | None:
 
 
 def _steps(begins: NDArray[np.float64], ends: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return moments, and how many were between their begin and their end from then on."""
+    """Return moments, and from each moment on the number of intervals that contain it."""
     moments = np.concatenate([begins, ends])
     change = np.concatenate([np.ones(len(begins)), -np.ones(len(ends))])
-    order = np.lexsort((change, moments))  # what ends at a moment is no more there for what begins then
+    order = np.lexsort((change, moments))  # an interval that ends at a moment does not overlap one that begins then
     return moments[order], np.maximum(change[order].cumsum(), 0)

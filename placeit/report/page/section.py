@@ -14,14 +14,14 @@ __all__ = ["Picture", "Section", "Table"]
 
 @dataclass(frozen=True)
 class Table:
-    """A table; all of it is shown as text.
+    """A table; all cells are shown as text.
 
     Attributes:
-        columns: their titles.
-        rows: cells, as many as columns.
-        numbers: which columns hold numbers, which are aligned at their right.
-        marked: which rows are emphasised.
-        title: what it shows; empty for what its section says.
+        columns: titles of the columns.
+        rows: cells of each row, one per column.
+        numbers: positions of columns that hold numbers, which are aligned to the right.
+        marked: positions of rows that are emphasised.
+        title: title of the table; empty if its section's title says enough.
     """
 
     columns: Sequence[str]
@@ -33,11 +33,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """Something that Bokeh draws.
+    """A drawing by Bokeh.
 
     Attributes:
-        model: what it draws.
-        about: what it shows, for those who do not see it.
+        model: the Bokeh model.
+        about: description for people who do not see it.
     """
 
     model: UIElement
@@ -46,12 +46,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page.
+    """A part of a page, with a heading.
 
     Attributes:
         key: its address on the page.
         title: its heading.
-        texts: paragraphs that come first.
+        texts: paragraphs at its beginning.
         parts: pictures and tables, in their order.
     """
 

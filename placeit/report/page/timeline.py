@@ -1,4 +1,4 @@
-"""The timelines: measured, of the best single device, and simulated, above each other on one axis."""
+"""The section of timelines: measured, of the best single device, and simulated, above each other on one axis."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from placeit.report.text import seconds
 __all__ = ["timeline"]
 
 _HIGH = 26  # pixels of a line
-_MOST = 3_000  # bars of one timeline
+_MOST = 3_000  # most bars of one timeline
 
 
 def timeline(recording: Recording) -> Section | None:
-    """Draw what ran when, if anything did."""
+    """Return pictures of what ran when; None if nothing ran."""
     shown = timelines(recording)
     if not shown:
         return None
@@ -77,7 +77,7 @@ def _picture(shown: Timeline, axis: Range1d, factor: float, unit: str, recording
     ]:  # critical ones are drawn last
         of.setdefault(bar.device, []).append(bar)
     found = looks(device_names(recording))
-    # a picture of each device: Bokeh would make a pattern for each bar of one of several patterns
+    # a picture for each device, since Bokeh would make a pattern per bar if patterns differ within a picture
     drawn = [_bars(picture, shown, bars, found.get(device or "", Look(GREY)), factor) for device, bars in of.items()]
     told = {"": "what", "of": "about", "on": "track", f"begun, {unit}": "left{0.000}", f"took, {unit}": "took{0.000}"}
     picture.add_tools(hover({**told, "request": "request"}, drawn))

@@ -1,4 +1,4 @@
-"""The time that devices spent in each state, and what the process and meters showed meanwhile."""
+"""Sections of the time that devices spent in each state, and of the meters of devices and process during the runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HIGH = 34
 
 
 def utilization(recording: Recording) -> Section | None:
-    """Stack the states of each device."""
+    """Return a picture of the states of each device, stacked; None if nothing ran."""
     if not recording.states or recording.wall_s <= 0:
         return None
     names = [name_of(one.device) for one in recording.states]
@@ -76,7 +76,7 @@ def utilization(recording: Recording) -> Section | None:
 
 
 def samples(recording: Recording) -> Section | None:
-    """Draw what was sampled: processor and memory of the process, meters of devices."""
+    """Return pictures of sampled values: processor and memory of the process, meters of devices; None without samples."""
     series = [one for one in recording.samples if one.time_s]
     if not series:
         return None

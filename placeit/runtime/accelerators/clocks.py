@@ -32,15 +32,15 @@ class Clocks:
     """Clocks of a number of streams, and of the host."""
 
     def __init__(self, streams: int) -> None:
-        self._seen = [[0] * streams for _ in range(streams)]  # by stream: what the next launch there happens after
+        self._seen = [[0] * streams for _ in range(streams)]  # [stream][other]: launches of ``other`` before the next one
         self._host = [0] * streams
-        self._news = [False] * streams  # by stream: whether the host has learned of something since the last launch there
+        self._news = [False] * streams  # by stream: whether the host has learned of an end since the last launch there
 
     def launch(self, number: int, stream: int, after: Iterable[Mark]) -> tuple[Mark, list[Mark]]:
-        """Record a launch, and return what its stream must wait for so that it happens after the given launches.
+        """Record a launch, and return the launches that its stream must wait for so that it happens after the given ones.
 
-        None of what is to be waited for is implied by the rest of it, by what the stream waited for before, or by what the
-        host knows.
+        The list is minimal: it leaves out launches that are implied by others in it, that the stream has waited for before, or
+        that the host knows to have ended.
         """
         seen = self._seen[stream]
         if self._news[stream]:

@@ -1,4 +1,4 @@
-"""Launch what the scheduler decides on whenever something has ended."""
+"""Launch what the scheduler decides whenever a launch has ended."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class Dispatcher:
     """Launches what the scheduler starts, ahead of time where streams allow it.
 
     The scheduler is told that a segment has ended as soon as its device can take another one, which may be before the end;
-    what the scheduler then starts is launched behind it. Links are handled in the same way. The arrival of a tensor is told
-    when it has happened, or, where nothing moves as both devices have one memory, when what puts it there has ended. On
-    devices that compute in the host's memory, the end of a segment is told when it has happened, since no stream of another
-    device could wait for it. So is the end of a segment on devices that share hardware, which never run at the same time.
+    what the scheduler then starts is launched behind it. Links are handled in the same way. The scheduler is told that a tensor
+    has arrived when the copy has ended. Where both devices have one memory, nothing is copied, and it is told when the launch
+    that writes the tensor has ended. On devices that compute in the host's memory, the scheduler hears of the end of a segment
+    only when it has happened, since no stream of another device could wait for it. This also holds for devices that share
+    hardware, which never run at the same time.
 
     Args:
         launcher: the requests, streams and launches.
@@ -36,16 +37,16 @@ class Dispatcher:
         self._ahead = [ahead if memory(d) != HOST and not conflicts[d].any() else 1 for d in layout.streams]  # by stream
         self._scheduler = Scheduler(plan.problem, plan.placement)
         self._clocks = Clocks(len(layout.streams))
-        self._marks: list[dict[int, Mark]] = [{} for _ in launcher.slots]  # what each request has launched
+        self._marks: list[dict[int, Mark]] = [{} for _ in launcher.slots]  # launches of each request, by number
         self._arrives = {legs[-1]: move for move, legs in layout.moves.items()}
         self._reported = {n for n in chain(layout.runs, *layout.device_to_host, self._arrives) if n is not None}
         self._reported.update(layout.makers.values())
-        self._there: dict[tuple[int, int], list[tuple[int, int]]] = {}  # transfers that move nothing, by what they wait for
+        self._there: dict[tuple[int, int], list[tuple[int, int]]] = {}  # transfers that move nothing, by the launch they await
         self._queued = [0] * len(layout.streams)  # launches that have not been reported, by stream
         self._held: list[dict[tuple[int, int], Callable[[], list[Instruction]]]] = [{} for _ in layout.streams]
 
     def begin(self, request: int) -> None:
-        """Copy the inputs, and launch what needs nothing else."""
+        """Begin a request: copy its inputs, and launch the segments that need nothing else."""
         if self._launcher.straight:
             self._launcher.start_all(request)
             return
@@ -56,7 +57,7 @@ class Dispatcher:
         self._follow(self._scheduler.begin(request))
 
     def ended(self, request: int, n: int) -> None:
-        """Inform the scheduler, and follow its instructions."""
+        """Tell the scheduler that a launch has ended, and follow its instructions."""
         if self._launcher.straight:
             return
         stream = self._layout.launches[n].stream

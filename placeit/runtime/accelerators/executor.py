@@ -37,16 +37,16 @@ T = TypeVar("T")
 
 
 class StreamExecutor(PlanExecutor):
-    """Runs a plan on an accelerator, whose streams are its lanes. One thread of its own launches the work.
+    """Runs a plan on the streams of an accelerator; one thread of the executor launches all of its work.
 
     That thread alone uses the accelerator while the executor is open: it copies inputs and outputs, too, so that no signal
-    handler interrupts that.
+    handler interrupts a copy.
 
     Whenever something has ended, the scheduler decides what comes next, by the rule that it uses everywhere: the longest path
     first. So that no stream runs dry while the host thinks, the scheduler is told that a segment has ended as soon as fewer
-    than ``ahead`` segments are queued on its device: what follows it there is launched behind it, and copies of what it makes
-    are launched to wait for its event. What reads those copies is launched only when they have arrived: launched before, it
-    would keep its device from what becomes ready earlier.
+    than ``ahead`` segments are queued on its device: the next segment there is launched behind it, and copies of its outputs
+    are launched to wait for its event. A segment that reads such a copy is launched only when the copy has arrived: launched
+    before, it would keep its device from segments that become ready earlier.
 
     Segments that are all on one device leave nothing to decide: they are launched at once when a request begins, as one graph
     where the accelerator can record them.
@@ -57,11 +57,11 @@ class StreamExecutor(PlanExecutor):
 
     Args:
         work: what to run.
-        accelerator: where.
+        accelerator: the devices to run it on.
         in_flight: how many requests may be in flight at once.
         ahead: how many segments may be queued on a device, and tensors on a link, the running one included; where all segments
             are on one device, 2 and more have no limit.
-        priority: of its streams; a lower one goes first where work of several executors is ready. 0 for background work.
+        priority: priority of its streams; the lower goes first where work of several executors is ready. 0 for background work.
 
     Raises:
         DeviceError: weights and buffers do not fit into a device's free memory.
@@ -77,11 +77,11 @@ class StreamExecutor(PlanExecutor):
         super().__init__(work.plan, in_flight, {name: work.values[v] for name, v in work.inputs.items()})
         self.work, self._accelerator = work, accelerator
         self.layout = RequestLayout(work, accelerator)
-        self._there = accelerator.turn()  # held by whoever uses it
+        self._there = accelerator.turn()  # held while this executor uses the accelerator
         self._launcher = Launcher(self.layout, accelerator, priority)
         self._times_of = Times(self._launcher)
         self._ahead = ahead
-        self._dispatcher: Dispatcher | None = None  # made anew after a run that did not end well
+        self._dispatcher: Dispatcher | None = None  # None after a run that failed: the next run makes one
         self._blanked: int | None = None
         self._inputs: dict[int, Mapping[str, NDArray[np.generic]]] = {}  # to be copied when the next run begins, by request
         self._outputs: dict[int, dict[str, NDArray[np.generic]]] = {}  # of the last run, by request, until they are read
@@ -104,7 +104,7 @@ class StreamExecutor(PlanExecutor):
 
     @property
     def host_paced(self) -> tuple[str, ...]:
-        """None: everything is launched ahead."""
+        """Always empty: everything is launched ahead."""
         return ()
 
     def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:
@@ -128,7 +128,7 @@ class StreamExecutor(PlanExecutor):
         self._worker.submit(functools.partial(self._launch, run))
 
     def _launch(self, run: ActiveRun) -> None:
-        """Run requests, from their begin to their end; on the thread that launches."""
+        """Run requests from begin to end; called on the launching thread."""
         with self._lock:
             if run.stopped:
                 return
@@ -146,7 +146,7 @@ class StreamExecutor(PlanExecutor):
             at_fault = self._launcher.at_fault
             run.failed = at_fault if at_fault is not None else narrowed(_Requests, run).at_hand
             if run.error is None and not isinstance(error, _StoppedError):
-                if isinstance(error, DeviceError):  # which names the segment or the device
+                if isinstance(error, DeviceError):  # its message names the segment or the device
                     failure = ExecutionError(str(error))
                     failure.__cause__ = error
                 elif isinstance(error, ExecutionError):
@@ -166,7 +166,7 @@ class StreamExecutor(PlanExecutor):
         self._check_accelerator()
         launcher = self._launcher
         dispatcher = self._dispatcher or Dispatcher(launcher, self._ahead)
-        self._dispatcher = None  # until all has ended well
+        self._dispatcher = None  # until the run has ended without an error
         while self._inputs:
             request, inputs = self._inputs.popitem()
             self._copy_in(inputs, request)
@@ -193,7 +193,10 @@ class StreamExecutor(PlanExecutor):
         self._dispatcher = dispatcher
 
     def _take_ended(self, run: _Requests) -> list[int]:
-        """Take note of the requests that have ended: maybe by the report of another, which was before them on a link."""
+        """Record the times and outcomes of requests that have ended since the last call, and return their numbers.
+
+        A request may end at the report of another request that was ahead of it on a link.
+        """
         slots = self._launcher.slots
         ended = [request for request in run.in_flight if slots[request].decided and not slots[request].flying]
         for request in ended:
@@ -210,9 +213,9 @@ class StreamExecutor(PlanExecutor):
         return ended
 
     def _begin_admitted(self, run: _Requests, dispatcher: Dispatcher) -> bool:
-        """Begin what has been admitted, if anything is; wait for it if nothing is in flight. Return whether something was.
+        """Begin the requests that were admitted, and return whether there were any; if nothing is in flight, wait for one.
 
-        While something is, this is asked again at its next report.
+        While requests are in flight, the caller asks again after the next report.
         """
         begun = False
         while run.bell is not None and run.admitting:
@@ -240,10 +243,10 @@ class StreamExecutor(PlanExecutor):
             )
 
     def _settle_streams(self, error: BaseException) -> None:
-        """After an error, wait for what was launched, and forget what was to be reported."""
-        forget_frames(error)  # which hold intermediate results of the segment that ran out of memory, for example
+        """After an error, wait for all launches, and discard their reports."""
+        forget_frames(error)  # frames can hold intermediate results of the segment that ran out of memory
         self._launcher.cancel()
-        with contextlib.suppress(DeviceError, ExecutionError):  # the first error tells the story
+        with contextlib.suppress(DeviceError, ExecutionError):  # the first error is the one that is raised
             self._launcher.finish()
         self._launcher.renew()
         self._accelerator.trim()
@@ -284,7 +287,7 @@ class StreamExecutor(PlanExecutor):
         return {name: self._accelerator.read(self._host(value, request)) for name, value in self.work.outputs.items()}
 
     def _launching(self, what: Callable[[], T]) -> T:
-        """Do something on the thread that launches, while nothing runs."""
+        """Call a function on the launching thread while nothing runs, and return its result."""
 
         def alone() -> T:
             with self._there:
@@ -300,10 +303,10 @@ class StreamExecutor(PlanExecutor):
         return self._launcher.slots[request].views[self.layout.buffer_of[value, HOST]]
 
     def _blank(self, sentinel: int) -> str | None:
-        """Fill all that a run writes.
+        """Fill everything that a run writes; return a message if memory was written after the last run had ended, else None.
 
-        Buffers that share memory are blank as the first of them in a run; those after it find what that one has left. What the
-        run itself has written too late is not known here; its readers have missed it.
+        Where buffers share memory, it is blank only for the first one that a run writes; a later one finds what the one before
+        it has left. Late writes within the run itself are not detected here: their readers have missed them.
         """
         self._outputs.clear()
         found = self._launching(functools.partial(self._fill, sentinel))
@@ -314,7 +317,7 @@ class StreamExecutor(PlanExecutor):
         return f"memory of {name} was still written after everything had been reported to have ended"
 
     def _fill(self, sentinel: int) -> int | None:
-        """Fill all that a run writes, and return a place where something has been written since the last time."""
+        """Fill everything that a run writes; return a device, or ``HOST``, whose memory was written since the last fill."""
         found = None
         written = [b for launch in self.layout.launches for b in launch.writes]
         first = {self.layout.slot_of[b]: b for b in reversed(written)}
@@ -327,9 +330,9 @@ class StreamExecutor(PlanExecutor):
         return found
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
-        """Segments and transfers of each request of the last call, by its number among those in flight.
+        """Return the segments and transfers of each request of the last call, with its number among those in flight.
 
-        Copies between the host and a device, which a simulation knows nothing of, are on links of their own.
+        Copies between the host and a device are on separate links. A simulation does not have them.
         """
         return [*self._times_of.all()]
 
@@ -342,7 +345,7 @@ class StreamExecutor(PlanExecutor):
         return Labels(work.plan.problem.device_names, segments, (*made, *work.inputs, *work.outputs))
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
-        """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
+        """Return each segment's median seconds over many runs, or its last ones, ``float64[S]``; zero if it runs nothing."""
         return self._times_of.segment_seconds(last=last)
 
     def _check_memory(self, in_flight: int) -> None:
@@ -369,20 +372,20 @@ class StreamExecutor(PlanExecutor):
 
 
 class _Requests(ActiveRun):
-    """A run of so many requests, or of those that are admitted."""
+    """A run of a given number of requests, or of requests that are admitted one by one."""
 
     def __init__(self, count: int, bell: Bell | None) -> None:
         super().__init__(bell)
         self.waiting, self.admitting = count, bell is not None
         self.in_flight: list[int] = []
         self.admitted: SimpleQueue[tuple[int, Mapping[str, NDArray[np.generic]]] | None] = SimpleQueue()
-        # of requests that have ended
+        # outputs, segments and transfers of requests that have ended
         self.outcomes: dict[int, tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]] = {}
         self.at_hand: int | None = None  # the request whose inputs or outputs are copied just now
 
 
 class _StoppedError(Exception):
-    """Nobody waits for the run any more."""
+    """The run was stopped: its caller does not wait for it any more."""
 
 
 def _bytes(count: float) -> str:

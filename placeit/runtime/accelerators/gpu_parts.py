@@ -1,7 +1,7 @@
 """Parts of an NVIDIA GPU: green contexts, which run kernels on some of its SMs (streaming multiprocessors) only.
 
 ``torch.cuda.green_contexts.GreenContext.create(num_sms=...)`` (PyTorch 2.10) takes the first SMs of the whole device each
-time, so that two contexts made in this way share their SMs. Disjoint ones come of one call of the driver that divides all SMs.
+time, so that two contexts made in this way share their SMs. For disjoint ones, a single call of the driver divides all SMs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from placeit.core.errors import DeviceError
 
 __all__ = ["check_parts", "part_stream"]
 
-_NEEDED = 12080  # CUDA 12.8, in the driver's way to write versions
+_NEEDED = 12080  # CUDA 12.8, as the driver encodes versions
 
 
 def check_parts(name: str, index: int, parts: int) -> None:
-    """Divide a GPU, unless that has been done.
+    """Divide a GPU into equal parts, unless that was done before.
 
     Args:
         name: the device in errors: ``cuda:0@1of2``.
@@ -38,7 +38,7 @@ def check_parts(name: str, index: int, parts: int) -> None:
                 "12.8: install a driver of version 570 or newer, or name the whole GPU."
             )
         _contexts(driver, name, index, parts)
-    except (RuntimeError, AttributeError) as error:  # of the driver; of bindings older than CUDA 12.8
+    except (RuntimeError, AttributeError) as error:  # from the driver; from bindings older than CUDA 12.8
         raise DeviceError(
             f"{name}: the GPU cannot be divided ({error}). Parts need the driver and the package cuda-bindings for CUDA 12.8 "
             "or newer; name the whole GPU otherwise."
@@ -46,7 +46,7 @@ def check_parts(name: str, index: int, parts: int) -> None:
 
 
 def part_stream(index: int, part: tuple[int, int], priority: int) -> Any:
-    """A new stream (``torch.cuda.ExternalStream``) whose kernels run on one part of a GPU; after :func:`check_parts`.
+    """Return a new stream (``torch.cuda.ExternalStream``) whose kernels run on one part of a GPU; after :func:`check_parts`.
 
     Args:
         index: number of the GPU.
@@ -79,11 +79,11 @@ _known: dict[tuple[int, int], list[Any]] = {}
 
 def _contexts(driver: Any, name: str, index: int, parts: int) -> list[Any]:
     if (index, parts) not in _known:
-        torch.empty(1, device=torch.device("cuda", index))  # makes the primary context, which these derive from
+        torch.empty(1, device=torch.device("cuda", index))  # creates the primary context, which green contexts derive from
         device = _of(driver, driver.cuDeviceGet(index))
         kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
         whole = _of(driver, driver.cuDeviceGetDevResource(device, kind))
-        flag = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM  # which the driver demands
+        flag = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM  # required by the driver
         _known[index, parts] = [
             _of(driver, driver.cuGreenCtxCreate(_of(driver, driver.cuDevResourceGenerateDesc([group], 1)), device, flag))
             for group in _groups(driver, name, whole, parts)
@@ -102,7 +102,7 @@ def _groups(driver: Any, name: str, whole: Any, parts: int) -> list[Any]:
 
 
 def _of(driver: Any, answer: tuple[Any, ...]) -> Any:
-    """The result of a call of the driver. Raises RuntimeError if it failed."""
+    """Return the result of a call of the driver. Raises RuntimeError if it failed."""
     status, *made = answer
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"the driver says {getattr(status, 'name', status)}")

@@ -1,7 +1,7 @@
 """CPU core sets as streams: counterparts of ``torch.Stream`` and ``torch.Event`` on a thread bound to cores.
 
-Any moment may raise an interrupt in the thread that launches, which so holds no lock that the thread of a stream could want:
-``threading.Event`` has such a lock, and would leave that thread waiting for ever.
+A signal handler may raise in the launching thread at any moment, so this thread must not hold a lock that a stream's thread
+needs. ``threading.Event`` has such a lock, and could leave the stream's thread waiting for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from placeit.runtime.devices.pytorch import use_threads
 
 __all__ = ["HostEvent", "HostStream"]
 
-_LOOK_S = 1.0  # how often who waits looks whether the thread lives
+_LOOK_S = 1.0  # seconds between two checks that the stream's thread is alive, while waiting for it
 
 
 class HostEvent:

@@ -37,7 +37,7 @@ class RequestSlot:
         tokens: of each launch.
         flying: launches whose reports are still to come.
         decided: whether nothing is left to launch.
-        batch: launches that follow each other on one stream whatever happens; None if the scheduler decides about all of them.
+        batch: launches that follow each other on one stream in any case; None if the scheduler decides about every launch.
     """
 
     def __init__(self, number: int, layout: RequestLayout, accelerator: Accelerator, memory: list[Memory]) -> None:
@@ -63,12 +63,12 @@ class Launcher:
 
     Args:
         layout: what there is to launch.
-        accelerator: where.
-        priority: of its streams.
+        accelerator: the devices to launch it on.
+        priority: priority of its streams.
 
     Attributes:
         slots: the requests, once :meth:`make` has made them.
-        streams: of the layout.
+        streams: the open streams, numbered as in the layout.
         straight: whether all segments are on one device, and are launched at once when a request begins, by :meth:`start_all`.
         flying: how many reports are still to come, of all requests.
         at_fault: the request that failed first in this run, if that is known.
@@ -84,7 +84,7 @@ class Launcher:
         self._inbox = Inbox()
         self._memory: list[Memory] = []
         self._loaded: list[LoadedProgram | None] = []
-        self._beside: list[Stream | None] = []  # for each stream, that of the device that it copies to
+        self._beside: list[Stream | None] = []  # for each stream, a stream of the device that it copies to
         self._opened: list[Stream] = []
         self._before: list[int] = []  # of a straight request: launches before its batch, in it, and behind it
         self._inside: list[int] = []
@@ -95,10 +95,11 @@ class Launcher:
 
         Args:
             in_flight: how many requests.
-            straight: whether segments that are all on one device with memory of its own may be launched at once.
+            straight: whether all segments may be launched at once, if they are on one device that does not compute in the
+                host's memory.
 
         Raises:
-            DeviceError: :meth:`release` undoes what was done.
+            DeviceError: the device refuses a program, a stream or memory; :meth:`release` undoes what was done before.
         """
         layout, accelerator = self.layout, self.accelerator
         for launch in layout.launches:
@@ -110,7 +111,7 @@ class Launcher:
         devices = {layout.streams[layout.launches[n].stream] for n in runs}
         self.straight = straight and len(devices) == 1 and accelerator.memory(min(devices)) != HOST
         if self.straight:
-            # copies are in the batch, too, but if those of one request can overlap with the segments of another
+            # copies are in the batch, too, unless copies of one request can overlap with segments of another one
             for n, launch in enumerate(layout.launches):
                 if in_flight == 1 or launch.program is not None:
                     self._inside.append(n)
@@ -132,7 +133,7 @@ class Launcher:
         return self._opened[-1]
 
     def _load(self, launch: Launch) -> LoadedProgram:
-        assert launch.program is not None  # noqa: S101 (the caller has looked)
+        assert launch.program is not None  # noqa: S101 (the caller has checked)
         device = self.layout.streams[launch.stream]
         try:
             return launch.program.load(self.accelerator.place(device))
@@ -180,7 +181,7 @@ class Launcher:
         for n in self._before:
             self.start(request, n, ())
         stream = self.streams[layout.launches[next(n for n in layout.runs if n is not None)].stream]
-        if self._before:  # which are on one stream
+        if self._before:  # all of them are on one stream
             self.accelerator.wait(stream, slot.events[self._before[-1]])
         try:
             batch.start()
@@ -199,8 +200,8 @@ class Launcher:
         """Launch a segment or copy after others.
 
         Args:
-            request: whose it is.
-            n: its number.
+            request: number of the request.
+            n: number of the launch.
             after: launches to wait for.
 
         Raises:
@@ -245,7 +246,7 @@ class Launcher:
         """Wait for a report: a request and its launch that has ended; None if it was cancelled.
 
         Raises:
-            DeviceError: a launch failed, and which, or a device did.
+            DeviceError: a launch, which the error names, or a device failed.
         """
         try:
             token = self.accelerator.take(self._inbox)
@@ -264,7 +265,7 @@ class Launcher:
             raise self._failed(*token, error) from error
 
     def awaited(self) -> list[str]:
-        """Say which launches have not been reported as ended; from any thread."""
+        """Describe the launches that have not been reported as ended; from any thread."""
         return [self._described(n) for slot in list(self.slots) for n in list(slot.flying)]
 
     def _described(self, n: int) -> str:
@@ -278,11 +279,11 @@ class Launcher:
         return f"{name} from {src} to {dst}"
 
     def cancel(self) -> None:
-        """Skip work that has not started, if possible, and have nobody wait for reports; from any thread, at any time."""
+        """Skip work that has not started, if possible, and end the wait for reports; from any thread, at any time."""
         self._inbox.cancel()
 
     def begin(self) -> None:
-        """Make ready for a run, also if somebody cancelled the one before just after it had ended."""
+        """Prepare for a run, also if the run before was cancelled just after it had ended."""
         self.at_fault = None
         if self._inbox.over:
             self.renew()

@@ -1,7 +1,8 @@
 """Memory layout of a plan's values, and the launches and streams that compute and copy them.
 
 Buffers share memory where that costs nothing: only if everything that touches the first buffer happens before the second is
-written whatever the timing, so that no wait is added and no stream stalls for it. What a plan takes is so known before it runs.
+written whatever the timing, so that no wait is added and no stream stalls for it. So the memory that a plan needs is known
+before it runs.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ class Launch:
 
     Attributes:
         stream: number of its stream.
-        reads: buffers.
-        writes: buffers.
+        reads: numbers of the buffers that it reads.
+        writes: numbers of the buffers that it writes.
         after: launches that write what it reads.
         program: what to launch; None for a copy.
-        name: what made the value that is copied, or the first op of the segment.
+        name: the first op of the segment, or the op or input that made the value that is copied.
     """
 
     stream: int
@@ -40,31 +41,31 @@ class Launch:
 class RequestLayout:
     """Launches, buffers and memory of one request.
 
-    Each device has a stream for its segments, and one for every other place that it copies to, or, where the other place
-    cannot itself write to it, from: so a copy never queues behind one to another place. What the device cannot send directly
-    goes through pinned memory of the host, in two legs. Between devices that compute in one memory, the host's or that of a GPU
-    of which both are parts, nothing is copied.
+    Each device has a stream for its segments, and one for every place that it copies to. It has another one for every place
+    that it copies from, if that place cannot write to it. So a copy never queues behind a copy to another place. Tensors that
+    a device cannot send directly go through pinned memory of the host, in two legs. Nothing is copied between devices that
+    compute in one memory: the host's memory, or the memory of a GPU of which both are parts.
 
     Args:
         work: what to run.
-        accelerator: says where each device computes, and which of them can write the memory of which.
+        accelerator: says where each device computes, and which devices can write each other's memory.
 
     Attributes:
         launches: in an order in which they may be launched.
         streams: device of each stream.
-        routes: where what is launched on each stream takes values from, and where it leaves them: one device, for segments.
+        routes: source and destination of the copies on each stream; for segments, twice their device.
         runs: for each task its launch; None if it runs nothing.
         moves: for (tensor of the plan's problem, destination) the legs that bring it there; a transfer that is not here moves
             nothing.
-        makers: for (tensor, destination) of transfers that move nothing, as the value is in the destination's memory anyway,
-            the launch that puts it there.
+        makers: the launch that writes a value, for each (tensor, destination) whose transfer moves nothing because the value is
+            in the destination's memory anyway.
         peers: for each stream the device that it copies to directly; None if it copies from or to the host, or nothing.
-        tensor_of: for each launch that copies, what it copies, by its number in :class:`placeit.runtime.spans.Labels`.
-        host_to_device: launches that bring in what the host provides, for each input with the devices that read it.
-        device_to_host: for each task, the launches that bring what it makes to the host.
-        specs: what each buffer looks like.
+        tensor_of: for each launch that copies, the tensor, by its number in :class:`placeit.runtime.spans.Labels`.
+        host_to_device: launches that copy inputs of the model from the host to the devices that read them.
+        device_to_host: for each task, the launches that copy outputs of the model from its device to the host.
+        specs: shape and type of each buffer.
         places: where each buffer lies: the first device of its memory, or ``HOST``.
-        buffer_of: where a device, or the host, finds a value: the buffer of (value, device).
+        buffer_of: the buffer in which a device, or the host, finds a value, by (value, device).
         slot_of: for each buffer the slot of memory that it lies in.
         slots: for each slot its device and bytes.
     """
@@ -94,7 +95,7 @@ class RequestLayout:
         self.slot_of, self.slots = self._share(self._ancestors())
 
     def bytes_on(self, device: int) -> int:
-        """Bytes of a request's buffers in the memory of a device, the first that has it, or of the host."""
+        """Return the bytes of a request's buffers in the host's memory, or in the memory of a device (the first with it)."""
         return sum(nbytes for place, nbytes in self.slots if place == device)
 
     def _lay_out(self) -> None:
@@ -155,12 +156,12 @@ class RequestLayout:
         return found
 
     def _source(self, n: int) -> int:
-        """The buffer that a chain of copies begins with."""
+        """Return the buffer that a chain of copies begins with."""
         launch = self.launches[n]
         return self._source(launch.after[0]) if launch.after else launch.reads[0]
 
     def _copy(self, value: int, src: int, dst: int) -> tuple[int, ...]:
-        """Bring a value from one place to another, and return the launches that do, in their order."""
+        """Add the launches that copy a value from one place to another; return them in order, none if it is there already."""
         source, name = self.buffer_of[value, src], self._names[value]
         memory = self._memory(dst)
         from_host, to_host = self._memory(src) == HOST, memory == HOST
@@ -189,7 +190,7 @@ class RequestLayout:
         name: str,
         program: StreamProgram | None = None,
     ) -> int:
-        """Add a launch on the stream with a key: the device that it belongs to, and where what it moves comes from and goes."""
+        """Add a launch on the stream with a key: (device that the stream belongs to, source, destination)."""
         if key not in self._stream_of:
             self._stream_of[key] = len(self.streams)
             self.streams.append(key[0])
@@ -206,7 +207,7 @@ class RequestLayout:
         return len(self.specs) - 1
 
     def _ancestors(self) -> list[int]:
-        """For each launch the launches that end before it starts whatever the timing, as bits of a number."""
+        """Return for each launch a bit mask of the launches that end before it starts, whatever the timing."""
         ancestors: list[int] = []
         for launch in self.launches:
             found = 0
@@ -216,7 +217,7 @@ class RequestLayout:
         return ancestors
 
     def _share(self, ancestors: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
-        """Give each buffer a slot of memory: greedily, the free one that fits best, or else the largest, made larger."""
+        """Assign buffers to slots of memory greedily: the free slot that fits best, or else the largest one, which grows."""
         touched = [0] * len(self.specs)  # launches that read or write a buffer, as bits
         for n, launch in enumerate(self.launches):
             for b in (*launch.reads, *launch.writes):
@@ -224,7 +225,7 @@ class RequestLayout:
         kept = {self.buffer_of[value, HOST] for value in (*self.work.inputs.values(), *self.work.outputs.values())}
         slot_of = [-1] * len(self.specs)
         slots: list[tuple[int, int]] = []
-        last: list[int] = []  # for each slot the buffer that was put there last
+        last: list[int] = []  # for each slot, the last buffer assigned to it
         for b in (*kept, *(b for launch in self.launches for b in launch.writes if b not in kept)):
             place, need = self.places[b], max(1, self.specs[b].nbytes)
             free: list[int] = []

@@ -23,7 +23,7 @@ __all__ = ["ModuleProgram", "wait_for_default_stream"]
 _Weight: TypeAlias = tuple[torch.device, int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 _VARIED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
-"""Tags of ops that launch other kernels for other values, or with other seeds."""
+"""Tags of ops whose kernels depend on values or on a seed."""
 
 _copies: WeakValueDictionary[_Weight, torch.Tensor] = WeakValueDictionary()
 """Copies of weights on devices that some loaded program uses: segments of any number of plans share them."""
@@ -42,9 +42,10 @@ class ModuleProgram:
         self._tensors = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
 
     def workspace_bytes(self, enough: float) -> int:
-        """Bytes of a launch's intermediate tensors, including its outputs, which are copied; unknown for a plain module.
+        """Return the bytes of a launch's intermediate tensors, including its outputs, which are copied; 0 for a plain module.
 
-        What kernels allocate for themselves comes on top: memory that runs out is an error that is survived.
+        They are not known for a plain module. Memory that kernels allocate for themselves comes on top: if it runs out, the
+        launch fails, and later ones may succeed.
         """
         if not isinstance(self._module, GraphModule):
             return 0
@@ -54,7 +55,7 @@ class ModuleProgram:
 
     @functools.cached_property
     def _all_made(self) -> int:
-        """Bytes of everything that is made, as if nothing were freed and every view a copy."""
+        """Bytes of all intermediate tensors together, as if none were freed and every view were a copy."""
         assert isinstance(self._module, GraphModule)  # noqa: S101
         made = (node.meta.get("val") for node in self._module.graph.nodes if node.op == "call_function")
         return sum(leaf.nbytes for value in made for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
@@ -65,7 +66,7 @@ class ModuleProgram:
         return peak_bytes(self._module)
 
     def weight_bytes(self, place: object) -> int:
-        """Bytes of parameters and buffers that are not loaded yet."""
+        """Return the bytes of parameters and buffers that are not loaded yet."""
         assert isinstance(place, torch.device)  # noqa: S101 (what TorchAccelerator.place returns)
         if place.type == "cpu":
             return 0
@@ -85,10 +86,10 @@ class ModuleProgram:
                 moved[key] = there
         except torch.OutOfMemoryError as error:
             raise NoRoomError(f"{place} is out of memory for {about_bytes(self.weight_bytes(place))} of weights.") from error
-        wait_for_default_stream(place)  # by which weights come, and which no other waits for
-        # every reference to a weight in the copy becomes one to its copy on the device
+        wait_for_default_stream(place)  # weights are copied on it, and no other stream waits for it
+        # in the copy of the module, every reference to a weight becomes one to its copy on the device
         loaded = copy.deepcopy(self._module, memo=dict(moved))
-        if isinstance(loaded, GraphModule):  # what was traced on one device says so in every op that makes a tensor
+        if isinstance(loaded, GraphModule):  # a traced graph names its device in every op that makes a tensor
             for node in loaded.graph.nodes:
                 node.args = map_aggregate(node.args, lambda value: place if isinstance(value, torch.device) else value)
                 node.kwargs = map_aggregate(node.kwargs, lambda value: place if isinstance(value, torch.device) else value)
@@ -99,16 +100,17 @@ class ModuleProgram:
 class LoadedModule:
     """A module on a device.
 
-    What it returns is copied to where its readers expect it, by the same stream: a value has one address for the life of an
+    Its results are copied to where their readers expect them, on the same stream: a value has one address for the life of an
     executor, whatever PyTorch's allocator does.
 
     Args:
         module: on the device.
-        source: the module that its weights are copies of, which keeps their addresses from being used again for others.
+        source: the module that its weights are copies of; it is kept so that the addresses of the originals, by which copies
+            are found, are not used again for other tensors.
 
     Attributes:
         replayable: whether every launch at the same addresses launches the same kernels: no op depends on values that an op
-            before it has computed, or on a seed, and no code of a user's runs.
+            before it has computed, or on a seed, and no user code runs.
     """
 
     def __init__(self, module: torch.nn.Module, source: torch.nn.Module) -> None:
@@ -122,9 +124,9 @@ class LoadedModule:
 
 
 def wait_for_default_stream(place: torch.device) -> None:
-    """Wait for what was launched where nobody chose a stream.
+    """Wait for everything launched on the current stream of a device, which is the default one unless another was chosen.
 
-    Not for the whole device: that is an error while any thread records a graph there.
+    This does not wait for the whole device, which is an error while any thread records a graph there.
     """
     module: Any = torch.get_device_module(place) if place.type != "meta" else None
     if hasattr(module, "current_stream"):

@@ -35,11 +35,11 @@ class OrtStreamProgram:
     """A segment with one session on each device that it is loaded onto, shared by all executors.
 
     A session computes on the stream that it was made for. That stream and the stream of the executor wait for each other's
-    events. It takes the memory that it needs on the way from an arena of its own, which nothing here accounts for.
+    events. ONNX Runtime allocates intermediate tensors from an arena of the session, which is not accounted for here.
 
     Args:
         segment: what to run.
-        accelerator: where.
+        accelerator: the devices to run it on.
     """
 
     def __init__(self, segment: SegmentSource, accelerator: TorchAccelerator) -> None:
@@ -47,11 +47,11 @@ class OrtStreamProgram:
         self._sessions: WeakValueDictionary[torch.device, Any] = WeakValueDictionary()
 
     def workspace_bytes(self, enough: float) -> int:  # noqa: ARG002
-        """Zero, since it is not known."""
+        """Return 0, since it is not known."""
         return 0
 
     def weight_bytes(self, place: object) -> int:
-        """Bytes of the segment's ONNX model, if there is no session yet."""
+        """Return the bytes of the segment's ONNX model; 0 if there is a session already."""
         return 0 if place in self._sessions else int(self._segment.in_format("onnx").ByteSize())
 
     def load(self, place: object) -> LoadedSession:

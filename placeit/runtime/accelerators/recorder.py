@@ -22,13 +22,13 @@ class Graphs(Protocol):
     def record(self, launch: Launch) -> Callable[[], None] | None:
         """Launch some work in the order of the current stream, and return a call that does that again.
 
-        What other threads launch at that time is no part of it.
+        Launches of other threads at that time are not part of it.
 
         Raises:
             DeviceError: the launch failed.
 
         Returns:
-            None if the launch went well, but the work does something that no graph can hold.
+            A call that launches the work again; None if the launch succeeded, but no graph can hold the work.
         """
         ...
 
@@ -54,10 +54,10 @@ class Recording:
 
 
 class CudaGraphs:
-    """Records by PyTorch's CUDA graphs, on a stream for that alone: on others, launches of other executors would be recorded.
+    """Records CUDA graphs with PyTorch, on a separate stream: elsewhere, launches of other executors would be recorded, too.
 
-    All graphs that are replayed on one stream take what they compute on the way from one pool of memory: no two of them run at
-    the same time, and what is kept is in buffers of the executor. Streams share no pool.
+    All graphs that are replayed on one stream allocate intermediate tensors from one memory pool: no two of them run at the
+    same time, and results are in buffers of the executor. Streams do not share pools.
 
     Args:
         device: as PyTorch spells it.
@@ -73,7 +73,7 @@ class CudaGraphs:
         return cuda.graph_pool_handle()
 
     def record(self, launch: Launch) -> Callable[[], None] | None:
-        """Launch and record."""
+        """Launch the work, and record it on the separate stream; see :meth:`Graphs.record`."""
         cuda: Any = torch.cuda
         with self._recording.lock:
             stream = self._recording.stream
@@ -92,7 +92,7 @@ class CudaGraphs:
                     finally:
                         graph.capture_end()
             except RuntimeError:  # torch.OutOfMemoryError and torch.AcceleratorError among others
-                # PyTorch's allocator may go on to look into the graph, and to take the pool and the stream for being recorded
+                # PyTorch's allocator may still refer to the graph, and treat the pool and the stream as being recorded
                 _failed.append(graph)
                 self._recording.renew()
                 self._pool = self._new_pool()
@@ -105,7 +105,7 @@ _failed: list[Any] = []  # a few bytes each
 
 
 class Recorder:
-    """Launches the same work again and again, by a replay of what was launched where that can be recorded.
+    """Launches the same work again and again, by replaying a recorded graph where that is possible.
 
     The first launch is recorded. Where that fails, as it does where memory runs out, it is tried once more; after that the
     work is launched op by op.

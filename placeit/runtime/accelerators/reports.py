@@ -39,7 +39,7 @@ class ThreadReports:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._closed = False
-        self._waiters: dict[int, tuple[Worker, torch.Stream]] = {}  # by id of the stream, which is kept, as is its id
+        self._waiters: dict[int, tuple[Worker, torch.Stream]] = {}  # by the stream's id, which is unique while it is kept
 
     def report(self, stream: torch.Stream, event: torch.Event, inbox: Inbox, token: Token) -> None:
         """Hand the event to the stream's thread. Raises ExecutionError after :meth:`close`."""
@@ -67,7 +67,7 @@ def wait_for(stream: torch.Stream | HostStream) -> None:
     if isinstance(stream, HostStream) or stream.device.type != "cuda":
         stream.synchronize()
     else:
-        make: Any = torch.cuda.Event  # CUDA spins in waits for all events but those that were made for sleeping
+        make: Any = torch.cuda.Event  # CUDA spins while it waits for any event that was not made with ``blocking=True``
         event = make(blocking=True)
         event.record(stream)
         event.synchronize()

@@ -1,4 +1,4 @@
-"""A device with streams among devices without: the host waits for each end before it decides what follows."""
+"""A device with streams in a cluster of devices without: the host waits for each end before it decides what follows."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["PinnedBuffer", "StreamDevice"]
 
 
 class StreamDevice:
-    """One device of an accelerator, for clusters whose other devices cannot wait for its events, nor it for theirs.
+    """One device of an accelerator, in a cluster whose devices cannot wait for each other's events.
 
-    Its thread launches a segment, waits for the stream, and reports the end; nothing is launched ahead. What segments make
-    stays in the device's memory. Inputs of the model are copied there, and outputs of the model to the host, as parts of the
-    segments that read and make them. Everything else that leaves the device or comes from others goes through pinned memory
-    of the host, on a stream for each direction.
+    Its thread launches a segment, waits for the stream, and reports the end; nothing is launched ahead. Outputs of segments
+    stay in the device's memory. Inputs of the model are copied there, and outputs of the model to the host, as parts of the
+    segments that read and make them. All other tensors that leave the device or come from others go through pinned memory of
+    the host, on a stream for each direction.
 
     Args:
         streams: the accelerator, which is closed with the device, and what makes its programs.
-        number: of the device, which has memory of its own.
+        number: number of the device, which does not compute in the host's memory.
     """
 
     host_paced = True
@@ -126,7 +126,7 @@ class PinnedBuffer:
     """A tensor in pinned memory of the host. The memory is freed with the last reference to it.
 
     Args:
-        accelerator: whose.
+        accelerator: allocates the memory.
         spec: of the tensor.
     """
 
@@ -142,11 +142,11 @@ class PinnedBuffer:
         return self.spec.nbytes
 
     def array(self) -> NDArray[np.generic]:
-        """View the value, or copy it if NumPy lacks its type."""
+        """Return a view of the value, or a copy if NumPy lacks its type."""
         return self._accelerator.look(self.view, self)
 
     def fill(self, value: NDArray[np.generic]) -> None:
-        """Copy there."""
+        """Copy a value into the buffer."""
         self._accelerator.write(self.view, value)
 
     def blank(self, sentinel: int) -> None:
@@ -158,7 +158,7 @@ class StreamBuffer:
     """A tensor in the memory of a device with streams. The memory is freed with the last reference to it.
 
     Args:
-        device: where.
+        device: the device.
         spec: of the tensor.
     """
 
@@ -173,13 +173,13 @@ class StreamBuffer:
         return self.spec.nbytes
 
     def deliver(self) -> PinnedBuffer:
-        """Have the value brought to the host by whatever writes it, and return where."""
+        """Have every segment that writes the buffer copy it to the host, too, and return the host's buffer."""
         if self.delivered is None:
             self.delivered = PinnedBuffer(self._device.accelerator, self.spec)
         return self.delivered
 
     def array(self) -> NDArray[np.generic]:
-        """Copy the value to the host, now."""
+        """Copy the value to the host at once, and return it."""
         return self._device.fetch(self.view, self.spec)
 
     def fill(self, value: NDArray[np.generic]) -> None:
@@ -233,7 +233,7 @@ class StreamedInstance:
         return self._outputs[index]
 
     def run(self) -> None:
-        """Launch, and wait for the end. Raises DeviceError."""
+        """Launch the segment, and wait for its end. Raises DeviceError."""
         accelerator, stream, inbox = self._device.accelerator, self._stream, Inbox()
         try:
             for index, there in self._staged.items():
@@ -249,8 +249,8 @@ class StreamedInstance:
                 if made.delivered is not None:
                     accelerator.copy(stream, made.view, made.delivered.view)
         except BaseException as error:
-            forget_frames(error)  # which hold intermediate results of the segment that ran out of memory, for example
-            with contextlib.suppress(DeviceError):  # the first error tells the story
+            forget_frames(error)  # frames can hold intermediate results of the segment that ran out of memory
+            with contextlib.suppress(DeviceError):  # the first error is the one that is raised
                 accelerator.finish(stream)
             raise
         accelerator.finish(stream)

@@ -15,15 +15,15 @@ from placeit.runtime.spans import Moved, Ran
 
 __all__ = ["Times"]
 
-_ANCHOR_S = 8.0  # until then, float32 milliseconds, which drivers count, have steps of less than a microsecond
+_ANCHOR_S = 8.0  # seconds per origin: drivers count float32 milliseconds, whose steps are below a microsecond for so long
 
 
 class Times:
     """Times of launches, in seconds of ``time.perf_counter``.
 
-    A device knows how much time passed between two of its own events. So one event, the origin, is recorded on each device when
-    a run begins, while nothing runs, and the host's clock is read: devices are aligned to within what that takes, some
-    microseconds, and some tens where a thread of a core set has to wake up.
+    A device measures only the time between two events on that device. So one event, the origin, is recorded on each device when
+    a run begins, while nothing runs, and the host's clock is read. The alignment error is at most the time that this takes:
+    some microseconds, or some tens of microseconds where a thread of a core set has to wake up.
 
     The time since an origin loses precision as it grows. Every 8 s there is a new one: aligned with the host's clock in the
     same way where nothing runs, or else by the time since the origin before it.
@@ -35,9 +35,9 @@ class Times:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._origins: dict[int, tuple[Event, float]] = {}  # of each device, with its seconds
-        self._next: dict[int, Event] = {}  # recorded to be the next origins
+        self._next: dict[int, Event] = {}  # recorded to become the next origins
         self._spare: dict[int, Event] = {}
-        self._left = 0  # requests that end before these have certainly happened
+        self._left = 0  # requests still to end before those have certainly happened
         self._due = 0.0
         self._last: list[tuple[int, list[tuple[float, float]]]] = []
         self._samples = empty_samples(len(launcher.layout.runs))
@@ -48,7 +48,7 @@ class Times:
         self._align()
 
     def refresh(self) -> None:
-        """Record the time on every device again if that is due and nothing is running: before a request that comes alone."""
+        """Record new origins if they are due and nothing is running; called before a request begins."""
         if not self._launcher.flying and perf_counter() >= self._due:
             self._align()
 
@@ -60,7 +60,7 @@ class Times:
         self._due = perf_counter() + _ANCHOR_S
 
     def _record(self, events: dict[int, Event]) -> Iterator[tuple[int, Event]]:
-        """Record an event on the first stream of each device: those that are given, or new ones."""
+        """Record an event on the first stream of each device: the given event, or a new one."""
         accelerator, streams = self._launcher.accelerator, self._launcher.streams
         for device, stream in dict(zip(reversed(self._launcher.layout.streams), reversed(streams), strict=True)).items():
             event = events[device] if device in events else accelerator.event(device)
@@ -68,9 +68,10 @@ class Times:
             yield device, event
 
     def _advance(self) -> None:
-        """Begin to replace the origins when that is due, and do so when their successors have happened.
+        """Record new origins when they are due, and use them once these events have certainly happened.
 
-        A request uses every stream. Of one request more than there are slots, one was launched after the events were recorded.
+        Every request uses every stream. After one more request than there are slots has ended, one of them must have been
+        launched after the events were recorded.
         """
         accelerator = self._launcher.accelerator
         if self._next:
@@ -88,7 +89,7 @@ class Times:
             self._left = len(self._launcher.slots) + 1
 
     def ended(self, request: int, slot: RequestSlot, *, only: bool = False) -> None:
-        """Record the times of a request that has ended; if ``only`` it counts, forget the one before it there."""
+        """Record the times of a request that has ended; with ``only``, forget the earlier request of the same number."""
         accelerator, layout, times = self._launcher.accelerator, self._launcher.layout, list[tuple[float, float]]()
         for launch, begin, end in zip(layout.launches, slot.begins, slot.events, strict=True):
             origin, at = self._origins[layout.streams[launch.stream]]
@@ -117,5 +118,5 @@ class Times:
         return [(request, *self._of(times)) for request, times in self._last]
 
     def segment_seconds(self, *, last: bool) -> NDArray[np.float64]:
-        """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
+        """Return each segment's median seconds over many runs, or its last ones, ``float64[S]``; zero if it runs nothing."""
         return seconds_of(self._samples, last=last)

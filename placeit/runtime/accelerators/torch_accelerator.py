@@ -1,8 +1,8 @@
-"""Accelerators that PyTorch drives, through its interface for any of them: torch.Stream, torch.Event, torch.get_device_module.
+"""Accelerators that PyTorch drives, through its device-generic interface: torch.Stream, torch.Event, torch.get_device_module.
 
-Everything here is device-generic but what CUDA alone has: events that are waited for asleep and that graphs can hold, parts of
-a GPU, and the setting that keeps cuDNN's convolutions and recurrent layers from rounding float32 to TF32. CPU core sets can
-stand beside the accelerators: they compute in the host's memory, on threads that look like streams.
+Three things are for CUDA alone: events that graphs can hold and that threads wait for asleep, parts of a GPU, and the setting
+that keeps cuDNN's convolutions and recurrent layers from rounding float32 to TF32. CPU core sets can be devices beside the
+accelerators: they compute in the host's memory, on threads that look like streams.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from placeit.runtime.devices.pytorch import check_precision, module_of
 __all__ = ["TorchAccelerator", "open_accelerator", "torch_streams"]
 
 _EXACT = "ieee", "ieee"  # precision of convolutions and of recurrent layers
-_POOL = 32  # streams of PyTorch's pool, of a device and a priority; then it gives the first again
-_LOOK_S = 1.0  # how often a host that waits looks whether the devices are alive
+_POOL = 32  # streams in PyTorch's pool, by device and priority; after the last, it returns the first again
+_LOOK_S = 1.0  # seconds between two checks that the devices are alive, while the host waits
 
 
 def open_accelerator(devices: Sequence[Device], precision: str) -> Streams:
-    """Open PyTorch's devices, one of which at least is no core set. Raises DeviceError."""
+    """Open devices that PyTorch drives, at least one of which is not a CPU core set. Raises DeviceError."""
     check_precision(next(device for device in devices if not device.core_set), precision)
     return torch_streams(TorchAccelerator(devices))
 
@@ -72,7 +72,7 @@ class TorchAccelerator:
             the cores.
 
     Attributes:
-        type: of the devices that are no core sets.
+        type: type of the devices that are not core sets, such as ``cuda``.
     """
 
     def __init__(self, devices: Sequence[Device], reports: Reports | None = None) -> None:
@@ -83,7 +83,7 @@ class TorchAccelerator:
         own = [device for number, device in enumerate(self._devices) if number not in self._sets]
         self.type = own[0].type if own else "cpu"
         self._module = _module(self.type)
-        first = {at: number for number, at in reversed(list(enumerate(self._devices)))}  # of a GPU, several may be parts
+        first = {at: number for number, at in reversed(list(enumerate(self._devices)))}  # several may be parts of a GPU
         self._memory = [
             HOST if number in self._sets else first[at] if self.type == "cuda" else number
             for number, at in enumerate(self._devices)
@@ -102,12 +102,12 @@ class TorchAccelerator:
         self._queues: list[Queue] = []
         self._idle: dict[tuple[int, int], list[Queue]] = {}  # streams that were closed, by device and priority
         self._recordings: dict[tuple[int, int], Recording] = {}  # for graphs, by device and priority
-        self._shared: dict[int, Queue] = {}  # by device: of core sets, and those for other libraries
+        self._shared: dict[int, Queue] = {}  # by device: streams of core sets, and streams for other libraries
         self._threads: list[HostStream] = []
         self.closed = False
         self._exact = self.type == "cuda"
         try:
-            for number, core_set in self._sets.items():  # now: an interrupt in a run would lose the thread that it starts
+            for number, core_set in self._sets.items():  # now, as an interrupt in a run could lose a thread
                 self._threads.append(HostStream(core_set))
                 self._shared[number] = Queue((number, 0), self._threads[-1], self._errors[number])
                 self._queues.append(self._shared[number])
@@ -122,7 +122,7 @@ class TorchAccelerator:
             _Rounding.forbid()
 
     def turn(self) -> AbstractContextManager[object]:
-        """A lock that :meth:`close` takes."""
+        """Return a lock that :meth:`close` waits for."""
         with self._lock:
             if self.closed:
                 raise ExecutionError(f"{', '.join(self.names)} is closed, and nothing more can run there: open a new session.")
@@ -131,7 +131,7 @@ class TorchAccelerator:
             return turn
 
     def launching(self) -> AbstractContextManager[object]:
-        """Inference mode."""
+        """Return a context of inference mode."""
         return torch.inference_mode()
 
     def close(self) -> None:
@@ -151,11 +151,11 @@ class TorchAccelerator:
                 _Rounding.allow()
 
     def memory(self, device: int) -> int:
-        """The host's for core sets, and otherwise that of the first device, or part of a device, with the same memory."""
+        """Return ``HOST`` for a core set, otherwise the number of the first device, or part of one, with the same memory."""
         return self._memory[device]
 
     def place(self, device: int) -> torch.device:
-        """The device as PyTorch spells it."""
+        """Return the device as a ``torch.device``."""
         return self._devices[device]
 
     def can_peer(self, src: int, dst: int) -> bool:
@@ -164,7 +164,7 @@ class TorchAccelerator:
         return ask is not None and bool(ask(self._devices[src], self._devices[dst]))
 
     def free_bytes(self, device: int) -> float:
-        """Free bytes of the driver and of PyTorch's allocator; ``inf`` if the device does not report them."""
+        """Return the free bytes of the driver and of PyTorch's allocator; ``inf`` if the device does not report them."""
         if not hasattr(self._module, "mem_get_info"):
             return float("inf")
         at = self._devices[device]
@@ -191,48 +191,48 @@ class TorchAccelerator:
             memory.untyped_storage().resize_(0)
 
     def trim(self) -> None:
-        """Empty the reserve of PyTorch's allocator; that of a device that has failed is lost."""
+        """Return the unused memory of PyTorch's allocator to the driver; on a device that has failed, it is lost."""
         empty = getattr(self._module, "empty_cache", None)
         if empty is not None:
-            with contextlib.suppress(RuntimeError):  # what the device failed with, which is told where it is used
+            with contextlib.suppress(RuntimeError):  # of a failed device, which raises it again where it is used
                 empty()
 
     def view(self, memory: torch.Tensor, spec: BufferSpec) -> torch.Tensor:
-        """A tensor in the memory, without a copy."""
+        """Return a tensor in the memory, without a copy."""
         dtype: torch.dtype = getattr(torch, spec.dtype)
         count = int(np.prod(spec.shape, dtype=np.int64)) * dtype.itemsize
         tensor = memory[:count].view(dtype).view(spec.memory_shape)
         return tensor.permute(0, 3, 1, 2) if spec.channels_last else tensor
 
     def write(self, view: torch.Tensor, value: NDArray[np.generic]) -> None:
-        """Write as the host, by one copy, unless PyTorch cannot read the array where it is."""
+        """Copy an array into a tensor in host memory; if PyTorch cannot read the array in place, copy it twice."""
         strides = value.strides
         if not value.flags.writeable or any(stride < 0 or stride % value.itemsize for stride in strides):
             value = value.copy()
-        view.copy_(torch.from_numpy(value))  # and not into an array: memory that NumPy has seen could not be freed any more
+        view.copy_(torch.from_numpy(value))  # not through ``view.numpy()``: memory shared with NumPy could not be freed
 
     def read(self, view: torch.Tensor) -> NDArray[np.generic]:
-        """Read as the host."""
+        """Copy a tensor in host memory to an array, bfloat16 as float32."""
         value = view.clone(memory_format=torch.contiguous_format)
         array: NDArray[np.generic] = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
         return array
 
     def look(self, view: torch.Tensor, owner: object) -> NDArray[np.generic]:
-        """View by the address: memory that is shared with NumPy by :meth:`torch.Tensor.numpy` could not be freed any more."""
+        """Return a view made from the address: memory that :meth:`torch.Tensor.numpy` shares could not be freed any more."""
         if view.dtype is torch.bfloat16 or not view.numel():
             return self.read(view)
         dtype = np.dtype(str(view.dtype).removeprefix("torch."))
         return np.asarray(_Held(owner, view, dtype))
 
     def blank(self, view: torch.Tensor, sentinel: int) -> None:
-        """Fill on the default stream, which no other waits for, and wait for it."""
+        """Fill a tensor on the default stream, and wait for it, as no other stream does."""
         with self._errors_of(view):
             view.fill_(float("nan") if view.is_floating_point() or view.is_complex() else sentinel)
             if view.device.type != "cpu":
                 wait_for_default_stream(view.device)
 
     def is_blank(self, view: torch.Tensor, sentinel: int) -> bool:
-        """Compare on the device."""
+        """Return whether a tensor is blank, compared on its device."""
         with self._errors_of(view):
             if view.is_floating_point() or view.is_complex():
                 return bool((view if view.is_complex() else view.float()).isnan().all())
@@ -242,7 +242,7 @@ class TorchAccelerator:
         return DeviceErrors("the host" if view.device.type == "cpu" else str(view.device))
 
     def open_stream(self, device: int, priority: int = 0) -> Queue:
-        """A stream of PyTorch's pool, or of a part of a GPU; or the thread of a core set."""
+        """Return a stream of PyTorch's pool or of a part of a GPU, or the thread of a core set."""
         if device in self._sets:
             return self._shared[device]
         with self._lock, self._errors[device]:
@@ -255,7 +255,7 @@ class TorchAccelerator:
             return idle.pop()
 
     def close_stream(self, stream: Queue) -> None:
-        """Keep it for the next that asks: streams of PyTorch's pool are not made without end, and have threads that report."""
+        """Keep the stream for the next caller: PyTorch's pool is finite, and each of its streams has a thread that reports."""
         if stream.of[0] not in self._sets:
             self._idle[stream.of].append(stream)
 
@@ -276,18 +276,18 @@ class TorchAccelerator:
         recording = self._recordings.get((device, priority))
         for _ in range(_POOL):
             made = make(there, priority=priority)
-            if recording is None or made != recording.stream:  # the pool goes round, and comes to that again
+            if recording is None or made != recording.stream:  # the pool returns its streams in turn
                 break
         return made
 
     def shared_stream(self, device: int) -> Any:
-        """A stream of a GPU (``torch.cuda.Stream``), the same one in every call, for libraries that keep to one."""
+        """Return a stream of a GPU (``torch.cuda.Stream``), the same in every call, for libraries that use a single one."""
         if device not in self._shared:
             self._shared[device] = self.open_stream(device)
         return self._shared[device].stream
 
     def event(self, device: int) -> Any:
-        """An event, with timing; of CUDA, one that is waited for asleep and that can be recorded as a part of a graph."""
+        """Return an event with timing; on CUDA, threads wait for it asleep, and a graph can record it."""
         if device in self._sets:
             return HostEvent()
         if self.type == "cuda":
@@ -297,11 +297,11 @@ class TorchAccelerator:
             return torch.Event(device=self._devices[device], enable_timing=True)
 
     def elapsed(self, first: Any, second: Any) -> float:
-        """Elapsed seconds; PyTorch returns milliseconds."""
+        """Return the elapsed seconds; PyTorch counts milliseconds."""
         return float(first.elapsed_time(second)) / 1e3
 
     def record(self, event: Any, stream: Queue) -> None:
-        """Record."""
+        """Record the event on the stream."""
         try:
             event.record(stream.stream)
         except Exception as error:
@@ -309,7 +309,7 @@ class TorchAccelerator:
             raise
 
     def wait(self, stream: Queue, event: Any) -> None:
-        """Wait, on the device."""
+        """Make the stream wait for the event, on the device."""
         try:
             stream.stream.wait_event(event)
         except Exception as error:
@@ -319,21 +319,22 @@ class TorchAccelerator:
     def prepare(
         self, stream: Queue, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> Prepared:
-        """A launch that is recorded as a graph, on CUDA's devices and if the program can be, and replayed after that."""
+        """Return a launch; on CUDA, it is recorded as a graph when first called, and replayed later, if the program can be."""
         if isinstance(stream.stream, HostStream):
             return functools.partial(stream.stream.run, functools.partial(_compute, stream.errors, program, inputs, outputs))
         graphs = stream.graphs if is_replayable(program) else None
         return PreparedProgram(stream, functools.partial(program.launch, inputs, outputs), graphs)
 
     def batch(self, stream: Queue, begin: Any, steps: Sequence[Step]) -> LaunchBatch:
-        """Launches that are recorded as one graph, on CUDA's devices and if all programs can be, and replayed after that."""
+        """Return a batch; on CUDA, its first start records it as one graph, which is replayed later, if all programs can be."""
         return LaunchBatch(stream, begin, steps)
 
     def copy(self, stream: Queue, source: torch.Tensor, destination: torch.Tensor, beside: Queue | None = None) -> None:
         """Copy with the stream as the current one.
 
-        Between GPUs PyTorch copies on the source's current stream. It lets that wait for the destination's current stream
-        before the copy, and the other way round behind it. So that one is ``beside``, which nothing else is launched on.
+        Between GPUs, PyTorch copies on the source's current stream. It makes that stream wait for the destination's current
+        stream before the copy, and the destination's wait for the source's after it. So the destination's current stream is
+        ``beside`` during the call, on which nothing else is launched.
         """
         try:
             if beside is None:
@@ -370,13 +371,13 @@ class TorchAccelerator:
                 queue.stream.query()
 
     def finish(self, stream: Queue) -> None:
-        """Synchronize the stream, asleep."""
+        """Wait for everything launched on the stream, asleep."""
         with stream.errors:
             wait_for(stream.stream)
 
 
 class _Held:
-    """A tensor as NumPy reads it; keeps what owns the memory."""
+    """A tensor with NumPy's array interface, which keeps the owner of the memory."""
 
     def __init__(self, owner: object, view: torch.Tensor, dtype: np.dtype[Any]) -> None:
         self.owner = owner
@@ -397,7 +398,7 @@ def _compute(
 
 
 def _module(kind: str) -> Any:
-    """PyTorch's module for a type of device. Raises DeviceError if nothing answers there."""
+    """Return PyTorch's module for a type of device. Raises DeviceError if no such device is available."""
     version = torch.__version__
     try:
         module: Any = torch.get_device_module(kind)
@@ -423,21 +424,21 @@ class _Rounding:
 
     _lock = threading.Lock()
     _forbidding = 0
-    _wanted = _EXACT  # by the user
+    _wanted = _EXACT  # the user's setting
 
     @classmethod
     def forbid(cls) -> None:
         """Forbid TF32 until :meth:`allow` has been called as often."""
         with cls._lock:
             now = _precision()
-            if not cls._forbidding or now != _EXACT:  # or allowed by the user meanwhile
+            if not cls._forbidding or now != _EXACT:  # or the user has changed it since
                 cls._wanted = now
             _set_precision(_EXACT)
             cls._forbidding += 1
 
     @classmethod
     def allow(cls) -> None:
-        """Round again as the user wants, if nobody else forbids it."""
+        """Restore the user's setting, unless another accelerator still forbids TF32."""
         with cls._lock:
             cls._forbidding -= 1
             if not cls._forbidding and _precision() == _EXACT:
@@ -445,7 +446,7 @@ class _Rounding:
 
 
 def _precision() -> tuple[str, str]:
-    """Precision of float32 in convolutions and in recurrent layers: ``tf32``, ``ieee``, or ``none`` for PyTorch's default."""
+    """Return float32's precision in convolutions and recurrent layers: ``tf32``, ``ieee``, or ``none``, PyTorch's default."""
     cudnn: Any = torch.backends.cudnn
     if not hasattr(cudnn, "conv"):  # before PyTorch 2.9
         return ("tf32", "tf32") if cudnn.allow_tf32 else _EXACT
@@ -454,6 +455,6 @@ def _precision() -> tuple[str, str]:
 
 def _set_precision(wanted: tuple[str, str]) -> None:
     cudnn: Any = torch.backends.cudnn
-    cudnn.allow_tf32 = "tf32" in wanted  # the older name: PyTorch raises where it is read and does not fit the newer ones
+    cudnn.allow_tf32 = "tf32" in wanted  # the older name: PyTorch raises if it is read and contradicts the newer ones
     if hasattr(cudnn, "conv"):
         cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = wanted

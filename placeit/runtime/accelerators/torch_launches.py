@@ -19,9 +19,9 @@ __all__ = ["DeviceErrors", "LaunchBatch", "PreparedProgram", "Queue", "can_time_
 
 
 class DeviceErrors:
-    """A context in which what goes wrong on a device becomes a DeviceError.
+    """A context that turns errors of a device into DeviceError.
 
-    A time-out, which a signal may raise at any time, is not the device's.
+    It passes on a TimeoutError, which a signal handler may raise at any time.
     """
 
     def __init__(self, device: str) -> None:
@@ -35,27 +35,27 @@ class DeviceErrors:
             self.told(error)
 
     def told(self, error: BaseException) -> None:
-        """Raise a DeviceError for what went wrong on the device; return if that is something else."""
+        """Raise a DeviceError if the error is the device's; return otherwise."""
         if isinstance(error, torch.OutOfMemoryError):
-            first = ". ".join(str(error).split(". ")[:2])  # what was asked for; the rest is advice on PyTorch's allocator
+            first = ". ".join(str(error).split(". ")[:2])  # the size asked for; the rest is advice on PyTorch's allocator
             raise NoRoomError(
                 f"{self._device} is out of memory ({first}). Place fewer ops there, keep fewer requests in flight, or free "
                 "memory that other processes use."
             ) from error
-        # torch.AcceleratorError, NotImplementedError for a missing kernel; an index that is out of range
+        # such as torch.AcceleratorError, NotImplementedError for a missing kernel, or an index out of range
         if isinstance(error, Exception) and not isinstance(error, PlaceitError | TimeoutError):
             op = failing_op(error)
             raise DeviceError(f"{self._device} refused{f' op {op!r}' if op else ''}: {first_line(error)}") from error
 
 
 class Queue:
-    """A stream.
+    """A stream, with what is needed to launch on it.
 
     Attributes:
         of: its device and its priority.
         stream: ``torch.cuda.Stream``, ``torch.Stream`` or HostStream.
-        errors: what makes its device's errors placeit's.
-        graphs: makes graphs of what is launched there; None if that is not possible.
+        errors: turns errors of its device into DeviceError.
+        graphs: makes graphs of launches on it; None if that is not possible.
     """
 
     def __init__(self, of: tuple[int, int], stream: Any, errors: DeviceErrors, graphs: Graphs | None = None) -> None:
@@ -63,7 +63,7 @@ class Queue:
 
 
 class PreparedProgram:
-    """A program on a stream, from and to fixed places.
+    """A program that is ready to launch on a stream, with fixed inputs and outputs.
 
     The stream is the current one while it is launched, so that PyTorch allocates intermediate tensors from the stream's pool.
     """
@@ -86,7 +86,7 @@ class LaunchBatch:
 
     Attributes:
         at: the step that was launched last.
-        recorders: of all together, or of each program.
+        recorders: one for the whole batch, or one for each program that can be replayed.
     """
 
     def __init__(self, queue: Queue, begin: Any, steps: Sequence[Step]) -> None:
@@ -101,7 +101,7 @@ class LaunchBatch:
             self._divide()
 
     def _divide(self) -> None:
-        """Record each program for itself, as far as that can be."""
+        """Record each program that can be replayed separately."""
         queue = self._queue
         self._go, self.recorders = Recorder(None, queue.stream), []
         for n, (program, (launch, end)) in enumerate(zip(self._programs, self._steps, strict=True)):
@@ -110,7 +110,7 @@ class LaunchBatch:
                 self._steps[n] = functools.partial(self.recorders[-1], functools.partial(_on, launch)), end
 
     def start(self) -> None:
-        """Launch them. The last event is no part of a graph, so that threads can wait for it as soon as this has returned."""
+        """Launch the steps. The last event is outside the graph, so that threads can wait for it as soon as this returns."""
         queue = self._queue
         try:
             if self._whole and self._go.refused:
@@ -147,7 +147,7 @@ def _on(launch: Callable[[], object], _stream: Any) -> None:
 
 
 def launch_on(stream: Any, launch: Callable[[], object]) -> None:
-    """Launch with a stream as the current one of its device, and that as the current device; in inference mode."""
+    """Launch in inference mode, with a stream as the current one of its device, and that as the current device."""
     if torch.is_inference_mode_enabled():
         with stream:
             launch()

@@ -22,7 +22,7 @@ class Task:
         device: device number.
         reads: values that its program reads, in the program's order.
         writes: values that its program makes.
-        program: None if it only hands model inputs or outputs through.
+        program: what it runs; None if it only passes model inputs or outputs on.
     """
 
     ops: tuple[str, ...]
@@ -42,10 +42,10 @@ class PlanTasks:
     """The tasks of a plan and the values between them.
 
     Attributes:
-        plan: where it comes from; a task per segment.
+        plan: the plan; there is a task for each of its segments.
         tasks: in the order of the segments, which is topological.
-        values: what each value looks like. Each is made by one task, or is an input of the model.
-        value_of: the value that each tensor of ``plan.problem`` is.
+        values: shape and type of each value. A value is made by one task, or is an input of the model.
+        value_of: for each tensor of ``plan.problem``, the number of its value.
         inputs: values that the host provides, by name.
         outputs: values that the host wants, by name.
     """

@@ -1,8 +1,8 @@
 """The interface between accelerators and the stream executor: in-order streams, events between them, and memory.
 
-A stream, once opened, belongs to the executor that opened it, so that work of two executors never waits for each other in one.
-Streams, events, memory and views are opaque here; each accelerator has its own. Nothing but :meth:`Accelerator.take`,
-:meth:`Accelerator.finish` and what is for output checks, :meth:`Accelerator.blank` and :meth:`Accelerator.is_blank`, waits.
+A stream belongs to the executor that opened it, so that work of one executor never queues behind the work of another. Streams,
+events, memory and views are opaque here; each accelerator has its own types. Only four calls wait: :meth:`Accelerator.take`,
+:meth:`Accelerator.finish`, and :meth:`Accelerator.blank` and :meth:`Accelerator.is_blank`, which are for output checks.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ Token: TypeAlias = tuple[int, int]
 """A request, and one of its launches."""
 
 Prepared: TypeAlias = Callable[["Inbox", Token], None]
-"""A program that is ready to be launched on a stream, from and to fixed places.
+"""A program that is ready to be launched on a stream, with fixed inputs and outputs.
 
-It raises DeviceError, as when memory runs out. A device of the host's memory tells the inbox if the program fails later, and
-leaves programs of an inbox that is over out. What others have launched goes on.
+A call raises DeviceError, for example if memory runs out. A device that computes in the host's memory reports later failures to
+the inbox, and skips the program if the inbox is over by then. Launches with other inboxes go on.
 """
 
 
@@ -61,8 +61,8 @@ class Inbox:
     """Queue through which accelerators report the ends and failures of one executor's launches, from any thread.
 
     Attributes:
-        failure: the first launch of all that failed after it had been launched, and its error.
-        over: whether nothing more is wanted: what has not started is left out where that is possible.
+        failure: the first launch that failed on its stream, and its error.
+        over: whether the run is over: work that has not started is skipped where that is possible.
     """
 
     def __init__(self) -> None:
@@ -86,12 +86,12 @@ class Inbox:
         self._tokens.put(None)
 
     def cancel(self) -> None:
-        """Want nothing more."""
+        """Have work skipped that has not started, and end the wait for the next token."""
         self.over = True
         self._tokens.put(None)
 
     def get(self, timeout: float | None) -> Token | None:
-        """Wait for the next token for at most some seconds; None if there is none. Raises the error of a failed launch."""
+        """Return the next token; None after ``timeout`` seconds or :meth:`cancel`. Raises the error of a failed launch."""
         try:
             token = self._tokens.get(timeout=None if timeout is None else max(0.0, timeout))
         except Empty:
@@ -113,10 +113,10 @@ class Step(NamedTuple):
     """A launch of a batch.
 
     Attributes:
-        program: None for a copy.
-        reads: what it reads.
-        writes: what it fills.
-        end: recorded behind it.
+        program: what to launch; None for a copy.
+        reads: tensors that it reads.
+        writes: tensors that it fills.
+        end: event to record after it.
     """
 
     program: LoadedProgram | None
@@ -130,11 +130,11 @@ class Batch(Protocol):
 
     @property
     def at(self) -> int:
-        """Number of the step that was launched last, which is the one that has failed after an error."""
+        """Number of the step that was launched last; after an error, the step that failed."""
         ...
 
     def start(self) -> None:
-        """Launch all steps, and record the event of each behind it. Raises DeviceError."""
+        """Launch all steps, and record the event of each step after it. Raises DeviceError."""
         ...
 
 
@@ -142,15 +142,15 @@ class StreamProgram(Protocol):
     """A segment that can be launched on streams. Devices are given in the form of :meth:`Accelerator.place`."""
 
     def workspace_bytes(self, enough: float) -> int:
-        """Bytes of device memory that a launch needs while it runs, besides its inputs and outputs.
+        """Return the bytes of device memory that a launch needs while it runs, besides its inputs and outputs.
 
         Args:
-            enough: an upper bound will do if it is no more than this.
+            enough: an upper bound may be returned if it is at most this.
         """
         ...
 
     def weight_bytes(self, place: object) -> int:
-        """Bytes of device memory that :meth:`load` would take now."""
+        """Return the bytes of device memory that :meth:`load` would take now."""
         ...
 
     def load(self, place: object) -> LoadedProgram:
@@ -161,7 +161,7 @@ class StreamProgram(Protocol):
 class Accelerator(Protocol):
     """Devices of one kind, numbered as in the cluster of the plans that they run.
 
-    Whatever goes wrong on a device is a DeviceError that names it. Threads may use an accelerator at the same time.
+    Every error of a device is a DeviceError that names it. Threads may use an accelerator at the same time.
     """
 
     @property
@@ -179,7 +179,7 @@ class Accelerator(Protocol):
         ...
 
     def launching(self) -> AbstractContextManager[object]:
-        """Return a context that a thread enters once, which makes each launch there take less."""
+        """Return a context that makes launches faster; a thread that launches enters it once."""
         ...
 
     def close(self) -> None:
@@ -187,17 +187,17 @@ class Accelerator(Protocol):
         ...
 
     def memory(self, device: int) -> int:
-        """Memory in which a device computes: that of the host, ``HOST``, or the number of the first device that computes in it.
+        """Return the memory in which a device computes: ``HOST``, or the number of the first device that computes in it.
 
         Between devices with one memory, such as parts of a GPU, nothing is copied, and streams wait for each other's events.
 
-        What is launched on a device of the host's memory is a job of a thread. It cannot hold up the stream of any other
-        device: nothing may be launched there to wait for it.
+        On a device that computes in the host's memory, a launch is a job of a thread. Streams of other devices cannot wait for
+        it: work that depends on it may be launched there only when it has ended.
         """
         ...
 
     def place(self, device: int) -> object:
-        """The name of a device's memory for programs: weights that are loaded there serve all devices with this name."""
+        """Return the key of a device's memory for programs: weights that are loaded there serve all devices with this key."""
         ...
 
     def can_peer(self, src: int, dst: int) -> bool:
@@ -205,7 +205,7 @@ class Accelerator(Protocol):
         ...
 
     def free_bytes(self, device: int) -> float:
-        """Bytes of a device's memory that can be allocated now."""
+        """Return the bytes of a device's memory that can be allocated now."""
         ...
 
     def allocate(self, device: int, nbytes: int) -> Memory:
@@ -217,7 +217,7 @@ class Accelerator(Protocol):
         ...
 
     def trim(self) -> None:
-        """Return unused memory that the accelerator holds in reserve to the driver."""
+        """Give the unused memory that the accelerator has in reserve back to the driver."""
         ...
 
     def view(self, memory: Memory, spec: BufferSpec) -> View:
@@ -237,7 +237,7 @@ class Accelerator(Protocol):
 
         Args:
             view: the tensor.
-            owner: keeps the memory, and is kept by the array.
+            owner: the object that the memory lives as long as; the array keeps it alive.
         """
         ...
 
@@ -254,7 +254,8 @@ class Accelerator(Protocol):
 
         Args:
             device: its number.
-            priority: what is launched on a stream with a lower one starts first, where both are ready; 0 for background work.
+            priority: of two launches that are ready, the one on the stream with the lower number starts first; 0 for background
+                work.
 
         Raises:
             DeviceError: the device refuses.
@@ -270,7 +271,7 @@ class Accelerator(Protocol):
         ...
 
     def elapsed(self, first: Event, second: Event) -> float:
-        """Seconds between two events of one device, both of which have happened."""
+        """Return the seconds between two events of one device, both of which have happened."""
         ...
 
     def record(self, event: Event, stream: Stream) -> None:
@@ -278,19 +279,19 @@ class Accelerator(Protocol):
         ...
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Delay later launches on the stream until what the event marks now has ended."""
+        """Delay later launches on the stream until the work before the event, as last recorded, has ended."""
         ...
 
     def prepare(self, stream: Stream, program: LoadedProgram, inputs: Sequence[View], outputs: Sequence[View]) -> Prepared:
-        """Make a program ready to be launched on a stream, any number of times, from and to the same places."""
+        """Make a program ready to be launched on a stream, any number of times, with the same inputs and outputs."""
         ...
 
     def batch(self, stream: Stream, begin: Event, steps: Sequence[Step]) -> Batch:
-        """Make steps ready to be launched one behind the other, any number of times, on a stream of a device with own memory.
+        """Make steps ready to be launched in order, any number of times, on a stream of a device with separate memory.
 
         Args:
-            stream: where.
-            begin: recorded before the first step.
+            stream: the stream.
+            begin: event to record before the first step.
             steps: at least one; copies are between the device and the host.
         """
         ...
@@ -299,19 +300,19 @@ class Accelerator(Protocol):
         """Launch a copy on a stream; between two memories of devices, on a stream of the source.
 
         Args:
-            stream: where.
-            source: what to copy.
-            destination: where to.
-            beside: a stream of the destination that only copies from this source are ordered with; copies into a device that
-                share one wait for each other. None for a copy from or to the host.
+            stream: the stream to copy on.
+            source: the tensor to copy.
+            destination: the tensor to fill.
+            beside: a stream of the destination device that is used for copies from this source only: copies that share it wait
+                for each other. None for a copy from or to the host.
         """
         ...
 
     def notify(self, stream: Stream, event: Event, inbox: Inbox, token: Token) -> None:
-        """Put a token into an inbox when what the event, last recorded in the stream, marks has ended; delays no stream.
+        """Put a token into an inbox when the event, last recorded in the stream, has happened; no stream is delayed.
 
-        No Python runs where the driver calls back: a driver's thread that waits for the interpreter may hold up what the
-        interpreter waits for, and a garbage collection there could call the driver, which it must not.
+        No Python may run in a callback of the driver: a driver's thread that waits for the interpreter may hold up what the
+        interpreter waits for, and a garbage collection there could call the driver, which is not allowed in a callback.
         """
         ...
 
@@ -319,7 +320,7 @@ class Accelerator(Protocol):
         """Wait for the next token; None if the inbox is over.
 
         Raises:
-            DeviceError: a launch failed, or a device, and the token may never come.
+            DeviceError: a launch or a device failed, so that the token may never come.
         """
         ...
 
@@ -334,7 +335,7 @@ class Streams:
 
     Attributes:
         accelerator: the devices, numbered as in the cluster.
-        compile: makes a program of a segment, which any of them can load. Raises DeviceError.
+        compile: makes a program of a segment, which every device can load. Raises DeviceError.
     """
 
     accelerator: Accelerator

@@ -48,7 +48,7 @@ class BufferSpec:
         return self.in_memory(self.shape)
 
     def in_memory(self, dimensions: Sequence[T]) -> tuple[T, ...]:
-        """Return what is said of each dimension, in memory order."""
+        """Return values, one for each logical dimension, in memory order."""
         return tuple(dimensions[i] for i in (0, 2, 3, 1)) if self.channels_last else tuple(dimensions)
 
     @property
@@ -61,8 +61,9 @@ class BufferSpec:
 class Buffer(Protocol):
     """Memory that holds one tensor.
 
-    One outside the host's memory may have a method ``deliver``, which is called of outputs of the model: from then on, what
-    writes the buffer also brings the value to the host before it reports its end, into the buffer that ``deliver`` returns.
+    A buffer outside the host's memory may have a method ``deliver``, which is called for outputs of the model. From then on,
+    every segment that writes the buffer also copies the value to the host, into the buffer that ``deliver`` returned, before it
+    reports its end.
     """
 
     @property
@@ -76,17 +77,17 @@ class Buffer(Protocol):
         ...
 
     def array(self) -> NDArray[np.generic]:
-        """The value in its logical shape, a view where possible, else a copy."""
+        """Return the value in its logical shape: a view where possible, else a copy."""
         ...
 
     def fill(self, value: NDArray[np.generic]) -> None:
-        """Copy a value of its logical shape there, and wait until it is. Nothing that uses it is running."""
+        """Copy a value of its logical shape into the buffer, and wait for the copy. Nothing that uses it may be running."""
         ...
 
     def blank(self, sentinel: int) -> None:
-        """Fill it with NaN, or with the sentinel if its type has no NaN. Nothing that uses it is running.
+        """Fill the buffer with NaN, or with the sentinel if its type has no NaN. Nothing that uses it may be running.
 
-        It changes nothing else: where runs leave results without copying them, the memory may be that of an input or a weight.
+        Nothing else may change: where runs leave results without a copy, the memory may belong to an input or a weight.
 
         Args:
             sentinel: 0 or 1.
@@ -109,18 +110,19 @@ class Program(Protocol):
 
 
 class Instance(Protocol):
-    """A program with buffers of its own: one for every request that may be in flight.
+    """A program with its own buffers; there is one instance for every request that may be in flight.
 
-    It may have ``native``: the address of a C function ``int32 f(void *argument)`` that runs it on the calling thread and
-    returns 0, or another number if that failed, and the address of its argument; or None. If some instances of a plan have one,
-    the devices of all others have ``call``, and all devices a ``worker``, then runs call these functions from the workers'
-    threads, and not ``RuntimeDevice.start``: without Python between two of the former.
+    It may have an attribute ``native``: None, or two addresses. The first is a C function ``int32 f(void *argument)`` that runs
+    the instance on the calling thread, and returns 0, or another number if the run failed. The second is its argument. If the
+    device has a ``worker``, runs call this function on the worker's thread instead of ``RuntimeDevice.start``. No Python is
+    needed between two such functions.
 
-    If its outputs can be written elsewhere, a method ``write_to`` with the arguments of ``bind`` has it write output ``index``
-    to ``buffer``, of its device's space, in every later run. ``output`` then returns that buffer. It is called before ``bind``:
-    what an OpenVINO request hands on of its inputs stays where it was, if the output is set after the input (2026.4).
+    If its outputs can be written elsewhere, it has a method ``write_to`` with the arguments of ``bind``: output ``index`` is
+    then written to ``buffer``, of its device's space, in every later run, and ``output`` returns that buffer. ``write_to`` is
+    called before ``bind``: if an OpenVINO request returns an input as an output, and the output is set after the input, the
+    value stays in its old place (2026.4).
 
-    Every run starts from the segment's initial state, if it has any. One that can keep state is a :class:`KeepsState`.
+    Every run starts from the segment's initial state, if it has any. Instances that can keep state are :class:`KeepsState`.
     """
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -140,10 +142,10 @@ class Instance(Protocol):
 
 @runtime_checkable
 class KeepsState(Protocol):
-    """An instance whose runs can go on from the state in which the last one has left it. Nothing of it runs meanwhile."""
+    """An instance whose runs can continue from the state that the last run left. It must not run during these calls."""
 
     def keep_state(self, *, keep: bool) -> None:
-        """Have every later run go on from the state as it is, initial at first, or begin with the initial one, as at first."""
+        """Choose whether later runs continue from the current state, or each start from the initial one (the default)."""
         ...
 
     def reset_state(self) -> None:
@@ -151,40 +153,41 @@ class KeepsState(Protocol):
         ...
 
     def states(self) -> Mapping[str, Any]:
-        """Copies of the values of its variables, by name, for other instances of segments of the same model.
+        """Return copies of the values of its variables, by name, for other instances of segments of the same model.
 
-        They are ``openvino.Tensor``, or, where they are not in this process, have a method ``fetch`` that returns one.
+        Each is an ``openvino.Tensor`` or, if it is not in this process, has a method ``fetch`` that returns one.
         """
         ...
 
     def set_states(self, states: Mapping[str, Any]) -> None:
-        """Take over the values of its own variables from those of all segments of a model. Raises DeviceError."""
+        """Set its variables to values from ``states``, which may hold the variables of all segments. Raises DeviceError."""
         ...
 
     def state_bytes(self) -> int:
-        """Size of its state. It may take as long as copying the state."""
+        """Return the size of its state in bytes. This may take as long as copying the state."""
         ...
 
 
 class RuntimeDevice(Protocol):
     """A device that compiles and runs segments.
 
-    One that runs them on a thread of placeit's (:class:`placeit.core.threads.Worker`) has it as ``worker``, as a
-    :class:`Transport` may: runs then begin on that thread, where no signal handler can interrupt them, and whoever waits for a
-    run notices if the thread is gone. After an interrupt at the wrong moment an executor of other devices has to be made anew.
+    A device that runs them on a thread of placeit (:class:`placeit.core.threads.Worker`) has an attribute ``worker``, and so
+    may a :class:`Transport`. Runs then begin on that thread, where no signal handler can interrupt them, and a caller that
+    waits for a run notices if the thread has ended. With other devices, an interrupt at the wrong moment can leave an executor
+    unusable, and a new one has to be made.
 
-    One whose work is queued on a stream of its own, while the host waits for each end before it decides what follows, has
-    ``host_paced``, which is true.
+    A device whose work is queued on a stream, while the host waits for each end before it decides what follows, has a true
+    attribute ``host_paced``.
 
-    One that uses some of the host's memory directly, and would copy from and to any other, has ``shares_memory``, which is
-    true. Its ``allocate`` returns such memory, and the outputs of its instances are there. What it reads is put there, too:
-    inputs of the model, and outputs of instances that have ``write_to``.
+    A device that uses some of the host's memory directly, and would copy from and to any other, has a true attribute
+    ``shares_memory``. Its ``allocate`` returns such memory, and the outputs of its instances are there. Tensors that it reads
+    are put there, too: inputs of the model, and outputs of instances that have ``write_to``.
 
-    If its instances run on its ``worker`` by a function of Python, a method ``call`` returns that function for an instance. It
+    If Python runs its instances on its ``worker``, a method ``call`` returns the function that runs an instance. That function
     raises ExecutionError.
 
     If its instances have native entries, a method ``explain`` returns the error message of the entry that failed last, on the
-    thread where it failed. ``slowdown``, 1 if there is none, is the factor by which runs of native entries are prolonged.
+    thread where it failed. An attribute ``slowdown`` is the factor by which runs of native entries are prolonged; 1 by default.
     """
 
     @property
@@ -199,10 +202,10 @@ class RuntimeDevice(Protocol):
 
     @property
     def program_key(self) -> str:
-        """Devices with equal keys can run each other's programs, so that a segment is compiled once for all of them.
+        """Key of its programs: devices with equal keys can run each other's, so that a segment is compiled once for all.
 
-        Where a program runs one request at a time, the device says so by an attribute ``one_at_a_time``; it then has its own
-        programs, but for those of single groups.
+        A device whose programs run one request at a time has a true attribute ``one_at_a_time``. It then gets separate
+        programs, except for single groups.
         """
         ...
 
@@ -222,7 +225,7 @@ class RuntimeDevice(Protocol):
         """Run an instance and return at once. Instances run one at a time, in the order in which they were started.
 
         ``done`` is called after ``start`` has returned, or on another thread: the caller may hold a lock that ``done`` takes.
-        It may itself start instances. Whatever goes wrong in a run is its third argument, and is not raised.
+        ``done`` may itself start instances. An error of the run is its third argument, and is not raised.
         """
         ...
 
@@ -250,12 +253,12 @@ class SegmentSource(Protocol):
         ...
 
     def in_format(self, form: Format) -> Any:
-        """The segment as what a runtime compiles, made by :meth:`placeit.backends.base.Model.segment`.
+        """Return the segment in a form that a runtime compiles, made by :meth:`placeit.backends.base.Model.segment`.
 
         Weights may be shared with the model: move a copy of them to a device, never change them.
 
         Raises:
-            DeviceError: the model's segments cannot be had in this format.
+            DeviceError: the model's segments do not exist in this format.
         """
         ...
 
@@ -264,7 +267,7 @@ class Transport(Protocol):
     """Moves tensors along one directed link. Transfers run one at a time, in the order in which they were started."""
 
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
-        """Copy and return at once. Both are the same where a tensor lies in memory that the two ends share."""
+        """Start to copy, and return at once. Both are the same buffer if it is in memory that the two ends share."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Segments with open sizes as a program for each size, where OpenVINO is slow at, or does not run, one for all sizes."""
+"""Segments with open sizes, compiled for each size, where one OpenVINO program for all sizes is slow or fails."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from placeit.runtime.devices.host_buffer import HostBuffer
 
 __all__ = ["MOST", "BySize", "BySizeInstance", "times_slower"]
 
-MOST = 8  # programs of a segment that are kept, each with weights of its own
-_WARMUP, _RUNS = 2, 7  # of two programs that are compared
+MOST = 8  # programs of a segment that are kept, each with its own weights
+_WARMUP, _RUNS = 2, 7  # untimed and timed runs of each of two programs that are compared
 
 Shapes = tuple[tuple[int, ...], ...]
-"""Of all inputs of a segment, as they lie in memory."""
+"""Shapes of all inputs of a segment, in memory order."""
 
 
 class _Runnable(Instance, Protocol):
-    """An instance that runs on the thread that calls it, and writes its outputs where it is told."""
+    """An instance that runs on the calling thread, and can write its outputs to given buffers."""
 
     @property
     def run(self) -> Callable[[], object]: ...
@@ -40,12 +40,12 @@ P = TypeVar("P", bound=Program)
 
 
 class BySize(Generic[P]):
-    """A segment with open sizes, compiled when it is to run at a size that it has no program for. The latest programs are kept.
+    """A segment with open sizes that is compiled for each size when it first runs there; the programs used last are kept.
 
     Args:
         segment: with open sizes, as OpenVINO takes it.
-        compiled: compiles a segment whose inputs have fixed sizes. If outputs have not, as sizes enter as values, this is no
-            way to run it.
+        compiled: compiles a segment whose inputs have fixed sizes. A segment whose outputs still have open sizes, because sizes
+            enter as values, cannot be run in this way.
     """
 
     from_disk = False
@@ -73,7 +73,7 @@ class BySize(Generic[P]):
             return self._kept[shapes]
 
     def at_typical_sizes(self) -> P:
-        """Return the program for the sizes for which placements are sought. Raises DeviceError."""
+        """Return the program for the typical sizes, for which placements are searched. Raises DeviceError."""
         return self.at(tuple(spec.memory_shape for spec in self.inputs))
 
     def keeps(self, program: Program) -> bool:
@@ -117,7 +117,7 @@ class _AtSizes:
 
 
 def _fixed(spec: BufferSpec, shape: Sequence[int]) -> BufferSpec:
-    """Return a tensor with a shape as it lies in memory."""
+    """Return the spec of a tensor at a fixed shape, which is given in memory order."""
     order = (0, 3, 1, 2) if spec.channels_last else range(len(shape))
     return spec if spec.limits is None else replace(spec, shape=tuple(shape[i] for i in order), limits=None)
 
@@ -149,7 +149,7 @@ class BySizeInstance:
         return self._outputs[index]
 
     def run(self) -> None:
-        """Compute the outputs. Raises DeviceError if no program is there for these sizes, and none can be compiled."""
+        """Compute the outputs. Raises DeviceError if there is no program for these sizes, and it cannot be compiled."""
         program = self.program.at(tuple(tuple(self._bound[i].tensor.shape) for i in range(len(self.program.inputs))))
         if program not in self._made:
             self._made = {one: made for one, made in self._made.items() if self.program.keeps(one)}
@@ -165,7 +165,7 @@ class BySizeInstance:
 
 
 def _at_size(buffer: HostBuffer, spec: BufferSpec) -> HostBuffer:
-    """View a buffer whose shape changes as one of the shape that it has now."""
+    """Return a view of a buffer with open sizes, at the shape that it has now."""
     if buffer.spec.limits is None:
         return buffer
     return HostBuffer(spec, import_openvino().Tensor(buffer.tensor.data, shared_memory=True))
@@ -175,8 +175,8 @@ def times_slower(program: Program, other: Program, instance: Callable[[Program],
     """Run two programs in turn, on zeros of the typical sizes; return by which factor the first is slower.
 
     Args:
-        program: of a segment.
-        other: of the same segment, which runs.
+        program: a program of a segment, which may fail to run.
+        other: another program of the segment, which runs.
         instance: makes an instance of either.
 
     Returns:

@@ -27,8 +27,8 @@ def kernels(model: OpenVinoModel, graph: OpGraph, device: Device, precision: str
         model: the model.
         graph: its task graph, which numbers the ops.
         device: a device of OpenVINO.
-        precision: in which it computes.
-        passes: over the model; times are means.
+        precision: inference precision.
+        passes: number of passes over the model; times are means.
 
     Raises:
         DeviceError: the device cannot run the model.
@@ -37,7 +37,7 @@ def kernels(model: OpenVinoModel, graph: OpGraph, device: Device, precision: str
     # see CachingInstance of openvino.py
     whole, growing = expose_growing_states(model.ov_model) if device.where.family == "GPU" else (model.ov_model, {})
     before: Any = None
-    for sample in model.sample_requests():  # counters are means over all runs of what is compiled
+    for sample in model.sample_requests():  # counters are means over all runs of a compiled model
         compiled = compile_model(whole, device, precision, PERF_COUNT=True)
         request = compiled.create_infer_request()
         for i, value in enumerate(sample.inputs.values()):
@@ -56,7 +56,7 @@ def kernels(model: OpenVinoModel, graph: OpGraph, device: Device, precision: str
 
 
 def _run_after(before: Any, request: Any) -> None:
-    """Run a request in the state in which another one has left the model; in the initial one if there is none."""
+    """Run a request from the state that ``before``, another request, left the model in; None for the initial state."""
     states = {} if before is None else {state.name: state.state for state in before.query_state()}
     for state in request.query_state():
         if before is None:

@@ -34,7 +34,7 @@ def wake_on_time() -> None:
 
 
 def _sleep(seconds: float, closing: Gate) -> None:
-    """Sleep to within a few microseconds, or until it closes."""
+    """Sleep for some seconds, to within a few microseconds, or until ``closing`` is open."""
     wake_on_time()
     if seconds > 0:
         closing.wait(min(seconds, threading.TIMEOUT_MAX))
@@ -74,12 +74,12 @@ class SlowedDevice:
 
     @property
     def explain(self) -> Callable[[], str]:
-        """Says what the real device reports of a native entry that failed."""
+        """Function that returns the real device's message about a native entry that failed."""
         return getattr(self._inner, "explain", str)
 
     @property
     def call(self) -> Callable[[Instance], Callable[[], None]] | None:
-        """Makes a function that runs an instance on the real device's thread; None if only that device can run it."""
+        """Function that makes one that runs an instance on the real device's thread; None if only that device can run it."""
         return getattr(self._inner, "call", None)
 
     def compile(self, segment: SegmentSource) -> Program:
@@ -175,7 +175,7 @@ class EmulatedLink:
         return self._worker
 
     def seconds(self, destination: Buffer) -> float:
-        """Say what a transfer takes once the link is free."""
+        """Return the seconds that a transfer takes once the link is free."""
         return self._latency + destination.nbytes / self._bandwidth
 
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:  # noqa: ARG002
@@ -183,7 +183,7 @@ class EmulatedLink:
         self._worker.submit(functools.partial(self._run, perf_counter(), self.seconds(destination), done))
 
     def _run(self, asked: float, seconds: float, done: DoneCallback) -> None:
-        # by the clock at which it was asked for: waking this thread is part of the time, not on top of it
+        # counted from the request: waking this thread is part of the transfer's time, not added to it
         start = max(asked, self._free_at)
         self._free_at = start + seconds
         _sleep(self._free_at - perf_counter(), self._closing)

@@ -1,4 +1,4 @@
-"""Links between memories that nothing leads from one to the other: through the memory of the host."""
+"""Links between two memories that have no direct way between them: tensors go through the host's memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["HandOver"]
 
 
 class HandOver:
-    """A link that reads a tensor from one memory and fills the other with it, on a thread of its own.
+    """A link that reads a tensor from one memory and writes it to another one, on a separate thread.
 
     Args:
         name: thread name, such as ``placeit cuda:0 -> CPU@0``.

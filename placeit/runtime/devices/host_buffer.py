@@ -19,15 +19,15 @@ __all__ = ["HostBuffer"]
 class HostBuffer:
     """A tensor in host memory, shared with OpenVINO without a copy.
 
-    One with open sizes belongs to OpenVINO: who writes it gives it a shape, and more memory if needed.
+    OpenVINO allocates a tensor with open sizes: each write sets its shape, and allocates more memory if needed.
 
     Args:
         spec: its shape and type.
-        tensor: the ``openvino.Tensor`` that holds it, or what the C library knows it as; None to allocate one.
+        tensor: the ``openvino.Tensor`` that holds it, or a tensor of OpenVINO's C library; None to allocate one.
 
     Attributes:
         tensor: the ``openvino.Tensor``.
-        native: what the C library knows it as; None if it does not.
+        native: the tensor of the C library; None if it did not allocate this one.
     """
 
     space = "host"
@@ -49,18 +49,18 @@ class HostBuffer:
         return int(self.tensor.get_byte_size())
 
     def array(self) -> NDArray[np.generic]:
-        """View the value in its logical shape."""
+        """Return a view of the value in its logical shape."""
         data = cast("NDArray[np.generic]", self.tensor.data)
         return data.transpose(0, 3, 1, 2) if self.spec.channels_last else data
 
     def fill(self, value: NDArray[np.generic]) -> None:
-        """Copy there."""
+        """Copy a value of the logical shape into the buffer; if sizes are open, the buffer takes its shape."""
         if self.spec.limits is not None:
             self.resize(value.shape)
         self.array()[...] = value
 
     def copy(self, memory: NDArray[np.generic]) -> None:
-        """Copy a value there that lies in memory as this one does, with its shape if sizes are open."""
+        """Copy a value in memory order into the buffer; if sizes are open, the buffer takes its shape."""
         if self.tensor.data.shape != memory.shape:
             self.tensor.shape = memory.shape
         self.tensor.data[...] = memory
@@ -70,7 +70,7 @@ class HostBuffer:
         self.tensor.shape = self.spec.in_memory(shape)
 
     def blank(self, sentinel: int) -> None:
-        """Fill the memory."""
+        """Fill the memory with NaN, or with the sentinel if its type has no NaN."""
         self.tensor.data[...] = blank_value(self.tensor.data.dtype, sentinel)
 
 

@@ -1,4 +1,4 @@
-"""What a pass over a whole model consists of on a device: kernels, and the ops that each of them stands for."""
+"""The kernels that a device runs in a pass over a whole model, and the ops that each of them computes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Kernel:
     """Ops that a device computes as one.
 
     Attributes:
-        ops: their numbers in the task graph, one at least.
-        seconds: that they take together, in one pass over the model, or in a number of passes that all kernels have in common.
+        ops: their numbers in the task graph; at least one.
+        seconds: seconds that they take together, in one pass over the model or in a number that is the same for all kernels.
     """
 
     ops: tuple[int, ...]
@@ -27,7 +27,7 @@ class Kernel:
 
 
 def group_shares(kernels: Sequence[Kernel], grouping: Grouping) -> NDArray[np.float64]:
-    """Divide a pass among groups: ``float64[G]``, shares that sum to one.
+    """Return each group's share of a pass, ``float64[G]``; the shares sum to one.
 
     A kernel's time is divided evenly among the groups of its ops.
     """

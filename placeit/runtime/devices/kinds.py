@@ -44,20 +44,20 @@ class DeviceKind:
         open: ``open(device, precision)`` makes the device that runs segments. Raises DeviceError.
         supported: ``supported(model, device)`` names the ops that the device can run. Raises DeviceError if the device runs no
             such models at all.
-        kernels: ``kernels(model, grouping, device, precision, passes)`` measures what a pass over the whole model consists
-            of; a runtime that says nothing of it runs the groups one by one. Raises DeviceError.
+        kernels: ``kernels(model, grouping, device, precision, passes)`` measures the kernels of a pass over the whole model; a
+            runtime without per-op times runs the groups one by one. Raises DeviceError.
         streams: ``streams(devices, precision)`` drives all devices of a cluster through streams, launched ahead; None if it
             cannot, or none of them has streams. Raises DeviceError.
-        link: ``link(source, destination)`` opens what moves tensors from one device to another, one of which, or both, are of
-            this kind. The kind of the source is asked first. None if it has nothing for them: then tensors stay where they
-            are if both devices read the same memory, and else go through the host's
+        link: ``link(source, destination)`` opens the link between two devices, at least one of which is of this kind. The kind
+            of the source is asked first. None if this kind has no link for them. Tensors then stay in place if both devices
+            read the same memory, and otherwise go through the host's memory
             (:class:`placeit.runtime.devices.hand_over.HandOver`). Raises DeviceError.
         version: ``version()`` names the version of the runtime that drives the device, on which measured costs depend.
-        devices: ``devices()`` lists the devices of this machine that only this kind knows. Those of a kind ``sleep`` are
-            called ``sleep:0`` or ``sleep:west``, and these are their addresses, too. Raises DeviceError if it cannot tell.
-        open_sizes: ``open_sizes(device)`` is true if segments run there at any size where those of the model are open.
+        devices: ``devices()`` lists the devices of this machine that only this kind knows. Devices of a kind ``sleep`` are
+            called ``sleep:0`` or ``sleep:west``, which are also their addresses. Raises DeviceError if it cannot tell.
+        open_sizes: ``open_sizes(device)`` is true if the device runs segments of models with open sizes, at any size.
         expected: ``expected(device, precision)`` makes a device that need not be there yet, and counts as lost until it is
-            (:class:`placeit.runtime.reopening.Losable`). Raises DeviceError if those of the kind have to be there.
+            (:class:`placeit.runtime.reopening.Losable`). Raises DeviceError if devices of this kind have to be there.
     """
 
     open: Callable[[Device, str], RuntimeDevice]
@@ -75,8 +75,8 @@ def device_kind(device: Device) -> DeviceKind:
     """Find the kind of a device.
 
     Raises:
-        DeviceError: nothing does.
-        UsageError: the plug-in that does cannot be loaded.
+        DeviceError: this version has no such kind.
+        UsageError: the plug-in with the kind cannot be loaded.
     """
     kind: DeviceKind
     if device.address is not None and device.address.node:

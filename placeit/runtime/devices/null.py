@@ -31,10 +31,10 @@ class VirtualClock:
         self._count = 0
 
     def at(self, moment: float, event: Callable[[], None]) -> None:
-        """Call ``event`` at a moment from now on; events of one moment run in the order of their requests.
+        """Call ``event`` at a moment, now or later; events of the same moment run in the order of these calls.
 
-        The moment is given, and not the time until it: ``now + (moment - now)`` need not be ``moment``, and what happens at
-        the same time would not.
+        The argument is the moment and not a delay: in floating point, ``now + (moment - now)`` need not be ``moment``, and
+        events of the same moment could get different times.
         """
         heapq.heappush(self._events, (moment, self._count, event))
         self._count += 1
@@ -65,7 +65,7 @@ class _NullBuffer:
         return int(np.prod(self.spec.shape)) * np.dtype(self.spec.dtype).itemsize
 
     def array(self) -> NDArray[np.generic]:
-        """Zeros."""
+        """Return zeros."""
         return np.zeros(self.spec.shape, self.spec.dtype)
 
     def fill(self, value: NDArray[np.generic]) -> None:
@@ -99,7 +99,7 @@ class NullDevice:
     """A device that is busy for a given time and computes nothing.
 
     Args:
-        name: name in the cluster; its memory is its own, so that every tensor from another device has to be moved.
+        name: name in the cluster. Its memory is separate, so that every tensor from another device has to be moved.
         clock: shared by all devices and links of a runtime.
         seconds: time of a segment.
     """

@@ -46,22 +46,22 @@ if TYPE_CHECKING:
 
 __all__ = ["KIND", "HostBuffer", "OpenVinoDevice", "OpenVinoProgram"]
 
-_SLOWER = 1.1  # times the seconds of a program for one size, from which on one for all sizes is not worth it
+_SLOWER = 1.1  # times the seconds of a program for one size: the most that a program for all sizes may take
 
 _log = logging.getLogger("placeit")
 
 
 class OpenVinoProgram:
-    """A segment compiled by OpenVINO: through its C library if that can be, and else through its Python binding.
+    """A segment compiled by OpenVINO: through its C library where that is possible, and else through its Python binding.
 
     Args:
-        segment: what was compiled.
-        compiled: by OpenVINO.
+        segment: the segment that was compiled.
+        compiled: the compiled model, of the C library or the Python binding.
         is_open: see below.
         states: see below.
 
     Attributes:
-        is_open: whether a size in it is open: then no output has memory of the request's own before a run.
+        is_open: whether a size in it is open: then a request has no memory for outputs before a run.
         states: initial values, by name, of states that are the last inputs and outputs of what is compiled.
         from_disk: whether it was compiled before, and kept on disk.
     """
@@ -77,10 +77,10 @@ class OpenVinoProgram:
         self.from_disk = from_cache(compiled)
 
     def mend(self) -> None:
-        """Run on zeros, at other sizes than runs before, in a request of its own.
+        """Run on zeros, at other sizes than the runs before, in a separate request.
 
-        After a run that failed, OpenVINO's CPU plugin (2026.4) fails in every request that has the sizes of the last one that
-        did not, until one of other sizes has run.
+        After a run that failed, OpenVINO's CPU plugin (2026.4) fails in every request with the sizes of the last successful
+        run, until a request with other sizes has run.
         """
         request = self.compiled.create_infer_request()
         for at in (lambda spec: [low for low, _ in spec.in_memory(spec.limits)], lambda spec: spec.memory_shape):
@@ -95,7 +95,7 @@ class OpenVinoProgram:
 class NativeInstance:
     """An infer request of the C library, which a loop without Python can run. Its tensors are set once.
 
-    A GPU's plugin knows the tensors that it has allocated itself, for the same GPU: those are not copied.
+    Tensors that a GPU's plugin has allocated for the same GPU are not copied.
 
     Attributes:
         run: runs it from Python.
@@ -135,16 +135,16 @@ class NativeInstance:
 
 
 def _memory(buffer: HostBuffer, port: Spec) -> Any:
-    """Return what the C library takes a buffer by: for open sizes Python's tensor, else its own, or the memory."""
+    """Return a buffer as the C library takes it: Python's tensor if sizes are open, else the library's own, or an array."""
     if port[0] is None:
         return buffer.tensor
     return buffer.tensor.data if buffer.native is None else buffer.native
 
 
 class OpenVinoInstance:
-    """An infer request of the Python binding. Tensors are set once: running it copies nothing here and looks nothing up.
+    """An infer request of the Python binding. Its tensors are set once: a run copies nothing here and looks nothing up.
 
-    A GPU's plugin knows the tensors that it has allocated itself, for the same GPU: those are not copied.
+    Tensors that a GPU's plugin has allocated for the same GPU are not copied.
 
     Args:
         program: what it runs.
@@ -184,9 +184,9 @@ class OpenVinoInstance:
         return self._outputs[index]
 
     def run(self) -> None:
-        """Run, in this thread. Raises RuntimeError."""
+        """Run in the calling thread. Raises RuntimeError."""
         if self._variables and not self._keep:
-            self.reset_state()  # which request ran before in these buffers is chance, and no result may depend on it
+            self.reset_state()  # results must not depend on the request that happened to run here before
         try:
             self._infer(self.request)
         except RuntimeError:
@@ -195,7 +195,7 @@ class OpenVinoInstance:
             raise
 
     def keep_state(self, *, keep: bool) -> None:
-        """Have every later run go on from the state as it is, or begin with the initial one."""
+        """Choose whether later runs continue from the current state, or each start from the initial one."""
         self._keep = keep
 
     def reset_state(self) -> None:
@@ -203,22 +203,22 @@ class OpenVinoInstance:
         self.request.reset_state()
 
     def states(self) -> dict[str, Any]:
-        """Copies of the variables' values, as ``openvino.Tensor`` by name."""
+        """Return copies of the variables' values, as ``openvino.Tensor`` by name."""
         return {variable.name: _copied(variable.state) for variable in self._variables}
 
     def set_states(self, states: Mapping[str, Any]) -> None:
-        """Take over its variables' values. Raises DeviceError."""
+        """Set its variables to values from ``states``. Raises DeviceError."""
         with explaining("A segment cannot take over the state of another one"):
             for variable in self._variables:
                 variable.state = _fetched(states[variable.name])
 
     def state_bytes(self) -> int:
-        """Size of its variables' values; of an attention's cache, OpenVINO copies the value for that."""
+        """Return the bytes of its variables' values; for an attention's cache, OpenVINO copies the value to tell."""
         return sum(int(variable.state.byte_size) for variable in self._variables)
 
 
 class CopiedInstance(OpenVinoInstance):
-    """An infer request whose outputs are copied from memory of its own.
+    """An infer request that writes outputs to its own memory, from which they are copied.
 
     The GPU plugin fails, or ends the process, if a program for open sizes has to write to memory that it was given.
     """
@@ -237,7 +237,7 @@ class CopiedInstance(OpenVinoInstance):
 
 
 class CachingInstance(CopiedInstance):
-    """An infer request that is given growing states as inputs, and keeps what it returns of them.
+    """An infer request that gets growing states as inputs, and keeps the new states that it returns as outputs.
 
     Where two requests of a program have variables that grow, OpenVINO's GPU plugin (2026.4) mixes them up: it computes with the
     state of another request, or fails ("Layout mismatch"), whenever a run has the sizes of the one before.
@@ -264,16 +264,16 @@ class CachingInstance(CopiedInstance):
         self._states = dict(self.program.states)
 
     def states(self) -> dict[str, Any]:
-        """Values of the variables, as ``openvino.Tensor`` by name, which nothing writes to."""
+        """Return the variables' values, as ``openvino.Tensor`` by name; later runs do not write to them."""
         return super().states() | self._states
 
     def set_states(self, states: Mapping[str, Any]) -> None:
-        """Take over its variables' values. Raises DeviceError."""
+        """Set its variables to values from ``states``. Raises DeviceError."""
         super().set_states(states)
         self._states = {name: _fetched(states[name]) for name in self._states}
 
     def state_bytes(self) -> int:
-        """Size of its variables' values."""
+        """Return the bytes of its variables' values."""
         return super().state_bytes() + sum(int(value.byte_size) for value in self._states.values())
 
 
@@ -291,8 +291,8 @@ def _copied(tensor: Any) -> Any:
     return copy
 
 
-_LENT_S = 2e-3  # longest segment that a caller runs itself: waking two threads would take a few percent of it
-_LENT_BY_ALL_CORES_S = 20e-3  # the same where no other cores are the right ones; a signal waits for it
+_LENT_S = 2e-3  # seconds of the longest segment that a caller runs itself: waking two threads takes a few percent of it
+_LENT_BY_ALL_CORES_S = 20e-3  # seconds of the longest such segment on all cores; a signal handler waits until it ends
 
 
 class OpenVinoDevice(OnWorker):
@@ -304,8 +304,8 @@ class OpenVinoDevice(OnWorker):
 
     A GPU allocates buffers in USM host memory, which an integrated GPU and the host use in place, and which is pinned for a
     discrete one. Inference blocks the worker thread, without Python's lock, until the GPU has ended: OpenVINO enqueues the
-    kernels on the thread that calls it. To start it asynchronously would have another thread, of OpenVINO's, do that and block,
-    and add the time until each of the two threads wakes.
+    kernels on the calling thread. In asynchronous mode, a thread of OpenVINO would enqueue them and block, and the time that
+    both threads take to wake would be added.
 
     All of this goes through OpenVINO's C library, so that segments have native entries. Where the C library cannot be used or
     knows no such device, and for segments with state or counters, it goes through the Python binding.
@@ -319,7 +319,7 @@ class OpenVinoDevice(OnWorker):
 
     space = "host"
     one_at_a_time = True
-    """Requests of a program wait for each other: it has one stream at most, and OpenVINO locks what that runs."""
+    """Requests of a program wait for each other: it has at most one stream, which OpenVINO locks during a run."""
 
     def __init__(self, device: Device, *, precision: str = "f32", properties: Mapping[str, Any] | None = None) -> None:
         self.name = device.name
@@ -327,9 +327,9 @@ class OpenVinoDevice(OnWorker):
         self._configuration = compile_properties(device, precision) | self._properties
         self._compiled_as = target_name(device), self._configuration
         self.program_key = f"openvino {target_name(device)} {sorted(self._configuration.items())}"
-        # what a loop without Python runs has nobody to read counters
+        # further properties may ask for counters, which only Python reads
         self._native: NativeOpenVino | None = None if self._properties else native_openvino()
-        self._context: Any = None  # of the same core as what is compiled
+        self._context: Any = None  # of the same OpenVINO core as the compiled models
         if device.where.family == "GPU":
             with contextlib.suppress(DeviceError):
                 self._context = None if self._native is None else self._native.context(target_name(device))
@@ -337,9 +337,9 @@ class OpenVinoDevice(OnWorker):
                 self._native = None
                 with explaining(f"OpenVINO cannot allocate memory for {device.name}"):
                     self._context = openvino_core().get_default_context(target_name(device))
-        self._said = False  # that it compiles for each size
+        self._said = False  # whether it has been logged that this device compiles for each size
         self._worker = Worker(f"placeit {device.name}", device.cores)
-        # inference runs on the thread that asks for it, whose cores are not the device's own unless these are all cores
+        # a caller may run inference on its own thread, which is on the device's cores only if these are all cores
         self._worker.lane.lends = _LENT_S if device.cores else _LENT_BY_ALL_CORES_S
 
     @property
@@ -350,16 +350,17 @@ class OpenVinoDevice(OnWorker):
     def compile(self, segment: SegmentSource) -> OpenVinoProgram | BySize[OpenVinoProgram]:
         """Compile a segment; one with open sizes in the way that is faster at the typical sizes. Raises DeviceError.
 
-        On a CPU that is one program for all sizes. On others, one for all sizes and one for the typical sizes are compiled and
-        timed: if the first takes more than 1.1 times as long, or fails, there is a program for each size.
+        On a CPU, it is compiled into one program for all sizes. On other devices, a program for all sizes and one for the
+        typical sizes are compiled and timed: if the first takes more than 1.1 times as long, or fails, there is a program for
+        each size.
         """
         if self._device.where.family == "CPU" or all(spec.limits is None for spec in segment.inputs):
             return self._compiled(segment)
         apart = BySize(segment, self._compiled)
-        if apart.has_state:  # one request keeps it
+        if apart.has_state:  # a single request has to keep the state for all sizes
             return self._compiled(segment, native=False)
         typical = apart.at_typical_sizes()
-        if typical.is_open:  # what enters are sizes as well
+        if typical.is_open:  # sizes also enter as values
             return self._compiled(segment, native=False)
         with contextlib.suppress(DeviceError):
             together = self._compiled(segment, native=False)
@@ -380,7 +381,7 @@ class OpenVinoDevice(OnWorker):
         with explaining(f"OpenVINO cannot compile a segment for {self.name}"):
             model = segment.in_format("openvino")
             if self._native is not None and native:
-                with contextlib.suppress(DeviceError):  # a model with state; or Python says what is wrong, too
+                with contextlib.suppress(DeviceError):  # a model with state; any other error is raised below, too
                     compiled = self._native.compile(model, *self._compiled_as, segment.identity)
                     return OpenVinoProgram(segment, compiled, is_open=model.is_dynamic())
             states = dict[str, Any]()
@@ -409,11 +410,11 @@ class OpenVinoDevice(OnWorker):
             return OpenVinoInstance(made)
 
     def explain(self) -> str:
-        """Say what went wrong in the C library last."""
+        """Return a message about the last error of the C library."""
         return f"Inference failed on {self.name}: {'' if self._native is None else self._native.explain()}"
 
     def allocate(self, spec: BufferSpec) -> HostBuffer:
-        """Allocate host memory: for a GPU, by its plugin, which has USM host memory unless the GPU lacks that."""
+        """Allocate host memory; the plugin of a GPU allocates USM host memory, unless the GPU lacks it."""
         if self._context is None or not spec.nbytes or spec.limits is not None:
             return HostBuffer(spec)
         openvino, dtype = import_openvino(), np.dtype(spec.dtype)

@@ -1,8 +1,8 @@
-"""OpenVINO's C library, called by ctypes: infer requests that code without Python can run by function pointer.
+"""OpenVINO's C library through ctypes: infer requests that code without Python can run by a function pointer.
 
-The ``openvino`` wheel brings the library. It computes what the Python binding computes, with the same properties; what it
-offers beside that is a function and its argument, :attr:`NativeRequest.entry`. Its core is not the one of Python, but an
-integrated GPU reads in place what its plugin has allocated for either of the two (2026.4).
+The ``openvino`` wheel contains the library. It computes the same results as the Python binding, with the same properties, and
+also offers a function and its argument, :attr:`NativeRequest.entry`. Its core is not Python's, but an integrated GPU reads
+memory in place that its plugin has allocated for either core (2026.4).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 Spec = tuple[tuple[int, ...] | None, np.dtype[Any]]
-"""Shape and NumPy type of an input or output; no shape if a size of the model is open, be it inside, where no memory of its own
-has a size before a run."""
+"""Shape and NumPy type of an input or output. The shape is None if any size in the model is open, also of a tensor inside it:
+a request then has no memory for it before a run."""
 
 _F32 = 4  # ``ov_element_type_e.F32``
 _VERSIONS = (2025, 0), (2026, 4)  # first and last release whose functions, structs and handles are as they are declared here
@@ -62,13 +62,13 @@ def library_folder() -> Path:
 
 
 def native_openvino() -> NativeOpenVino | None:
-    """Return the C library of the installed wheel, loaded once; None if it cannot be used, and :func:`why_not` says why."""
+    """Return the C library of the installed wheel, loaded once; None if it cannot be used (:func:`why_not` returns why)."""
     found = _attempt(library_folder(), _wheel_version())
     return None if isinstance(found, str) else found
 
 
 def why_not() -> str | None:
-    """Say why there is no :func:`native_openvino`; None if there is."""
+    """Return why the C library cannot be used; None if it can."""
     found = _attempt(library_folder(), _wheel_version())
     return found if isinstance(found, str) else None
 
@@ -89,24 +89,24 @@ def _attempt(folder: Path, version: str) -> NativeOpenVino | str:
 
 
 class NativeOpenVino:
-    """The C library, with a core of its own that is shared and never let go, as the one of Python (``openvino_core``) is.
+    """The C library with its own core, which is shared and never released, like Python's (``openvino_core``).
 
-    A model is handed over as it lies in memory. The C library's handle of a model is nothing but a C++ shared pointer, so one
-    is made that points to the model that Python holds. When the library is loaded, it is checked that it is of a release for
-    which this was written, that handles look so, and that both libraries' models are of the same C++ class. Nothing is copied
-    or written, and constants stay shared with the model, as with the Python binding. Files in memory cost more: with 200 MB of
-    constants 0.3 to 0.7 s for each compilation, and 200 MB for as long as the compiled model lives, because the CPU plugin
-    keeps what it reads constants from (2026.4).
+    A model is passed in place. The C library's handle of a model is a C++ shared pointer, so a handle is made that points to
+    the model that Python holds. When the library is loaded, three things are checked: its release is one that this code was
+    written for, its handles are such pointers, and both libraries' models are of the same C++ class. Nothing is copied or
+    written, and constants stay shared with the model, as with the Python binding. A file in memory would cost more: with 200 MB
+    of constants, 0.3 to 0.7 s for each compilation, and 200 MB for as long as the compiled model lives, because the CPU plugin
+    keeps the memory that it reads constants from (2026.4).
 
-    In the same way tensors of Python's are handed over where sizes are open: what one request writes and another one reads
-    has to be the same tensor for both, as its shape is part of it.
+    If sizes are open, tensors of Python are passed in the same way: a tensor that one request writes and another one reads has
+    to be the same object for both, as the shape is part of it.
 
     Args:
-        path: of the library.
-        version: what OpenVINO of Python says its version is.
+        path: path of the library.
+        version: version of OpenVINO's Python binding.
 
     Attributes:
-        takes_tensors: whether tensors of Python's can be handed over, without which no model with open sizes can be compiled.
+        takes_tensors: whether tensors of Python can be passed; if not, models with open sizes cannot be compiled.
 
     Raises:
         OSError, AttributeError, RuntimeError, LookupError, TypeError, ValueError: it cannot be used.
@@ -128,12 +128,12 @@ class NativeOpenVino:
         Args:
             model: the model. It must not be changed any more.
             target: a device of OpenVINO, such as ``CPU``.
-            properties: what to compile with, spelled as for the Python binding.
-            identity: what the cache finds it by.
+            properties: properties to compile with, spelled as for the Python binding.
+            identity: key of the model in the cache.
 
         Raises:
-            DeviceError: OpenVINO cannot, sizes are open and tensors cannot be handed over, NumPy cannot hold what goes in or
-                out, or the model keeps state between runs, which the C library has no means to reset.
+            DeviceError: OpenVINO cannot compile it, sizes are open and tensors cannot be passed, NumPy cannot hold an input or
+                output, or the model keeps state between runs, which the C library cannot reset.
         """
         with explaining(f"OpenVINO cannot compile a model for {target}"):
             if model.get_variables():
@@ -153,7 +153,7 @@ class NativeOpenVino:
         return NativeModel(self._library, compiled.value or 0, model, *specs)
 
     def context(self, target: str) -> NativeContext:
-        """Return what allocates memory for a GPU. Raises DeviceError if OpenVINO has no such GPU, or cannot."""
+        """Return the allocator of memory for a GPU. Raises DeviceError if OpenVINO has no such GPU, or cannot make it."""
         with explaining(f"OpenVINO cannot allocate memory for {target}"):
             if target not in self._contexts:
                 context = self._library.make("ov_core_get_default_context", self._core, target.encode())
@@ -161,33 +161,33 @@ class NativeOpenVino:
             return self._contexts[target]
 
     def explain(self, status: int = -1) -> str:
-        """Say what a status of ``infer`` means that is not 0: what OpenVINO said last, in whatever thread."""
+        """Describe a status of ``infer`` other than 0, by OpenVINO's last message from any thread."""
         return self._library.explain(status)
 
     def _check_handles(self) -> None:
-        """See that a handle of a model is a shared pointer to an object of the class that Python's models are of."""
+        """Check that a handle of a model is a shared pointer to an object of the class of Python's models."""
         model = openvino_core().read_model(_PROBE, b"")
         handle = self._library.make("ov_core_read_model_from_memory_buffer", self._core, _PROBE, len(_PROBE), None)
         try:
             theirs, ours = (c_void_p * 2).from_address(handle), _handle_of(model)
             if not theirs[1] or _first_word(theirs[0]) != _first_word(ours[0]):
-                raise RuntimeError("its models are not those of the Python binding")
+                raise RuntimeError("its models are of another class than the Python binding's")
         finally:
             self._library.free("ov_model_free", handle)
 
     def _knows_tensors(self) -> bool:
-        """Return whether a handle of a tensor is a shared pointer to what Python's tensors hold.
+        """Return whether a handle of a tensor is a shared pointer to the object that a tensor of Python holds.
 
-        A handle that was made here is given to the library only if it looks like one that the library has made.
+        A handle that was made here is passed to the library only if it looks like a handle that the library has made.
         """
         memory = np.zeros((2, 3))
         tensor, size = import_openvino().Tensor(memory, shared_memory=True), c_size_t()
-        if not hasattr(type(tensor), "_pybind11_conduit_v1_"):  # another binding, whose objects may look otherwise
+        if not hasattr(type(tensor), "_pybind11_conduit_v1_"):  # not pybind11: its objects may look different
             return False
         handle = self._library.make("ov_tensor_create_from_host_ptr", _F32, _shape((2, 3)), memory.ctypes.data)
         try:
             theirs, ours = (c_void_p * 2).from_address(handle), _handle_of_tensor(tensor)
-            # a tensor begins with a pointer to an object whose first word is of its class
+            # a tensor begins with a pointer to an object whose first word identifies its class
             if not theirs[1] or _first_word(_first_word(theirs[0])) != _first_word(_first_word(ours[0])):
                 return False
         finally:
@@ -217,7 +217,7 @@ class NativeTensor:
     """A tensor of the C library: memory of an infer request, or memory that a GPU's plugin has allocated.
 
     Attributes:
-        address: of the library's handle.
+        address: address of the library's handle.
     """
 
     def __init__(self, library: OpenVinoLibrary, address: int, spec: Spec, owner: object = None) -> None:
@@ -226,9 +226,9 @@ class NativeTensor:
         self._library, self._spec, self._owner = library, spec, owner
 
     def view(self) -> NDArray[Any]:
-        """View the memory, which the view keeps. Raises RuntimeError, or ValueError if it has another size than it should."""
+        """Return an array that views the memory and keeps it. Raises RuntimeError; ValueError if the size is unexpected."""
         (shape, dtype), size = self._spec, c_size_t()
-        assert shape is not None  # noqa: S101 (such tensors are Python's own)
+        assert shape is not None  # noqa: S101 (tensors with open sizes are Python's)
         self._library.call("ov_tensor_get_byte_size", self.address, byref(size))
         if size.value != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"it takes {size.value} bytes where {dtype}{list(shape)} was expected")
@@ -250,7 +250,7 @@ class NativeModel:
     def __init__(
         self, library: OpenVinoLibrary, compiled: int, source: Any, inputs: Sequence[Spec], outputs: Sequence[Spec]
     ) -> None:
-        # whatever is alive when the interpreter ends goes with the process: requests may still be running
+        # objects that are alive when the interpreter exits are not freed: requests may still be running
         weakref.finalize(self, library.free, "ov_compiled_model_free", compiled).atexit = False
         self._library, self._compiled, self._source = library, compiled, source
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
@@ -263,13 +263,13 @@ class NativeModel:
             )
 
     def property(self, name: str) -> str:
-        """Return a property as it is in force, as text. Raises DeviceError."""
+        """Return the current value of a property, as text. Raises DeviceError."""
         with explaining(f"OpenVINO does not tell {name} of a compiled model"):
             return self._library.text(self._library.make("ov_compiled_model_get_property", self._compiled, name.encode()))
 
 
 class NativeRequest:
-    """An infer request: what a segment runs with. One run at a time.
+    """An infer request of a compiled segment. It can be running only once at a time.
 
     Attributes:
         entry: addresses of a function ``int infer(void *request)``, for any thread, with or without Python's lock, and of its
@@ -283,28 +283,28 @@ class NativeRequest:
         weakref.finalize(self, _free_request, library, address, model, self._bound).atexit = False
 
     def set_input(self, index: int, memory: Any) -> None:
-        """Read input ``index`` from some memory from now on: what is there when a run starts.
+        """Read input ``index`` from some memory in every later run, with the value at the start of the run.
 
         Args:
-            index: of the input.
+            index: number of the input.
             memory: an array of the input's shape and type, C-contiguous, or a tensor of the library's; if sizes are open, an
                 ``openvino.Tensor``. The request keeps it.
 
         Raises:
-            DeviceError: it does not fit, there is no such input, or the request is running.
+            DeviceError: the memory does not fit, there is no such input, or the request is running.
         """
         self._set("input", index, memory)
 
     def set_output(self, index: int, memory: Any) -> None:
-        """Write output ``index`` to some memory from now on.
+        """Write output ``index`` to some memory in every later run.
 
         Args:
-            index: of the output.
+            index: number of the output.
             memory: an array of the output's shape and type, C-contiguous and writable, or a tensor of the library's; if sizes
                 are open, an ``openvino.Tensor``, which a run gives its shape, and more memory if needed. The request keeps it.
 
         Raises:
-            DeviceError: it does not fit, there is no such output, or the request is running.
+            DeviceError: the memory does not fit, there is no such output, or the request is running.
         """
         self._set("output", index, memory)
 
@@ -349,7 +349,7 @@ class NativeRequest:
             return NativeTensor(self._library, address, spec, self)
 
     def infer(self) -> None:
-        """Run, in this thread as far as OpenVINO does, without Python's lock. Raises DeviceError."""
+        """Run without Python's lock, in the calling thread as far as OpenVINO uses it. Raises DeviceError."""
         if status := self._library.infer(self._address):
             raise DeviceError(f"Inference failed: {self._library.explain(status)}")
 
@@ -372,7 +372,7 @@ def _shape(shape: Sequence[int]) -> Shape:
 
 @functools.cache
 def _element_type(library: OpenVinoLibrary, dtype: np.dtype[Any]) -> int:
-    """Return the C library's number of a type, which versions of it do not have in common. Raises TypeError, RuntimeError."""
+    """Return the C library's number of a type, which differs between versions. Raises TypeError or RuntimeError."""
     openvino = import_openvino()
     x = openvino.op.Parameter(openvino.Type(dtype), openvino.PartialShape([]))
     model, kind = openvino.Model([openvino.op.Result(x.output(0))], [x], "type"), c_int()
@@ -385,19 +385,19 @@ def _element_type(library: OpenVinoLibrary, dtype: np.dtype[Any]) -> int:
 
 
 def _handle_of(model: Any) -> ctypes.Array[c_void_p]:
-    """Make the C library's handle of a model that lives at least as long: a shared pointer that owns nothing."""
+    """Make the C library's handle of a model: a shared pointer that owns nothing; the model has to outlive it."""
     return (c_void_p * 2)(model._get_raw_address(), None)
 
 
 def _handle_of_tensor(tensor: Any) -> ctypes.Array[c_void_p]:
-    """Make the C library's handle of an ``openvino.Tensor``, as for a model: the object that pybind11 keeps after its head."""
+    """Make the C library's handle of an ``openvino.Tensor``, from the address that pybind11 keeps after the object's header."""
     if not isinstance(tensor, import_openvino().Tensor):
         raise TypeError(f"a tensor of open sizes is an openvino.Tensor, and not {type(tensor).__name__}")
     return (c_void_p * 2)(c_void_p.from_address(id(tensor) + object.__basicsize__).value, None)
 
 
 def _first_word(address: int | None) -> int | None:
-    """Return the first word of a C++ object, which says what class it is of."""
+    """Return the first word of a C++ object, which identifies its class."""
     return c_void_p.from_address(address).value if address else None
 
 

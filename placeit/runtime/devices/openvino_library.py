@@ -1,4 +1,4 @@
-"""OpenVINO's C library as it is: its functions by ctypes, its errors as exceptions."""
+"""OpenVINO's C library through ctypes; its errors become exceptions."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ _WITHOUT_MESSAGE = range(-16, -13)
 class OpenVinoLibrary:
     """The functions of the library that placeit calls.
 
-    Calls let go of Python's lock, as the Python binding does. Freeing holds it, since constants may lie in memory of Python's.
+    Calls release Python's lock, as in the Python binding. Freeing holds it, since constants may be in memory that Python owns.
 
     Args:
-        path: of the library.
+        path: path of the library.
 
     Raises:
         OSError: it cannot be loaded.
@@ -103,13 +103,13 @@ class OpenVinoLibrary:
             raise RuntimeError(self.explain(status))
 
     def make(self, name: str, *arguments: Any) -> int:
-        """Call a function whose last argument is where it puts an address, and return that. Raises RuntimeError."""
+        """Call a function that stores an address through its last argument, and return the address. Raises RuntimeError."""
         result = c_void_p()
         self.call(name, *arguments, byref(result))
         return result.value or 0
 
     def free(self, name: str, address: int) -> None:
-        """Free what the library made."""
+        """Free an object of the library by one of its functions."""
         self._frees[name](address)
 
     def text(self, address: int | None) -> str:
@@ -121,13 +121,13 @@ class OpenVinoLibrary:
         return text
 
     def explain(self, status: int) -> str:
-        """Say what a status means that is not 0: what OpenVINO said last, in whatever thread, if it said anything."""
+        """Describe a status other than 0: by OpenVINO's last message, from any thread, or else by the status's name."""
         if status not in _WITHOUT_MESSAGE and (message := self.text(self._last_message())):
             return what_openvino_says(RuntimeError(message))
         return str(self._status_name(status), "utf-8")
 
     def version(self) -> str:
-        """Version of OpenVINO, as ``openvino.get_version`` spells it. Raises RuntimeError."""
+        """Return the version of OpenVINO, as ``openvino.get_version`` spells it. Raises RuntimeError."""
         version = _Version()
         self.call("ov_get_openvino_version", byref(version))
         found = (version.build or b"").decode()

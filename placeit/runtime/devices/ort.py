@@ -39,8 +39,8 @@ __all__ = [
     "supported",
 ]
 
-_MOST_SHAPES = 1024  # of inputs that an instance knows the shapes of outputs for
-_SHAPE = 64  # bytes of an input that may be the shape of something, so that its values tell sizes
+_MOST_SHAPES = 1024  # sets of input shapes for which an instance remembers the shapes of its outputs
+_SHAPE = 64  # bytes of the largest integer input that may hold a shape, so that sizes depend on its values
 
 
 class OrtProgram:
@@ -56,7 +56,7 @@ class OrtProgram:
 
 
 class _OpenBuffer(HostBuffer):
-    """An output whose size depends on the data: what ONNX Runtime has allocated for it in the last run."""
+    """An output whose size depends on the data, in the memory that ONNX Runtime has allocated for it in the last run."""
 
     def take(self, value: NDArray[np.generic]) -> None:
         """Hold a value from now on."""
@@ -65,10 +65,10 @@ class _OpenBuffer(HostBuffer):
 
 
 class OrtInstance:
-    """An IO binding of a session, which instances on one thread share: it reads and writes the buffers' own memory.
+    """An IO binding that reads and writes the memory of buffers in place. Instances on one thread share a session.
 
-    Only outputs whose size depends on the data are in memory that ONNX Runtime allocates, anew in each run. So are those with
-    open sizes in the first run at some sizes of the inputs, from where they are copied.
+    ONNX Runtime allocates memory for outputs whose size depends on the data, anew in each run. In the first run at some sizes
+    of the inputs, it also allocates the outputs with open sizes, which are then copied.
     """
 
     rebinds = True  # may read and write other buffers from one run to the next
@@ -79,7 +79,7 @@ class OrtInstance:
         self._resized = [i for i, spec in enumerate(self._specs) if spec.limits is not None]
         self._telling = [i for i, spec in enumerate(self._specs) if np.dtype(spec.dtype).kind in "iu" and spec.nbytes <= _SHAPE]
         self._sized = [i for i, spec in enumerate(program.outputs) if spec.limits is not None]
-        self._shapes: dict[object, list[tuple[int, ...]]] = {}  # of such outputs, by what tells them
+        self._shapes: dict[object, list[tuple[int, ...]]] = {}  # shapes of these outputs, by the inputs that tell them
         self._session = program.session
         self._binding = program.session.io_binding()
         self._bound: dict[int, tuple[Buffer, Any]] = {}
@@ -190,10 +190,10 @@ class OrtDevice(OnWorker):
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
         check_device(device, precision)
         self.name = device.name
-        # all of the machine is used as ONNX Runtime does by itself: one thread for each physical core
+        # the whole machine is used as ONNX Runtime does by default: one thread for each physical core
         address = device.where
         self._cores = tuple(sorted(one_per_physical_core(device.cores))) if address.whole_cpu else device.cores
-        # larger sets have threads of their own in each session, bound to their cores
+        # with several cores, each session has threads that are bound to these cores
         of = self._cores if len(self._cores) > 1 else ""
         self._plain = device.plain
         self.program_key = f"onnxruntime {address.hardware} {of} {'plain' if device.plain else ''}"
@@ -256,15 +256,15 @@ def on_gpu(device: Device) -> bool:
 
 
 def _gpu(device: Device) -> int | None:
-    """Number of an NVIDIA GPU; None for a core set."""
+    """Return the number of an NVIDIA GPU; None for a core set."""
     return device.where.number if device.where.family == "cuda" else None
 
 
 def provider(gpu: int | None) -> tuple[str, dict[str, str]]:
-    """Name the execution provider for an NVIDIA GPU, by its number, or for the CPU (None), with its options."""
+    """Return the execution provider for an NVIDIA GPU, by its number, or for the CPU (None), with its options."""
     if gpu is None:
         return "CPUExecutionProvider", {}
-    # without TF32, whose 10 bits of mantissa would make outputs differ from those of other devices
+    # without TF32: with its 10 bits of mantissa, outputs would differ from other devices' outputs
     return "CUDAExecutionProvider", {"device_id": str(gpu), "use_tf32": "0"}
 
 
@@ -280,12 +280,12 @@ def open_session(
     """Make a session of a segment for a device.
 
     Args:
-        segment: what to run.
-        name: of the device.
+        segment: the segment.
+        name: name of the device.
         of: execution provider, with its options.
-        cores: of a core set.
-        model: the segment as ONNX, if somebody has it already.
-        plain: whether nothing else runs beside the device.
+        cores: cores of a core set.
+        model: the segment as an ONNX model; None to get it from ``segment``.
+        plain: whether the device is the only one that runs.
 
     Raises:
         DeviceError: it cannot be compiled, the provider does not load, or the ONNX model has other shapes than the segment.
@@ -299,7 +299,7 @@ def open_session(
             f"{what}: its {of[0]} does not load. Install the versions of CUDA and cuDNN that this onnxruntime-gpu was built "
             "for."
         )
-    if isinstance(model, OnnxFile):  # whose sizes may be open, and become known when it runs
+    if isinstance(model, OnnxFile):  # its sizes may be open, and become known when it runs
         return session
     for ours, theirs in ((segment.inputs, session.get_inputs()), (segment.outputs, session.get_outputs())):
         wanted, found = [list(spec.memory_shape) for spec in ours], [value.shape for value in theirs]
@@ -319,10 +319,10 @@ def _session(model: Any, of: tuple[str, dict[str, str]], cores: tuple[int, ...] 
     options = runtime.SessionOptions()
     options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
     whole = plain and set(one_per_physical_core(allowed_cores())) <= set(cores)
-    options.intra_op_num_threads = 0 if whole else max(1, len(cores))  # 0 is what a program has that says nothing
-    options.log_severity_level = 4  # errors are raised; warnings about the parts of a model tell a user nothing
+    options.intra_op_num_threads = 0 if whole else max(1, len(cores))  # 0 is ONNX Runtime's default
+    options.log_severity_level = 4  # errors are raised; warnings about parts of a model do not help a user
     if options.intra_op_num_threads > 1:
-        # its numbers of processors start at one, and the calling thread is none of them
+        # ONNX Runtime counts processors from one; the calling thread has no entry
         numbers = ",".join(str(core + 1) for core in cores)
         options.add_session_config_entry("session.intra_op_thread_affinities", ";".join([numbers] * (len(cores) - 1)))
     if options.intra_op_num_threads > 1 and not plain:
@@ -335,10 +335,10 @@ def _session(model: Any, of: tuple[str, dict[str, str]], cores: tuple[int, ...] 
 
 
 def supported(model: Model, device: Device) -> Collection[str]:
-    """Name the ops that this ONNX Runtime has kernels for, which only making a session of one of each kind can tell.
+    """Return the names of ops that this ONNX Runtime has kernels for; to find out, make a session of one op of each kind.
 
     Raises:
-        DeviceError: it runs none of them, or the model is no ONNX model.
+        DeviceError: it runs none of them, or the model is not an ONNX model.
     """
     if isinstance(model, WholeOnnxModel):
         return model.graph.names

@@ -44,7 +44,7 @@ def use_threads(count: int) -> None:
     """Set PyTorch's number of threads for calls from this thread; the threads inherit its core affinity.
 
     ``torch.set_num_threads`` sets the number for the calling thread, and for every thread that has not computed yet. Only the
-    former is meant here, so the latter is put back.
+    calling thread is to change, so the number for the other threads is restored.
     """
     with _default_threads:
         before: Future[int] = Future()
@@ -73,7 +73,7 @@ def _torch_dtype(spec: BufferSpec) -> torch.dtype:
 
 
 class TorchBuffer:
-    """A tensor in host memory. Each run of the instance that it is an output of puts a new tensor there, without a copy."""
+    """A tensor in host memory. If it is an output of an instance, each run puts a new tensor there, without a copy."""
 
     space = "host"
 
@@ -88,13 +88,13 @@ class TorchBuffer:
         return math.prod(self.spec.shape) * _torch_dtype(self.spec).itemsize
 
     def array(self) -> NDArray[np.generic]:
-        """View the value, or copy it as float32 if NumPy lacks its type."""
+        """Return a view of the value, or a copy as float32 if NumPy lacks its type."""
         tensor = self.tensor if numpy_can_hold(self.spec.dtype) or self.tensor.is_complex() else self.tensor.float()
         value: NDArray[np.generic] = tensor.numpy(force=True)
         return value
 
     def fill(self, value: NDArray[np.generic]) -> None:
-        """Copy there, converted from what :meth:`array` gives."""
+        """Copy a value into the tensor, converted from the type that :meth:`array` returns."""
         self.tensor.copy_(torch.from_numpy(value))
 
     def blank(self, sentinel: int) -> None:
@@ -132,7 +132,7 @@ class TorchInstance:
         self._inputs[index] = source
 
     def output(self, index: int) -> TorchBuffer:
-        """The buffer that holds output ``index`` after a run."""
+        """Return the buffer that holds output ``index`` after a run."""
         return self._outputs[index]
 
     def run(self) -> None:
@@ -154,7 +154,7 @@ def check_precision(device: Device, precision: str) -> None:
 class TorchDevice(OnWorker):
     """A CPU core set that runs one PyTorch segment at a time, on its own thread, bound to the cores.
 
-    Larger sets get as many threads as they have cores; those are the worker's own and inherit its cores.
+    A set of several cores gets as many threads as it has cores. The worker starts them, and they inherit its cores.
 
     Args:
         device: the device.
@@ -171,7 +171,7 @@ class TorchDevice(OnWorker):
         check_precision(device, precision)
         self.name = device.name
         self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
-        # all of the machine is used as PyTorch does by itself: one thread for each physical core
+        # the whole machine is used as PyTorch does by default: one thread for each physical core
         threads = len(one_per_physical_core(device.cores) if device.where.whole_cpu else device.cores)
         self._worker.submit(functools.partial(use_threads, max(1, threads)))
 
@@ -194,7 +194,7 @@ class TorchDevice(OnWorker):
 
 
 def module_of(segment: SegmentSource, device: str) -> torch.nn.Module:
-    """A segment as a module, for a device. Raises DeviceError if it takes or gives other tensors than the segment."""
+    """Return a segment as a module for a device. Raises DeviceError if it has other numbers of inputs or outputs."""
     module: torch.nn.Module = segment.in_format("torch")
     if isinstance(module, torch.fx.GraphModule):
         (end,) = module.graph.find_nodes(op="output")
@@ -210,7 +210,7 @@ def module_of(segment: SegmentSource, device: str) -> torch.nn.Module:
 def failing_op(error: BaseException) -> str | None:
     """Return the op of a segment that raised an error; None if the error came from elsewhere.
 
-    It is the node of a module that torch.fx made, and what a note ``op: NAME`` of the error says of any other module.
+    The op is the node of a module that torch.fx has generated. For any other module, a note ``op: NAME`` of the error names it.
     """
     for note in getattr(error, "__notes__", ()):
         if note.startswith("op: "):

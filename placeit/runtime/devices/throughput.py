@@ -23,7 +23,7 @@ _PROPERTIES = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": "AUTO"}
 class ThroughputDevice(OpenVinoDevice):
     """CPU cores that OpenVINO divides among streams by itself, with its throughput hint.
 
-    Requests in different slots run at the same time, each waited for on a thread of its own.
+    Requests in different slots run at the same time; there is a thread for each slot that waits for its request.
 
     Args:
         device: CPU cores.

@@ -1,6 +1,6 @@
-"""Devices that compute nothing and keep a thread busy for a given time: for tests and benchmarks of what runs them.
+"""Devices that compute nothing and keep a thread busy for a given time: for tests and benchmarks of executors.
 
-Unlike those of :mod:`placeit.runtime.devices.null` they have real threads, and a native entry as OpenVINO's segments do.
+Unlike the devices of :mod:`placeit.runtime.devices.null`, they have real threads, and native entries as OpenVINO's segments do.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class TimedInstance:
     """A segment that takes a given time and writes nothing.
 
     Attributes:
-        native: C function, and its argument; None if it has none.
-        work: ``int64[3]``, nanoseconds to take, how often it was called, and what it returns, zero unless it is to fail.
+        native: addresses of a C function and its argument; None if it has no native entry.
+        work: ``int64[3]``: nanoseconds to take, number of calls, and the status to return, which is 0 unless it is to fail.
     """
 
     def __init__(self, program: TimedProgram, native: bool) -> None:
@@ -46,7 +46,7 @@ class TimedInstance:
         """Do nothing: nothing is read."""
 
     def output(self, index: int) -> Buffer:
-        """A buffer that nothing is written to."""
+        """Return a buffer that nothing is written to."""
         return self._outputs[index]
 
 
@@ -77,7 +77,7 @@ class TimedDevice(OnWorker):
         return sum(int(instance.work[1]) for instance in self.instances)
 
     def compile(self, segment: SegmentSource) -> Program:
-        """Look the segment's time up."""
+        """Look up the segment's time."""
         return TimedProgram(segment, self._seconds(segment))
 
     def instance(self, program: Program) -> Instance:
@@ -94,5 +94,5 @@ class TimedDevice(OnWorker):
         return f"A timed segment failed on {self.name}: {error}"
 
     def explain(self) -> str:
-        """Say what went wrong in a native entry."""
+        """Return a message about a native entry that failed."""
         return f"A timed segment failed on {self.name}"

@@ -1,4 +1,4 @@
-"""Devices whose segments Python runs, on a thread of the device's own."""
+"""Base class of devices whose segments Python runs, on a thread for each device."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["OnWorker", "Worker", "perform"]
 
 
 def _attempt(run: Callable[[], object], explain: Callable[[BaseException], str]) -> None:
-    """Run a function.
+    """Run a function, and turn any exception into an ExecutionError.
 
     Args:
-        run: what to run.
-        explain: gives the message of the error.
+        run: the function.
+        explain: returns the message of the error.
 
     Raises:
-        ExecutionError: whatever ``run`` raises is its cause.
+        ExecutionError: ``run`` raised an exception, which is the cause of this error.
     """
     try:
         run()
-    except BaseException as error:  # whatever it is, somebody waits for this thread to tell
+    except BaseException as error:  # also one that is no Exception: the thread that waits for the run has to be told
         kind = "" if isinstance(error, Exception) else f" ({type(error).__name__})"
         raise ExecutionError(explain(error) + kind) from error
 
@@ -36,9 +36,9 @@ def perform(run: Callable[[], object], explain: Callable[[BaseException], str], 
     """Run a function and report its start and end; the job of a device's worker.
 
     Args:
-        run: what to run. Whatever it raises is reported as an ExecutionError.
-        explain: gives the message of that error.
-        done: told of the end; once more if that fails.
+        run: the function. Any exception that it raises is reported as an ExecutionError.
+        explain: returns the message of that error.
+        done: called at the end; once more if the call raises.
     """
     begin, failure = perf_counter(), None
     try:
@@ -47,12 +47,12 @@ def perform(run: Callable[[], object], explain: Callable[[BaseException], str], 
         failure = error.with_traceback(None)
     try:
         done(begin, perf_counter(), failure)
-    except BaseException:  # noqa: BLE001 (no memory, say; nothing else can tell of the end, and the thread serves others)
+    except BaseException:  # noqa: BLE001 (out of memory, say; nothing else reports the end, and the thread serves others)
         done(begin, perf_counter(), failure)
 
 
 class OnWorker(ABC):
-    """Base class of devices whose instances Python runs, by their method ``run``, on a thread of the device's own."""
+    """Base class of devices whose instances Python runs, by their method ``run``, on a thread for each device."""
 
     _worker: Worker
 
@@ -62,7 +62,7 @@ class OnWorker(ABC):
         return self._worker
 
     def call(self, instance: Instance) -> Callable[[], None]:
-        """A function that runs an instance on the worker thread. It raises ExecutionError."""
+        """Return a function that runs an instance on the worker thread. It raises ExecutionError."""
         return functools.partial(_attempt, cast("Any", instance).run, self._explain)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
@@ -75,4 +75,4 @@ class OnWorker(ABC):
 
     @abstractmethod
     def _explain(self, error: BaseException) -> str:
-        """Give the message of an ExecutionError."""
+        """Return the message of an ExecutionError."""

@@ -31,13 +31,13 @@ class Setting:
     """Settings that an actor gets when it starts.
 
     Attributes:
-        name: of the device in the cluster.
-        device: as it is found on its node: its address has no node.
+        name: name of the device in the cluster.
+        device: the device as its node finds it: its address has no node.
         host: address that it listens on.
-        secret: which others have to know to connect.
-        precision: of inference.
+        secret: secret that peers have to know to connect.
+        precision: inference precision.
         coding: how float32 tensors are sent; see :mod:`placeit.runtime.nodes.coding`.
-        patience: seconds in which a peer has to acknowledge what it was sent.
+        patience: seconds in which a peer has to acknowledge data.
         opened: makes the device, for tests and benchmarks; None for the one of its kind.
     """
 
@@ -64,7 +64,7 @@ class DeviceActor:
                 self._device = SlowedDevice(self._device, device.slowdown)
         self._lane = Lane(self._device, setting.coding)
         self._programs: dict[int, Program] = {}
-        self._copies: dict[int, Mapping[str, Any]] = {}  # of states
+        self._copies: dict[int, Mapping[str, Any]] = {}  # copies of states, by number
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._listener = Listener(setting.host, setting.secret, self._meet)
@@ -77,7 +77,7 @@ class DeviceActor:
         return WeightStore.of_user()
 
     def where(self) -> tuple[tuple[str, int], int]:
-        """Address that it listens on, and its process."""
+        """Return the address that it listens on, and the number of its process."""
         return self._listener.address, os.getpid()
 
     def reach(self, name: str, address: tuple[str, int], secret: bytes) -> None:
@@ -86,7 +86,7 @@ class DeviceActor:
         self._lane.meet(Connection(sock, name, self._lane, self._setting.patience))
 
     def missing(self, pieces: tuple[str, ...]) -> list[str]:
-        """Pieces of weights that this machine has not been sent."""
+        """Return the pieces of weights that this machine does not have."""
         return self._store.missing(pieces)
 
     def keep(self, pieces: Mapping[str, bytes]) -> None:
@@ -130,15 +130,18 @@ class DeviceActor:
         self._lane.unwire(slot)
 
     def keep_state(self, job: int, epoch: int, keep: bool) -> None:
-        """Have an instance go on from its state, or begin with the initial one; see :meth:`reset_state`. Raises DeviceError."""
+        """Choose whether later runs continue from the current state; see :meth:`reset_state`. Raises DeviceError."""
         self._at_rest(job, epoch).keep_state(keep=keep)
 
     def reset_state(self, job: int, epoch: int) -> None:
-        """Return an instance to its initial state. Runs of its slot before an epoch are over. Raises DeviceError."""
+        """Return an instance to its initial state. Raises DeviceError.
+
+        Runs of its slot before ``epoch`` end first: nothing more of them starts, and a segment that is running is waited for.
+        """
         self._at_rest(job, epoch).reset_state()
 
     def state_bytes(self, job: int, epoch: int) -> int:
-        """Size of the state of an instance; see :meth:`reset_state`. Raises DeviceError."""
+        """Return the bytes of an instance's state; see :meth:`reset_state`. Raises DeviceError."""
         return self._at_rest(job, epoch).state_bytes()
 
     def copy_states(self, job: int, epoch: int) -> int:
@@ -155,18 +158,18 @@ class DeviceActor:
             self._copies.pop(copy, None)
 
     def fetch_state(self, copy: int, name: str) -> SentVariable:
-        """The value of a variable in a copy."""
+        """Return the value of a variable in a copy."""
         return sent(self._copies[copy][name])
 
     def set_states(self, job: int, epoch: int, states: Mapping[str, int | SentVariable]) -> None:
-        """Have an instance take over values of variables, from copies or as sent. Raises DeviceError."""
+        """Set an instance's variables to values of copies that are here, or to values that were sent. Raises DeviceError."""
         values = {
             name: self._copies[value][name] if isinstance(value, int) else value.tensor() for name, value in states.items()
         }
         self._at_rest(job, epoch).set_states(values)
 
     def read(self, buffer: int) -> NDArray[np.generic]:
-        """Copy a buffer, in its logical shape."""
+        """Return a copy of a buffer's value, in its logical shape."""
         return np.array(self._lane.buffer(buffer).array(), order="C")
 
     def fill(self, buffer: int, value: NDArray[np.generic]) -> None:
@@ -179,7 +182,7 @@ class DeviceActor:
 
 
 def local(device: Device) -> Device:
-    """A device of a node as that node itself knows it. Raises DeviceError if it has no address."""
+    """Return a device of a node as the node itself addresses it. Raises DeviceError if it has no address."""
     if device.address is None:
         raise DeviceError(f"{device.name} has no address.")
     return replace(device, address=replace(device.address, node=""))

@@ -26,13 +26,13 @@ _slots, _numbers = itertools.count(1), itertools.count(1)
 
 
 class RemoteDevice(ABC):
-    """A device of another node, as its buffers, its instances and the slots that use it know it.
+    """A device of another node, as its buffers, its instances and the slots that use it see it.
 
     Attributes:
-        gone: why nothing more will come from it; None while it is there.
-        cut: devices that it has lost the link with, by name, and why.
-        worker: the thread that reports what has ended before it was asked for.
-        routes: the slot that hears of each instance and buffer, by its number.
+        gone: why the device is lost; None while it is there.
+        cut: why its link with another device is lost, by the name of that device.
+        worker: the thread that reports ends that came before the scheduler asked for them.
+        routes: for each instance and buffer, by number, the slot that gets its reports.
         arrivals: the number of each buffer of this process that the device writes to.
     """
 
@@ -46,7 +46,7 @@ class RemoteDevice(ABC):
 
     @staticmethod
     def number() -> int:
-        """A number for an instance or a buffer that no other has."""
+        """Return a number for an instance or a buffer that no other one has."""
         return next(_numbers)
 
     @abstractmethod
@@ -55,28 +55,28 @@ class RemoteDevice(ABC):
 
     @abstractmethod
     def tell(self, what: str, *arguments: Any) -> None:
-        """Call a method of the node's actor, and wait for nothing."""
+        """Call a method of the node's actor without waiting for its answer."""
 
     @abstractmethod
     def begin(self, ahead: Ahead, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
-        """Begin a run of a slot there."""
+        """Begin a run of a slot on the device, with the inputs that come from this process."""
 
     @abstractmethod
     def send(self, ahead: Ahead, number: int, buffer: Buffer) -> None:
-        """Send a tensor of this process there, into the buffer with a number."""
+        """Send a tensor of this process into the device's buffer with a number."""
 
     @abstractmethod
     def here(self, moment: float) -> float:
-        """A moment of its clock by this process's."""
+        """Convert a moment of the device's clock to this process's clock."""
 
 
 class RemoteProgram:
     """A segment compiled on a node.
 
     Args:
-        segment: its inputs and outputs.
-        number: by which the node knows it.
-        variables: names of those that hold its state.
+        segment: the segment, whose inputs and outputs it has.
+        number: its number on the node.
+        variables: names of the variables that hold its state.
     """
 
     def __init__(self, segment: SegmentSource, number: int, variables: tuple[str, ...]) -> None:
@@ -87,9 +87,9 @@ class RemoteBuffer:
     """Memory of a node.
 
     Attributes:
-        number: by which frames name it.
+        number: its number in frames.
         ahead: the slot that it belongs to.
-        delivered: the buffer of this process that its value is brought to; None if it is not.
+        delivered: the buffer of this process that its value is copied to; None if it is not copied.
     """
 
     def __init__(self, device: RemoteDevice, spec: BufferSpec) -> None:
@@ -104,11 +104,11 @@ class RemoteBuffer:
         return self.spec.nbytes
 
     def array(self) -> NDArray[np.generic]:
-        """A copy of the value, in its logical shape. Raises DeviceError."""
+        """Return a copy of the value, in its logical shape. Raises DeviceError."""
         return cast("NDArray[np.generic]", self.device.ask("read", self.number))
 
     def fill(self, value: NDArray[np.generic]) -> None:
-        """Copy a value there. Raises DeviceError."""
+        """Copy a value into the buffer. Raises DeviceError."""
         self.device.ask("fill", self.number, np.ascontiguousarray(value))
 
     def blank(self, sentinel: int) -> None:
@@ -116,7 +116,7 @@ class RemoteBuffer:
         self.device.ask("blank", self.number, sentinel)
 
     def deliver(self) -> Buffer:
-        """Have the value brought to this process, before its writer is reported to have ended."""
+        """Have the value copied to this process before its writer is reported to have ended; return the buffer there."""
         if self.delivered is None:
             self.delivered = HostBuffer(self.spec)
         return self.delivered
@@ -126,11 +126,11 @@ class RemoteInstance:
     """An instance of a segment on a node, which starts by itself when its inputs are there.
 
     Attributes:
-        number: by which its end is reported.
+        number: its number in reports.
         bound: buffers of its inputs.
         outputs: buffers on the node.
         ahead: the slot that it belongs to.
-        keeps_state: whether each run goes on from the state that the one before has left.
+        keeps_state: whether each run continues from the state that the one before has left.
     """
 
     keeps_state = False
@@ -156,14 +156,14 @@ class RemoteInstance:
 class Ahead:
     """One slot of an executor, on the devices of nodes that its plan uses.
 
-    What is reported is kept until the scheduler asks for it, and what the scheduler asks for until it is reported. Reports of
+    A report is kept until the scheduler asks for it, and a request of the scheduler is kept until the report comes. Reports of
     an earlier run are dropped.
 
     Attributes:
-        number: of the slot, in this process.
-        epoch: which run of it is under way.
+        number: number of the slot, in this process.
+        epoch: number of the current run.
         inbox: buffers of this process that nodes write to.
-        senders: the device that sends what arrives in a buffer, by number; this process if it has none.
+        senders: for each buffer, by number, the device that sends to it; buffers without an entry are sent by this process.
     """
 
     def __init__(self) -> None:
@@ -178,11 +178,11 @@ class Ahead:
         self._come: dict[int, tuple[float, float, BaseException | None]] = {}
 
     def renew(self) -> None:
-        """Have the next thing that is started begin another run."""
+        """Begin another run with the next instance or transfer that is started."""
         self._begun = False
 
     def go(self, what: object) -> None:
-        """Have nodes begin a run, with the inputs that are in place, unless they have.
+        """Have nodes begin a run on the inputs in place, unless they have begun it.
 
         Args:
             what: an instance or a buffer, which is started or sent once in each run: a second time begins another run.
@@ -199,7 +199,7 @@ class Ahead:
                 device.begin(self, inputs)
 
     def retire(self) -> int:
-        """Have nothing of the last run go on anywhere once it is said that the epoch returned has begun; nothing runs here."""
+        """Begin a new epoch and return it: a node that hears of it ends earlier runs. No run may be under way here."""
         with self._lock:
             self.epoch += 1
             self._come.clear()
@@ -219,7 +219,7 @@ class Ahead:
         devices[0].worker.submit(functools.partial(done, *report))
 
     def report(self, number: int, epoch: int, start: float, finish: float, error: BaseException | None = None) -> None:
-        """Take note of the end of a segment or a transfer."""
+        """Pass the end of a segment or a transfer on to the scheduler, or keep it until the scheduler asks for it."""
         with self._lock:
             if epoch != self.epoch:
                 return
@@ -230,7 +230,7 @@ class Ahead:
         done(start, finish, error)
 
     def lost(self, devices: set[RemoteDevice], error: DeviceError) -> None:
-        """Fail whatever all of these devices take part in."""
+        """Fail the segments and transfers that use all of these devices."""
         with self._lock:
             hit = [number for number, (_, those) in self._waiting.items() if devices <= set(those)]
             failed = [self._waiting.pop(number)[0] for number in hit]

@@ -1,4 +1,4 @@
-"""Forms in which tensors cross the wire: as they are, or float32 in two bytes or one for each element."""
+"""Forms in which tensors cross the wire: unchanged, or float32 in two bytes or one byte for each element."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Coding(IntEnum):
 
 
 def coded_type(coding: int, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """Element type on the wire; the tensor's own if it is not float32."""
+    """Return the element type on the wire; the tensor's own if it is not float32."""
     if dtype != np.float32:
         return dtype
     match coding:
@@ -36,10 +36,10 @@ def coded_type(coding: int, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]
 
 
 def coded(coding: int, value: NDArray[np.generic]) -> tuple[NDArray[np.generic], float]:
-    """Return what to send of a contiguous tensor, and its scale.
+    """Return the coded form of a contiguous tensor, and its scale.
 
-    What is beyond the range of a float16 becomes infinite. A tensor of which int8 would keep nothing, as it has infinities or
-    NaN, or hardly anything but zeros, is sent as it is.
+    Values beyond the range of float16 become infinite. A tensor is sent unchanged if int8 would keep nothing of it: if it has
+    infinities or NaN, or its largest absolute value is too small for a scale.
     """
     if coding == Coding.NONE or value.dtype != np.float32:
         return value, 0.0
@@ -53,5 +53,5 @@ def coded(coding: int, value: NDArray[np.generic]) -> tuple[NDArray[np.generic],
 
 
 def decode(coding: int, received: NDArray[np.generic], scale: float, into: NDArray[np.generic]) -> None:
-    """Write a received tensor where it belongs."""
+    """Decode a received tensor into an array."""
     into[...] = received.astype(np.float32) * np.float32(scale) if coding == Coding.INT8 else received

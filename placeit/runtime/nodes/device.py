@@ -39,26 +39,26 @@ _STARTS_S, _COMPILES_S, _ANSWERS_S = 60.0, 300.0, 60.0
 _BEAT_S = 0.5
 _LOADING = 6
 _LONGEST_TEXT = 4096
-_AFTERTHOUGHT_S = 0.5  # for a device to be found dead before a link to it is
+_AFTERTHOUGHT_S = 0.5  # seconds until a lost link is reported: a device that has ended is to be found lost before its links
 
 
 class NodeDevice(RemoteDevice):
     """A device of another node.
 
-    An actor of Ray drives it there, and runs segments as soon as their inputs arrive (:mod:`placeit.runtime.nodes.lane`). What
-    ``start`` starts may so have ended already.
+    An actor of Ray drives it there, and runs segments as soon as their inputs arrive (:mod:`placeit.runtime.nodes.lane`). So
+    an instance may have ended when ``start`` is called.
 
     Args:
-        device: its address names the node.
-        precision: of inference.
+        device: the device; its address names the node.
+        precision: inference precision.
         nodes: the cluster; None for the one that this process is connected to.
         opened: makes the device on the node; None for one of its kind.
-        given_up: whether to wait for the node no longer.
-        expected: whether it need not be there yet: then it counts as lost, and is there when it is opened anew.
+        given_up: returns True when the node is not to be waited for any longer.
+        expected: whether it need not be there yet: then it counts as lost until it is opened anew.
 
     Attributes:
-        gone: why nothing more will come from it; None while it is there.
-        cut: devices that it has lost the link with, by name, and why.
+        gone: why the device is lost; None while it is there.
+        cut: why its link with another device is lost, by the name of that device.
         silent_s: seconds from its last sign of life to the moment when it was found lost; 0 before.
     """
 
@@ -103,7 +103,7 @@ class NodeDevice(RemoteDevice):
             self.address, self.pid = answer_of(answer, f"{self.name}, when it was opened,", _STARTS_S, given_up)
             sock = connect(self.address, self.secret, DRIVER)
             self.connection = Connection(sock, self.name, self, self._nodes.patience)
-            self._ping()  # before anything else is sent there: what is reported is in its time
+            self._ping()  # before all other frames: its reports are in its clock's time, which this measures
         except BaseException:
             self.worker.close()
             ray_module().kill(self._actor)
@@ -113,7 +113,7 @@ class NodeDevice(RemoteDevice):
 
     @property
     def coding(self) -> int:
-        """The type that float32 tensors are sent as."""
+        """Form in which float32 tensors are sent."""
         return self._nodes.coding
 
     # -- through Ray ------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class NodeDevice(RemoteDevice):
         return self._closing.is_open or not self._nodes.connected
 
     def tell(self, what: str, *arguments: Any) -> None:
-        """Call a method of the actor, and wait for nothing."""
+        """Call a method of the actor without waiting for its answer."""
         if self.gone is None and not self._closing.is_open and self._nodes.connected:
             getattr(self._actor, what).remote(*arguments)
 
@@ -149,7 +149,7 @@ class NodeDevice(RemoteDevice):
         """Compile a segment on the node, which gets the weights that it has not been sent before. Raises DeviceError."""
         package, pieces = pack(segment)
         number = self.ask("compile", package, timeout=_COMPILES_S)
-        for _ in range(3):  # another process may delete what this one has brought, to make room
+        for _ in range(3):  # another process may delete pieces that were just sent, to make room
             if number is not None:
                 break
             missing = self.ask("missing", package.pieces)
@@ -166,11 +166,11 @@ class NodeDevice(RemoteDevice):
         self.ask("reach", other.name, other.address, other.secret)
 
     def reopened(self) -> NodeDevice:
-        """See :class:`placeit.runtime.reopening.Losable`, as for the next two."""
+        """Open the device anew, as a new object; see :class:`placeit.runtime.reopening.Losable`. Raises DeviceError."""
         self._nodes.check()
-        self._nodes.device(self.where, self._given_up)  # its version, and its cores
+        self._nodes.device(self.where, self._given_up)  # checks its version and its cores
         made = self._anew(given_up=self._given_up)
-        made.program_key += f" {self.number()}"  # it has compiled nothing yet
+        made.program_key += f" {self.number()}"  # the new actor has no programs yet
         return made
 
     @staticmethod
@@ -188,7 +188,7 @@ class NodeDevice(RemoteDevice):
 
     @staticmethod
     def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Callable[[], None] | None:
-        """Tell nodes what a slot runs there, and return what renews it; see :mod:`placeit.runtime.nodes.wiring`."""
+        """Tell nodes what a slot runs there; return a function that renews it. See :mod:`placeit.runtime.nodes.wiring`."""
         ahead = run_ahead(book, pool, plan, slot)
         return None if ahead is None else ahead.renew
 
@@ -204,7 +204,7 @@ class NodeDevice(RemoteDevice):
         return RemoteBuffer(self, spec)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
-        """Have ``done`` called when an instance has ended, or has ended already."""
+        """Have ``done`` called when an instance has ended, also if it has ended before this call."""
         made = narrowed(RemoteInstance, instance)
         if made.ahead is None:
             raise ExecutionError(f"{self.name} runs the instances of an executor only.")
@@ -212,14 +212,14 @@ class NodeDevice(RemoteDevice):
         made.ahead.expect(made.number, done, (self,))
 
     def begin(self, ahead: Ahead, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
-        """Begin a run of a slot there."""
-        if inputs:  # which say that a run has begun
+        """Begin a run of a slot on the device, with the inputs that come from this process."""
+        if inputs:  # their frames also begin the run
             self._send_all(ahead, [self._parcel(ahead, number, outgoing(buffer, 0)) for number, buffer in inputs])
         else:
             self.connection.send(Frame(Kind.BEGIN, slot=ahead.number, epoch=ahead.epoch))
 
     def send(self, ahead: Ahead, number: int, buffer: Buffer) -> None:
-        """Send a tensor of this process there."""
+        """Send a tensor of this process into the device's buffer with a number."""
         self._send_all(ahead, [self._parcel(ahead, number, outgoing(buffer, self.coding))])
 
     def _parcel(self, ahead: Ahead, number: int, sent: Outgoing) -> Parcel:
@@ -233,7 +233,7 @@ class NodeDevice(RemoteDevice):
     # -- frames -----------------------------------------------------------------------------------------------------------
 
     def place(self, frame: Frame) -> memoryview | None:
-        """Say where a payload goes; see :class:`placeit.runtime.nodes.wire.Receiver`."""
+        """Return the memory for a payload; see :class:`placeit.runtime.nodes.wire.Receiver`."""
         if frame.kind in (Kind.ENDED, Kind.LOST) and frame.size <= _LONGEST_TEXT:
             return memoryview(bytearray(frame.size))
         if frame.kind != Kind.DATA:
@@ -242,7 +242,7 @@ class NodeDevice(RemoteDevice):
         return None if ahead is None or ahead.epoch != frame.epoch else ahead.inbox.place(frame)
 
     def took(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:  # noqa: ARG002
-        """Follow a frame; see :class:`placeit.runtime.nodes.wire.Receiver`."""
+        """Handle a frame; see :class:`placeit.runtime.nodes.wire.Receiver`."""
         self._heard = perf_counter()
         if frame.kind == Kind.PONG:
             self._keep_time(frame.start, frame.finish)
@@ -286,7 +286,7 @@ class NodeDevice(RemoteDevice):
         return min(self._trips)[0] if self._trips else float("inf")
 
     def here(self, moment: float) -> float:
-        """A moment of its clock by this process's."""
+        """Convert a moment of the device's clock to this process's clock."""
         return moment - self._offset
 
     def _beat(self) -> None:
@@ -296,7 +296,7 @@ class NodeDevice(RemoteDevice):
             if now - last > self._nodes.patience / 2:  # it was this process that was stopped
                 self._heard = now
             last, silent = now, now - self._heard
-            # what is asked of it through Ray, to compile a model for one, may keep it from answering for a while
+            # a call through Ray, to compile a model for example, may keep it from answering for a while
             if silent > self._nodes.patience * (_LOADING if self._asked > 0 else 1):
                 self._lose(f"it has shown no sign of life for {silent:.1f} s: it hangs, or its network is cut off")
                 return
@@ -308,7 +308,7 @@ class NodeDevice(RemoteDevice):
     # -- ends -------------------------------------------------------------------------------------------------------------
 
     def lost(self, connection: Connection, why: str) -> None:  # noqa: ARG002
-        """Take note that the connection has ended; see :class:`placeit.runtime.nodes.wire.Receiver`."""
+        """Declare the device lost, as the connection has ended; see :class:`placeit.runtime.nodes.wire.Receiver`."""
         if not self._closing.is_open:
             loading = " while it loaded something, as it does when its node has too little memory" if self._asked else ""
             self._lose(f"its process has ended{loading}, or the connection to it has ({why})")
@@ -326,7 +326,7 @@ class NodeDevice(RemoteDevice):
             tell(self.name, why)
 
     def _link_lost(self, name: str, why: str) -> None:
-        """Fail what crosses a link that a node has lost, unless an end of it is known to be gone."""
+        """Fail the transfers on a link that a node has lost, unless one of its ends is known to be lost."""
         others = {device for ahead in _all_ahead(self) for device in ahead.feeds if device.name == name}
         for other in others:
             if self.gone is None and other.gone is None:
@@ -336,7 +336,7 @@ class NodeDevice(RemoteDevice):
                     ahead.lost({self, other}, error)
 
     def close(self) -> None:
-        """End the actor and everything of it here. A second call has no effect."""
+        """End the actor, and the connection and the threads for it in this process. A second call has no effect."""
         if self._closing.is_open:
             return
         self._closing.open()
@@ -346,7 +346,7 @@ class NodeDevice(RemoteDevice):
         if threading.current_thread() is not self._pulse:
             self._pulse.join(2.0)
         if self._nodes.connected:
-            with contextlib.suppress(Exception):  # or Ray is about to be shut down
+            with contextlib.suppress(Exception):  # Ray may be about to shut down
                 ray_module().kill(self._actor)
         self.worker.close()
 
@@ -362,7 +362,7 @@ def _text(payload: memoryview | None) -> str:
 def _release(device: weakref.ref[NodeDevice], program: int) -> None:
     found = device()
     if found is not None:
-        with contextlib.suppress(Exception):  # of Ray's, which may be about to end
+        with contextlib.suppress(Exception):  # Ray may be about to shut down
             found.tell("release", program)
 
 
@@ -374,7 +374,7 @@ class NodeLink:
         destination: device that they go to.
 
     Raises:
-        DeviceError: the one does not reach the other.
+        DeviceError: one device cannot connect to the other.
     """
 
     def __init__(self, source: RuntimeDevice, destination: RuntimeDevice) -> None:
@@ -384,7 +384,7 @@ class NodeLink:
 
     @property
     def worker(self) -> Worker:
-        """The thread that reports what has come before it was asked for."""
+        """The thread that reports transfers that ended before the scheduler asked for them."""
         return self._ends[0].worker
 
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:

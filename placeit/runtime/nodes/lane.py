@@ -1,7 +1,7 @@
-"""Run beside a device of a node: start segments when their inputs are there, and send on their outputs.
+"""The part of an executor beside a device of a node: it starts segments when their inputs are there, and sends their outputs.
 
-The plan was told ahead. So between two segments, on one node or on two, nobody is asked: the scheduler of the executor hears of
-each start and end afterwards, and decides nothing that has been decided here.
+The node knows the plan in advance. So no other process is asked between two segments, on one node or on two: the scheduler of
+the executor hears of each start and end afterwards, and decides nothing that has been decided here.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class SegmentJob:
     """An instance of a segment in one slot.
 
     Attributes:
-        number: of the instance, by which its end is reported.
-        program: of the segment, as it was numbered when it was compiled.
-        urgency: the lower goes first of those that are ready.
+        number: number of the instance in reports.
+        program: number that the program of the segment got when it was compiled.
+        urgency: of the jobs that are ready, the one with the lowest urgency starts first.
         inputs: numbers of the buffers that it reads, in order.
-        outputs: of those that it writes.
-        keeps_state: whether each run goes on from the state that the one before has left.
+        outputs: numbers of the buffers that it writes, in order.
+        keeps_state: whether each run continues from the state that the one before has left.
     """
 
     number: int
@@ -53,10 +53,11 @@ class Wiring:
 
     Attributes:
         slot: its number.
-        buffers: that tensors arrive in, by number.
-        jobs: in the order of the plan.
-        sends: number of a buffer here, name of the device (or :data:`DRIVER`), number of the buffer there.
-        fed: numbers of the buffers that the driver fills at the begin of a run, and hears nothing of.
+        buffers: buffers that tensors arrive in, by number.
+        jobs: jobs in the order of the plan.
+        sends: for each tensor to send: number of the buffer here, name of the device (or :data:`DRIVER`), number of the buffer
+            there.
+        fed: numbers of the buffers that the driver fills at the begin of a run, and gets no reports about.
     """
 
     slot: int
@@ -68,7 +69,7 @@ class Wiring:
 
 @dataclass(eq=False)
 class _Cell:
-    """A buffer here: who reads it, and where it is sent."""
+    """A buffer on this device, with the jobs that read it, and the buffers that it is sent to."""
 
     buffer: Buffer
     slot: int
@@ -90,7 +91,7 @@ class Lane:
     """Runs jobs on a device as their inputs arrive.
 
     Args:
-        device: what they run on.
+        device: the device that they run on.
         coding: how float32 tensors are sent to others.
     """
 
@@ -105,13 +106,13 @@ class Lane:
         self._late: list[Frame] = []  # tensors that came while an earlier run of their slot was still running
         self._begun = 0
         self._lock = threading.Lock()
-        self._ended = threading.Condition(self._lock)  # of what runs
+        self._ended = threading.Condition(self._lock)  # notified when a segment has ended
         self._peers: dict[str, Connection] = {}
 
-    # -- told through Ray -------------------------------------------------------------------------------------------
+    # -- calls through Ray ------------------------------------------------------------------------------------------
 
     def wire(self, wiring: Wiring, instances: Sequence[Instance]) -> None:
-        """Make a slot ready to run; it does as soon as a run of it begins."""
+        """Make a slot ready to run; its jobs start as soon as a run of it begins."""
         slot = _Slot()
         cells: dict[int, _Cell] = {}
         for number, spec in wiring.buffers.items():
@@ -148,14 +149,14 @@ class Lane:
                 heapq.heapify(self._ready)
 
     def buffer(self, number: int) -> Buffer:
-        """A buffer by its number. Raises DeviceError."""
+        """Return a buffer by its number. Raises DeviceError."""
         try:
             return self._cells[number].buffer
         except KeyError:
             raise DeviceError(f"{self.device.name} has no buffer {number} any more.") from None
 
     def at_rest(self, number: int, epoch: int) -> Instance:
-        """Return an instance once nothing of its slot runs; runs before an epoch are over. Raises DeviceError."""
+        """Return an instance after all runs of its slot before an epoch have ended. Raises DeviceError."""
         with self._lock:
             if number not in self._jobs:
                 raise DeviceError(f"{self.device.name} has no segment {number} any more.")
@@ -167,13 +168,13 @@ class Lane:
             return instance
 
     def meet(self, connection: Connection) -> None:
-        """Use a connection for what is sent to its other end."""
+        """Use a connection for frames to its other end."""
         self._peers[connection.name] = connection
 
-    # -- told by sockets --------------------------------------------------------------------------------------------
+    # -- calls of connections ---------------------------------------------------------------------------------------
 
     def place(self, frame: Frame) -> memoryview | None:
-        """Say where a payload goes; see :class:`placeit.runtime.nodes.wire.Receiver`."""
+        """Return the memory for a payload; see :class:`placeit.runtime.nodes.wire.Receiver`."""
         if frame.kind != Kind.DATA:
             raise ProtocolError(f"a payload where none belongs (kind {frame.kind})")
         with self._lock:
@@ -183,7 +184,7 @@ class Lane:
             return self._inbox.place(frame)
 
     def took(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:  # noqa: ARG002
-        """Follow a frame; see :class:`placeit.runtime.nodes.wire.Receiver`."""
+        """Handle a frame; see :class:`placeit.runtime.nodes.wire.Receiver`."""
         match frame.kind:
             case Kind.PING:
                 connection.send(Frame(Kind.PONG, start=frame.start, finish=perf_counter()), urgency=(-1.0,))
@@ -206,13 +207,13 @@ class Lane:
         if driver is not None:
             driver.send(Frame(Kind.LOST), memoryview(text))
 
-    # -- decisions; those with the lock say so ------------------------------------------------------------------------
+    # -- decisions; "with the lock": the caller holds it --------------------------------------------------------------
 
     def _begin(self, number: int, epoch: int) -> None:
-        """Forget an earlier run of a slot, and count anew what its jobs wait for; with the lock."""
+        """Begin a run of a slot: end earlier runs, and count the inputs that its jobs wait for; with the lock."""
         slot = self._slots.get(number)
         if slot is None or epoch <= slot.epoch:
-            return  # or something of it has come first
+            return  # the slot is forgotten, or this run has begun already
         self._begun += 1
         slot.begun = self._begun
         self._end(number, epoch)
@@ -222,7 +223,7 @@ class Lane:
                 self._push(job)
 
     def _end(self, number: int, epoch: int) -> None:
-        """Start nothing more of runs of a slot that are earlier than an epoch; with the lock."""
+        """Start nothing more of the runs of a slot before an epoch; with the lock."""
         slot = self._slots[number]
         slot.epoch, slot.waiting = epoch, {}
         self._ready = [entry for entry in self._ready if entry[3] != number]
@@ -233,7 +234,7 @@ class Lane:
         heapq.heappush(self._ready, (self._slots[slot].begun, job.urgency, number, slot))
 
     def _filled(self, cell: _Cell) -> None:
-        """Have what reads a buffer wait for one thing less; with the lock."""
+        """Count a buffer as filled for each job that reads it, and queue the jobs that are ready; with the lock."""
         waiting = self._slots[cell.slot].waiting
         for job in cell.readers:
             waiting[job] -= 1
@@ -245,16 +246,16 @@ class Lane:
             cell = self._cells.get(frame.target)
             if cell is None:
                 return
-            self._begin(cell.slot, frame.epoch)  # its data may come before the driver's word
+            self._begin(cell.slot, frame.epoch)  # data may come before the driver's frame that begins the run
             if self._slots[cell.slot].epoch != frame.epoch or not self._inbox.took(frame):
                 return
             if self._running is not None and self._running[0] == cell.slot and self._running[1] != frame.epoch:
-                self._late.append(frame)  # what runs may read the buffer
+                self._late.append(frame)  # the running segment may read the buffer
                 return
         self._landed(frame)
 
     def _landed(self, frame: Frame) -> None:
-        """Have a tensor used that has come, unless its run is over. Nothing of an earlier run of the slot is running."""
+        """Use a tensor that has arrived, unless its run is over. No segment of an earlier run of the slot may be running."""
         with self._lock:
             cell = self._cells.get(frame.target)
             if cell is None or self._slots[cell.slot].epoch != frame.epoch:
@@ -268,7 +269,7 @@ class Lane:
         self._send_on(cell.slot, frame.epoch, {cell: sent}, None if cell.fed else arrived)
 
     def _go_on(self) -> None:
-        """Start what is most urgent, if nothing runs."""
+        """Start the most urgent job that is ready, if none is running."""
         with self._lock:
             if self._running is not None or not self._ready:
                 return
@@ -282,9 +283,9 @@ class Lane:
         sent: dict[_Cell, Outgoing | None] = {}
         with self._lock:
             outputs = self._outputs(number, slot, epoch) if error is None else []
-        try:  # before anything else runs here, which might give the tensors other sizes
+        try:  # before another segment runs here, which might give the tensors other sizes
             sent = {cell: self._outgoing(cell) for cell in outputs}
-        except Exception as failure:  # noqa: BLE001 (whoever waits for the run gets it)
+        except Exception as failure:  # noqa: BLE001 (it is reported to the driver)
             error = failure
         with self._lock:
             self._running = None
@@ -301,20 +302,20 @@ class Lane:
         self._go_on()
 
     def _outputs(self, number: int, slot: int, epoch: int) -> list[_Cell]:
-        """What a job has written, unless its run is over; with the lock."""
+        """Return the buffers that a job has written; none if its run is over; with the lock."""
         known = self._slots.get(slot)
         if known is None or known.epoch != epoch:
             return []
         return [self._cells[output] for output in self._jobs[number][0].outputs]
 
     def _outgoing(self, cell: _Cell) -> Outgoing | None:
-        """What is sent of a buffer; None if nothing is."""
+        """Return the value of a buffer as it is sent; None if it is not sent."""
         return outgoing(cell.buffer, self._coding) if cell.sends else None
 
     def _send_on(
         self, slot: int, epoch: int, sent: Mapping[_Cell, Outgoing | None], report: Frame | None, text: bytes = b""
     ) -> None:
-        """Send what is in buffers to all who read it, and a report to the driver, behind what the driver reads."""
+        """Send buffers to all devices that read them, and a report to the driver, behind the tensors that the driver reads."""
         begin = perf_counter()
         parcels: dict[str, list[Parcel]] = {}
         for cell, what in sent.items():
@@ -337,5 +338,5 @@ class Lane:
 
 
 def rank(nbytes: int, urgency: float) -> tuple[float, ...]:
-    """Order of tensors on a link: those of one chunk before longer ones, then by urgency."""
+    """Return the rank of a tensor on a link: tensors of one chunk go before longer ones, then by urgency."""
     return (1.0, urgency) if nbytes > CHUNK else (0.0, urgency)

@@ -1,4 +1,4 @@
-"""Segments on their way to a node: OpenVINO's XML, and its weights in pieces that are known by what they contain."""
+"""Segments on their way to a node: OpenVINO's XML, and the weights in pieces that are named by digests of their content."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from placeit.runtime.devices.base import BufferSpec, SegmentSource
 __all__ = ["Package", "WeightStore", "pack"]
 
 _PIECE = 1 << 12
-"""Constants of fewer bytes are not worth a piece of their own."""
+"""Bytes of the smallest constant that is a separate piece."""
 _DATA = re.compile(r'<data\b[^>]*\boffset="(\d+)"[^>]*\bsize="(\d+)"')
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DRAFT = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{8}")
@@ -43,9 +43,9 @@ class Package:
     Attributes:
         inputs: as of :class:`placeit.runtime.devices.base.SegmentSource`.
         outputs: as of :class:`placeit.runtime.devices.base.SegmentSource`.
-        xml: OpenVINO's.
+        xml: OpenVINO's XML.
         pieces: SHA-256 of the pieces that its weights are made of, in order.
-        variables: names of those that hold its state.
+        variables: names of the variables that hold its state.
     """
 
     inputs: tuple[BufferSpec, ...]
@@ -56,14 +56,14 @@ class Package:
 
 
 def pack(segment: SegmentSource) -> tuple[Package, dict[str, bytes]]:
-    """Pack a segment; return it and its pieces by their digests.
+    """Pack a segment; return the package, and its pieces by their digests.
 
     Raises:
-        DeviceError: it is not OpenVINO's.
+        DeviceError: the segment does not exist in OpenVINO's format.
         FileError: there is no room for temporary files.
     """
     model = segment.in_format("openvino")
-    # OpenVINO's states go by the name without the suffix
+    # names of OpenVINO's states lack this suffix
     variables = tuple(variable.info.variable_id.partition("/id=")[0] for variable in model.get_variables())
     with temporary_folder() as folder:
         xml, weights = folder / "segment.xml", folder / "segment.bin"
@@ -85,7 +85,7 @@ class Unpacked:
     """A segment on the node that is to compile it.
 
     Args:
-        package: what came.
+        package: the package that was received.
         weights: its pieces, joined.
     """
 
@@ -95,7 +95,7 @@ class Unpacked:
         self.identity = hashlib.sha256(b"".join((package.xml, *(name.encode() for name in package.pieces)))).hexdigest()
 
     def in_format(self, form: Format) -> Any:
-        """The segment as an ``openvino.Model``."""
+        """Return the segment as an ``openvino.Model``. Raises DeviceError for any other format."""
         if form != "openvino":
             raise DeviceError(f"Segments go to other nodes as OpenVINO's, and not as '{form}'.")
         return openvino_core().read_model(self._xml, self._weights)
@@ -104,12 +104,12 @@ class Unpacked:
 class WeightStore:
     """Weights that a machine has been sent, in files named by their digests, so that they are sent once.
 
-    The least recently used ones are deleted when they take too much, or when the disk is full. What does not have the digest
-    that its name says is not used. Whatever else is in the folder is left alone.
+    The least recently used files are deleted when all of them exceed the limit, or when the disk is full. A file whose digest
+    differs from its name is not used. Other files in the folder are left alone.
 
     Args:
         folder: only its owner may write there; it is made if it is missing.
-        most: bytes to keep.
+        most: most bytes to keep.
 
     Raises:
         DeviceError: the folder is a link or no folder, others may write there, or it cannot be made.
@@ -123,11 +123,11 @@ class WeightStore:
 
     @classmethod
     def of_user(cls) -> WeightStore:
-        """The store of this user on this machine. Raises DeviceError."""
+        """Return the store of this user on this machine. Raises DeviceError."""
         return cls(Path(tempfile.gettempdir(), f"placeit-weights-{os.geteuid()}"))
 
     def missing(self, pieces: tuple[str, ...]) -> list[str]:
-        """Those that are not here."""
+        """Return the pieces that are not here."""
         with self._errors():
             here = set(self._names())
         return [name for name in dict.fromkeys(pieces) if _checked(name) not in here]
@@ -136,7 +136,7 @@ class WeightStore:
         """Keep pieces. Raises DeviceError if there is no room."""
         with self._alone():
             for name in self._names():
-                if _DRAFT.fullmatch(name):  # of a process that was killed, since nobody else writes now
+                if _DRAFT.fullmatch(name):  # of a process that was killed: no other one writes now
                     self._delete(name)
             new = sum(map(len, pieces.values()))
             self._free(new + sum(size for _, size, _ in self._others(pieces)) - self._most, pieces)
@@ -168,7 +168,7 @@ class WeightStore:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let no other thread or process of this user write meanwhile."""
+        """Keep other threads and processes of this user from writing in the block."""
         with self._writing, self._errors():
             if os.fstat(self._handle).st_nlink == 0:  # deleted, as old folders for temporary files are
                 made = self._opened()
@@ -181,7 +181,7 @@ class WeightStore:
                 fcntl.flock(self._handle, fcntl.LOCK_UN)
 
     def _read(self, name: str) -> bytes | None:
-        """Read a file and note that it was used; None if it is missing, or no regular file."""
+        """Read a file and mark it as used now; None if it is missing, or not a regular file."""
         try:
             handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._handle)
         except OSError as error:
@@ -221,7 +221,7 @@ class WeightStore:
             os.unlink(name, dir_fd=self._handle)
 
     def _others(self, needed: Mapping[str, bytes]) -> list[tuple[float, int, str]]:
-        """Time of the last use, bytes and name of each piece that is not needed."""
+        """Return the time of the last use, the bytes and the name of each piece that is not needed."""
         found = []
         for name in self._names():
             if _DIGEST.fullmatch(name) and name not in needed:
@@ -231,7 +231,7 @@ class WeightStore:
         return found
 
     def _free(self, size: int, needed: Mapping[str, bytes]) -> bool:
-        """Delete the least recently used pieces, but none that is needed, until so many bytes are free; whether any was."""
+        """Delete the least recently used pieces that are not needed until ``size`` bytes are free; return whether any was."""
         freed = 0
         for _, bytes_, name in sorted(self._others(needed)):
             if freed >= size:

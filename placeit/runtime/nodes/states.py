@@ -1,4 +1,4 @@
-"""State of a model's segments on nodes: copies of it that stay there, and what goes to another device."""
+"""State of a model's segments on nodes: copies of it that stay there, and values that are sent to another device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SentVariable(NamedTuple):
     data: NDArray[np.uint8]
 
     def tensor(self) -> Any:
-        """The value as an ``openvino.Tensor``."""
+        """Return the value as an ``openvino.Tensor``."""
         openvino = import_openvino()
         made = openvino.Tensor(getattr(openvino.Type, self.type_name), openvino.Shape(self.shape))
         made.data.reshape(-1).view(np.uint8)[...] = self.data  # types that NumPy lacks show as others of their size
@@ -38,13 +38,13 @@ class SentVariable(NamedTuple):
 
 
 def sent(tensor: Any) -> SentVariable:
-    """Copy an ``openvino.Tensor`` for its way."""
+    """Copy an ``openvino.Tensor`` into the form in which it is sent."""
     data = np.array(tensor.data).reshape(-1).view(np.uint8)
     return SentVariable(tensor.element_type.get_type_name(), tuple(tensor.shape), data)
 
 
 class KeptCopy:
-    """A copy of an instance's state on its node, until nobody refers to it any more.
+    """A copy of an instance's state on its node, which is released with the last reference to this object.
 
     Args:
         device: the device of the node.
@@ -57,7 +57,7 @@ class KeptCopy:
 
 
 def _forget(device: RemoteDevice, number: int) -> None:
-    with contextlib.suppress(Exception):  # of Ray's, which may be about to end
+    with contextlib.suppress(Exception):  # Ray may be about to shut down
         device.tell("forget_states", number)
 
 
@@ -68,21 +68,21 @@ class KeptVariable(NamedTuple):
     name: str
 
     def fetch(self) -> Any:
-        """Bring the value here, as an ``openvino.Tensor``. Raises DeviceError."""
+        """Fetch the value from the node, as an ``openvino.Tensor``. Raises DeviceError."""
         return self.copy.device.ask("fetch_state", self.copy.number, self.name).tensor()
 
 
 class RemoteKeepingInstance(RemoteInstance):
     """An instance of a segment with state on a node: see :class:`placeit.runtime.devices.base.KeepsState`.
 
-    What still runs of an earlier run of its slot, as after a failure elsewhere, ends before its state is used, and
-    changes it no more afterwards.
+    Segments of an earlier run of its slot, which may still run after a failure elsewhere, end before its state is used, and do
+    not change it later.
     """
 
     def keep_state(self, *, keep: bool) -> None:
-        """Have every later run go on from the state as it is, or begin with the initial one. Raises DeviceError."""
+        """Choose whether later runs continue from the current state, or each start from the initial one. Raises DeviceError."""
         self.keeps_state = keep
-        if self.ahead is not None:  # or the node is told when the slot is wired
+        if self.ahead is not None:  # otherwise the node is told when the slot is wired
             self._ask("keep_state", keep)
 
     def _ask(self, what: str, *arguments: Any) -> Any:
@@ -94,16 +94,16 @@ class RemoteKeepingInstance(RemoteInstance):
         self._ask("reset_state")
 
     def states(self) -> dict[str, KeptVariable]:
-        """Copies of the values of its variables, which stay on the node. Raises DeviceError."""
+        """Return copies of the values of its variables, which stay on the node. Raises DeviceError."""
         copy = KeptCopy(self.device, self._ask("copy_states"))
         return {name: KeptVariable(copy, name) for name in self.program.variables}
 
     def set_states(self, states: Mapping[str, Any]) -> None:
-        """Take over the values of its variables; those of another device are sent. Raises DeviceError."""
+        """Set its variables to values from ``states``; values on another device are sent. Raises DeviceError."""
         self._ask("set_states", {name: self._known(states[name]) for name in self.program.variables})
 
     def _known(self, value: Any) -> int | SentVariable:
-        """The copy on the same device that has a value, or else the value itself."""
+        """Return the number of the copy with a value, if it is on the same device, or else the value itself."""
         if isinstance(value, KeptVariable):
             if value.copy.device is self.device:
                 return value.copy.number
@@ -111,5 +111,5 @@ class RemoteKeepingInstance(RemoteInstance):
         return sent(value)
 
     def state_bytes(self) -> int:
-        """Size of its state. Raises DeviceError."""
+        """Return the bytes of its state. Raises DeviceError."""
         return int(self._ask("state_bytes"))

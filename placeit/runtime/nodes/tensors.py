@@ -1,4 +1,4 @@
-"""Tensors on their way through a socket: what is sent of a buffer, and the buffers that they arrive in.
+"""Tensors on their way through a socket: the form in which they are sent, and the buffers that they arrive in.
 
 A tensor of open sizes is sent with the sizes that it has. The memory of its buffer may move as its sizes change, so it is
 copied before it is sent, and received beside its buffer until all of it has come.
@@ -34,9 +34,9 @@ class Outgoing(NamedTuple):
 
     Attributes:
         payload: its bytes, coded.
-        coding: of the bytes; see :mod:`placeit.runtime.nodes.coding`.
-        scale: of the coding.
-        sizes: of its dimensions, in memory order, if they are open; empty if they are fixed.
+        coding: coding of the bytes; see :mod:`placeit.runtime.nodes.coding`.
+        scale: scale of the coding.
+        sizes: sizes of its dimensions, in memory order, if they are open; empty if they are fixed.
     """
 
     payload: memoryview
@@ -46,7 +46,7 @@ class Outgoing(NamedTuple):
 
 
 def outgoing(buffer: Buffer, coding: int) -> Outgoing:
-    """Return what to send of a buffer, which may change its sizes afterwards; one of fixed sizes is not copied if not coded.
+    """Return a buffer's value as it is sent; a copy if it is coded, or if its sizes are open and may so change later.
 
     Raises:
         DeviceError: it is not in host memory, or not contiguous.
@@ -61,15 +61,15 @@ def outgoing(buffer: Buffer, coding: int) -> Outgoing:
 
 @dataclass(eq=False)
 class _Arrival:
-    """A buffer, and what has come for it.
+    """A buffer, and the parts of a tensor that have come for it.
 
     Attributes:
-        buffer: where it belongs.
-        memory: of a buffer of fixed sizes.
-        limits: of the sizes, in memory order; None if they are fixed.
+        buffer: the buffer.
+        memory: its memory, at its current sizes.
+        limits: limits of its sizes, in memory order; None if they are fixed.
         staged: memory beside the buffer.
         first: the header of the first part of the last tensor; None before the first one.
-        missing: bytes of it that have not come.
+        missing: bytes of that tensor that have not come.
     """
 
     buffer: Buffer
@@ -80,7 +80,7 @@ class _Arrival:
     missing: int = 0
 
     def form(self, frame: Frame) -> tuple[tuple[int, ...], np.dtype[np.generic], int]:
-        """Shape in memory order, type and bytes of the tensor that a frame is a part of. Raises ProtocolError."""
+        """Return shape in memory order, type and bytes of the tensor that a frame is a part of. Raises ProtocolError."""
         dtype = self.memory.dtype
         if frame.coding not in _CODINGS or (frame.coding and dtype != np.float32):
             raise ProtocolError(f"a tensor of coding {frame.coding} for the buffer {frame.target}, which is not expected")
@@ -105,8 +105,8 @@ class _Arrival:
 class ReceivingBuffers:
     """Buffers that payloads arrive in, by number: the only memory that a frame can write to.
 
-    For a tensor of open sizes, memory is set aside as its frames say, within the limits of its buffer and this machine's
-    memory. The system provides it as it is written to, so that a frame alone takes none.
+    For a tensor of open sizes, memory is allocated for the sizes in its frames, within the limits of its buffer and this
+    machine's memory. The system provides memory only when it is written to, so that a frame alone takes none.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class ReceivingBuffers:
         self._arrivals.pop(number, None)
 
     def place(self, frame: Frame) -> memoryview:
-        """Return where a part of a tensor belongs. Raises ProtocolError if it is not expected."""
+        """Return the memory for a part of a tensor. Raises ProtocolError if it is not expected."""
         arrival, nbytes = self._checked(frame)
         if frame.offset + frame.size > nbytes:
             raise ProtocolError(f"{frame.offset + frame.size} bytes for the buffer {frame.target}, which has {nbytes}")
@@ -132,7 +132,7 @@ class ReceivingBuffers:
         return bytes_of(arrival.staged)[frame.offset : frame.offset + frame.size]
 
     def _checked(self, frame: Frame) -> tuple[_Arrival, int]:
-        """What has come of the tensor that a frame is a part of, and the bytes of the whole. Raises ProtocolError."""
+        """Return the state of the tensor that a frame is a part of, and the bytes of all its parts. Raises ProtocolError."""
         arrival = self._arrivals.get(frame.target)
         if arrival is None:
             raise ProtocolError(f"a tensor for the buffer {frame.target}, which is not expected")
@@ -142,7 +142,7 @@ class ReceivingBuffers:
         return arrival, arrival.form(frame)[2]
 
     def took(self, frame: Frame) -> bool:
-        """Take note that a part has come; return whether it was the last one. Raises ProtocolError if it is not expected."""
+        """Count a part that has come; return whether it was the last one. Raises ProtocolError if it is not expected."""
         arrival, nbytes = self._checked(frame)
         if arrival.first is None or arrival.first.epoch != frame.epoch:
             arrival.first, arrival.missing = frame, nbytes
@@ -152,7 +152,7 @@ class ReceivingBuffers:
         return arrival.missing == 0
 
     def settle(self, number: int) -> None:
-        """Write the tensor that has come into its buffer, unless it is there. Nothing that uses the buffer is running."""
+        """Write a tensor that was received beside its buffer into the buffer. Nothing that uses the buffer may be running."""
         arrival = self._arrivals[number]
         frame = arrival.first
         if frame is None or not arrival.is_beside(frame):
@@ -170,13 +170,13 @@ def _most_bytes() -> float:
 
 
 def _limits(buffer: Buffer) -> Limits | None:
-    """Limits of the sizes of a buffer, in memory order; None if they are fixed."""
+    """Return the limits of the sizes of a buffer, in memory order; None if they are fixed."""
     spec = buffer.spec if isinstance(buffer, HostBuffer) else None
     return None if spec is None or spec.limits is None else spec.in_memory(spec.limits)
 
 
 def memory_of(buffer: Buffer) -> NDArray[np.generic]:
-    """The memory of a buffer in host memory, C-contiguous, without a copy. Raises DeviceError if it has none."""
+    """Return the memory of a buffer in host memory, without a copy. Raises DeviceError if it is not C-contiguous."""
     tensor = getattr(buffer, "tensor", None)
     memory: NDArray[np.generic] = buffer.array() if tensor is None else tensor.data
     if not memory.flags.c_contiguous:
@@ -185,5 +185,5 @@ def memory_of(buffer: Buffer) -> NDArray[np.generic]:
 
 
 def bytes_of(memory: NDArray[np.generic]) -> memoryview:
-    """View C-contiguous memory as bytes."""
+    """Return a view of C-contiguous memory as bytes."""
     return memoryview(memory.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Sockets between nodes: an authenticated handshake, then frames of a fixed header and raw bytes.
 
-Nothing that comes from a socket is unpickled, and a payload goes to memory that the receiver has set aside for it, or the
-connection ends. Sizes of a tensor that come from a socket are checked before memory is allocated by them
+Data from a socket is never unpickled. A payload goes to memory that the receiver has prepared for it, or the connection ends.
+Sizes of a tensor that come from a socket are checked before memory is allocated for them
 (:mod:`placeit.runtime.nodes.tensors`).
 """
 
@@ -26,18 +26,18 @@ from placeit.core.errors import DeviceError
 __all__ = ["CHUNK", "Connection", "Frame", "Kind", "Listener", "Parcel", "ProtocolError", "Receiver", "connect"]
 
 CHUNK = 1 << 17
-"""Most bytes of a payload: what is urgent waits for no more than this."""
+"""Most bytes of a payload: an urgent frame waits for no more than this."""
 _AT_ONCE = 1 << 18  # bytes of payloads that are sent without waking a thread
 _SMALL = 1 << 14  # bytes of a payload that is copied behind its header
 _READ = 1 << 16  # bytes that are read at once
 _MAGIC = b"placeit nodes 2\n"
 _NONCE = 32
 _HANDSHAKE_S = 5.0
-_STRANGERS, _BACKLOG = 32, 128  # connections that may shake hands at the same time, and that may wait to
+_STRANGERS, _BACKLOG = 32, 128  # most connections in the handshake, and most that wait for it
 _TRIES, _PAUSE_S = 3, 0.1
-_UNSENT = 1 << 18  # bytes in the kernel that are not on their way yet
+_UNSENT = 1 << 18  # most unsent bytes in the kernel
 _TCP_NOTSENT_LOWAT = 25
-_HEADER = struct.Struct("<BBBxIIIIQdd")  # the third is the number of sizes, which follow
+_HEADER = struct.Struct("<BBBxIIIIQdd")  # the third field is the number of sizes, which follow the header
 _MOST_SIZES = 255
 
 
@@ -61,16 +61,16 @@ class Frame(NamedTuple):
     """The header of a frame.
 
     Attributes:
-        kind: what it is about.
-        coding: of data; see :mod:`placeit.runtime.nodes.coding`.
-        slot: a request in flight.
-        epoch: which run of the slot.
+        kind: a :class:`Kind`.
+        coding: coding of data; see :mod:`placeit.runtime.nodes.coding`.
+        slot: number of a slot, for a request in flight.
+        epoch: number of a run of the slot.
         target: number of a buffer or an instance.
         size: bytes of the payload.
-        offset: where in the buffer they belong.
+        offset: offset of the payload in the buffer, in bytes.
         start: seconds by the sender's clock, or a scale.
         finish: seconds by the sender's clock, or a scale.
-        sizes: of all dimensions of the tensor that data is a part of, if they are open; empty if they are fixed.
+        sizes: sizes of all dimensions of the tensor that data is a part of, if they are open; empty if they are fixed.
     """
 
     kind: int
@@ -85,7 +85,7 @@ class Frame(NamedTuple):
     sizes: tuple[int, ...] = ()
 
     def packed(self, size: int, offset: int = 0) -> bytes:
-        """Return the header of a part of its payload: so many bytes, from an offset."""
+        """Return the header for a part of its payload: ``size`` bytes from ``offset`` on."""
         kind, coding, *others, sizes = self._replace(size=size, offset=offset)
         return _HEADER.pack(kind, coding, len(sizes), *others) + struct.pack(f"<{len(sizes)}I", *sizes)
 
@@ -94,25 +94,25 @@ class Receiver(Protocol):
     """Receiver of frames. It is called on the connection's thread."""
 
     def place(self, frame: Frame) -> memoryview | None:
-        """Say where a payload goes: as many bytes as it has; None to drop it. Raises ProtocolError if it is not expected."""
+        """Return memory of a payload's size for it, or None to drop it. Raises ProtocolError if it is not expected."""
         ...
 
     def took(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:
-        """Take note of a frame whose payload is in place. Raises ProtocolError if it makes no sense."""
+        """Handle a frame whose payload is in place. Raises ProtocolError if the frame makes no sense."""
         ...
 
     def lost(self, connection: Connection, why: str) -> None:
-        """Take note that nothing more will come. Called once."""
+        """Handle the end of the connection: nothing more will come. Called once."""
         ...
 
 
 class Parcel(NamedTuple):
-    """What to send.
+    """A frame to send, with its payload.
 
     Attributes:
-        frame: its size is set when it is sent.
-        payload: unchanged until it has gone, or need not be sent any more.
-        urgency: the lower goes first; of equal ones, what came first.
+        frame: the header; its size is set when it is sent.
+        payload: must not change until it has been sent, or need not be sent any more.
+        urgency: the lowest is sent first; of equal ones, the one that was given first.
     """
 
     frame: Frame
@@ -127,13 +127,13 @@ class _Message:
 
 
 class Connection:
-    """An authenticated socket: frames come in on a thread of its own, and go out in the order of their urgency.
+    """An authenticated socket: a thread receives frames, and frames are sent in the order of their urgency.
 
     Args:
-        sock: shaken hands on.
-        name: of the other end.
+        sock: an authenticated socket, as :func:`connect` returns it.
+        name: name of the other end.
         receiver: gets the frames.
-        patience: seconds in which the other end has to acknowledge what it was sent.
+        patience: seconds in which the other end has to acknowledge data.
     """
 
     def __init__(self, sock: socket.socket, name: str, receiver: Receiver, patience: float) -> None:
@@ -164,11 +164,11 @@ class Connection:
         self.send_all([Parcel(frame, payload, urgency)], current)
 
     def send_all(self, parcels: Sequence[Parcel], current: Callable[[], bool] = lambda: True) -> None:
-        """Send frames and return at once. A long payload goes in several, between which others may go.
+        """Send frames and return at once. A long payload is sent in several frames, between which others may be sent.
 
         Args:
-            parcels: what to send.
-            current: whether it still has to be sent, asked before each part of it that does not go at once.
+            parcels: the frames.
+            current: returns whether they still have to be sent; called before each part that is not sent at once.
         """
         messages = [_Message(one.frame, memoryview(b"") if one.payload is None else one.payload, current) for one in parcels]
         with self._more:
@@ -181,9 +181,9 @@ class Connection:
                 self._more.notify()
 
     def _at_once(self, messages: Sequence[_Message]) -> int:
-        """Send the first messages, if they are small, from here if the socket takes all of them; return how many.
+        """Send the first messages on the calling thread, if they are small and the socket takes them; return how many.
 
-        The thread sends the rest if it takes a part.
+        If the socket takes only a part of them, the sending thread sends the rest.
         """
         small = [*itertools.takewhile(lambda message: len(message.payload) <= CHUNK, messages)]
         if not small or sum(len(message.payload) for message in small) > _AT_ONCE:
@@ -194,7 +194,7 @@ class Connection:
         except BlockingIOError:
             return 0
         except OSError:
-            with contextlib.suppress(OSError):  # the thread that receives finds out, and says so without a lock
+            with contextlib.suppress(OSError):  # the receiving thread notices, and reports it without a lock
                 self._sock.shutdown(socket.SHUT_RDWR)
             return len(messages)
         self.sent += done
@@ -217,7 +217,7 @@ class Connection:
                 if self._send_part(message):
                     with self._more:
                         heapq.heappush(self._queue, (urgency, count, message))
-        except BaseException as error:  # noqa: BLE001 (whoever waits for the connection gets it)
+        except BaseException as error:  # noqa: BLE001 (it is reported to the receiver)
             self._end(error)
 
     def _send_part(self, message: _Message) -> bool:
@@ -256,7 +256,7 @@ class Connection:
                     inflow.fill(waste[: frame.size] if into is None else into)
                 if into is not None or not frame.size:
                     self._receiver.took(frame, into, self)
-        except BaseException as error:  # noqa: BLE001 (whatever it is, nobody must take the connection for alive)
+        except BaseException as error:  # noqa: BLE001 (any error ends the connection, and is reported)
             self._end(error)
 
     def _end(self, error: BaseException) -> None:
@@ -272,7 +272,7 @@ class Connection:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
-        if self._more.acquire(timeout=1.0):  # reentrant: whoever sends may find out that it is over
+        if self._more.acquire(timeout=1.0):  # reentrant: a thread that sends may notice the end
             self._more.notify_all()
             self._more.release()
 
@@ -285,21 +285,21 @@ def _why(error: BaseException) -> str:
 
 
 class Listener:
-    """Accepts those who know the secret. Others get a nonce, a few seconds, and nothing else.
+    """Accepts connections from processes that know the secret. Others get a nonce, a few seconds, and nothing else.
 
-    Where more than 32 try at a time, the one that has tried for longest makes room for the next.
+    If more than 32 connections try at the same time, the one that has tried for longest is closed to make room.
 
     Args:
         host: address of this node; never all interfaces.
-        secret: of this run.
-        accept: given the socket of who knows it, and the name that it goes by.
+        secret: secret of this run.
+        accept: called with the socket of a process that knows the secret, and its name.
     """
 
     def __init__(self, host: str, secret: bytes, accept: Callable[[socket.socket, str], object]) -> None:
         if host in ("", "0.0.0.0", "::"):  # noqa: S104
             raise DeviceError(f"A node listens on its own address only, and not on '{host}'.")
         self._secret, self._accept = secret, accept
-        self._strangers: list[socket.socket] = []  # who has come first is first
+        self._strangers: list[socket.socket] = []  # in the order in which they came
         self._lock, self._closed = threading.Lock(), threading.Event()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._sock = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
@@ -310,7 +310,7 @@ class Listener:
         while not self._closed.is_set():
             try:
                 sock, _ = self._sock.accept()
-            except OSError:  # too many open files, say: that passes
+            except OSError:  # such as too many open files, which passes
                 self._closed.wait(_PAUSE_S)
                 continue
             with self._lock:
@@ -341,7 +341,7 @@ class Listener:
             sock.close()
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Stop accepting connections."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -349,24 +349,24 @@ class Listener:
 
 
 def connect(address: tuple[str, int], secret: bytes, name: str) -> socket.socket:
-    """Connect to a listener and prove to each other that both know the secret.
+    """Connect to a listener; both ends prove to each other that they know the secret.
 
-    Whoever is sent away tries twice more: it may have made room for somebody else.
+    If the listener closes the connection, it is tried twice more: it may have been closed to make room for another one.
 
     Args:
         address: host and port.
-        secret: of the listener.
-        name: of this end.
+        secret: secret of the listener.
+        name: name of this end.
 
     Raises:
-        DeviceError: nobody answers, or it is not who knows the secret.
+        DeviceError: nothing answers at the address, or the other end does not know the secret.
     """
     where, deadline, tries = f"{address[0]}:{address[1]}", time.monotonic() + _HANDSHAKE_S, _TRIES
     while True:
         try:
             sock = socket.create_connection(address, timeout=_HANDSHAKE_S)
         except OSError as error:
-            raise DeviceError(f"Nobody answers at {where}: {error.strerror or error}.") from error
+            raise DeviceError(f"Nothing answers at {where}: {error.strerror or error}.") from error
         try:
             _ask(sock, secret, name, deadline)
         except (OSError, EOFError, ProtocolError) as error:
@@ -380,7 +380,7 @@ def connect(address: tuple[str, int], secret: bytes, name: str) -> socket.socket
 
 
 def _ask(sock: socket.socket, secret: bytes, name: str, deadline: float) -> None:
-    """Shake hands as the one that connects."""
+    """Perform the handshake of the end that connects."""
     hello = _take(sock, len(_MAGIC) + _NONCE, deadline)
     if hello[: len(_MAGIC)] != _MAGIC:
         raise ProtocolError("another protocol, or another version of it, is spoken there")
@@ -392,7 +392,7 @@ def _ask(sock: socket.socket, secret: bytes, name: str, deadline: float) -> None
 
 
 def _answer(sock: socket.socket, secret: bytes) -> str:
-    """Shake hands as the one that listens; return the name of the other end."""
+    """Perform the handshake of the end that listens; return the name of the other end."""
     deadline = time.monotonic() + _HANDSHAKE_S
     sock.settimeout(_HANDSHAKE_S)
     mine = os.urandom(_NONCE)
@@ -419,7 +419,7 @@ def _take(sock: socket.socket, size: int, deadline: float) -> bytes:
 
 
 class _Inflow:
-    """What comes from a socket, read in as few calls as possible: Python's lock is given up in each."""
+    """Reads a socket in as few calls as possible, since Python's lock is released and taken again in each."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._memory = sock, memoryview(bytearray(_READ))

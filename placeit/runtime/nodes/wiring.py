@@ -23,7 +23,7 @@ __all__ = ["run_ahead"]
 
 
 def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Ahead | None:
-    """Tell the nodes that a plan uses about one slot of it; None if it uses none. Raises DeviceError."""
+    """Tell the nodes that a plan uses about one slot of it, and return its state; None if it uses none. Raises DeviceError."""
     devices = pool.devices
     ends = {end for copy, (src, *_) in slot.copies.items() for end in (src, copy[1])}
     remote = [d for d in {*ends, *(s.device for s in plan.programs)} if isinstance(devices[d], RemoteDevice)]
@@ -83,7 +83,7 @@ class _Wiring:
         ahead.feeds[device] = []
 
     def add(self, instance: Any, urgency: float) -> None:
-        """A segment that runs there."""
+        """Add a segment that runs on the device."""
         made: RemoteInstance = instance
         made.ahead = self.ahead
         inputs = tuple(self._number(buffer, made.program.inputs[i]) for i, buffer in sorted(made.bound.items()))
@@ -94,7 +94,7 @@ class _Wiring:
         self._numbers.append(made.number)
 
     def _number(self, buffer: Buffer, spec: BufferSpec) -> int:
-        """The number of a buffer there; one in this process is sent at the begin of each run."""
+        """Return the number of a buffer on the device; a buffer of this process is sent there at the begin of each run."""
         if isinstance(buffer, RemoteBuffer):
             return buffer.number
         assert isinstance(buffer, HostBuffer)  # noqa: S101
@@ -105,21 +105,21 @@ class _Wiring:
         return self._fed[id(buffer)]
 
     def receive(self, buffer: Buffer, spec: BufferSpec) -> None:
-        """A tensor that arrives there."""
+        """Add a tensor that arrives at the device."""
         assert isinstance(buffer, RemoteBuffer)  # noqa: S101
         buffer.ahead = self.ahead
         self._buffers[buffer.number] = spec
         self._numbers.append(buffer.number)
 
     def send(self, source: RemoteBuffer, destination: Buffer, name: str) -> None:
-        """A tensor that goes from there to another device, or to this process."""
+        """Add a tensor that the device sends to another device, or to this process."""
         if isinstance(destination, RemoteBuffer):
             self._sends.append((source.number, name, destination.number))
         else:
             self._sends.append((source.number, DRIVER, self._expect(destination)))
 
     def deliver(self, buffer: RemoteBuffer) -> None:
-        """An output of the model that is brought to this process."""
+        """Add an output of the model that the device sends to this process."""
         assert buffer.delivered is not None  # noqa: S101
         self._sends.append((buffer.number, DRIVER, self._expect(buffer.delivered)))
 
@@ -131,7 +131,7 @@ class _Wiring:
         return number
 
     def tell(self) -> None:
-        """Tell it all."""
+        """Send the wiring to the device."""
         for number in self._numbers:
             self.device.routes[number] = self.ahead
         fed = frozenset(self._fed.values())

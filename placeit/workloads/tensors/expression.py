@@ -1,7 +1,8 @@
 """Expressions of whole tensors: ops that name the index of every dimension, like Einstein sums.
 
-The kinds of ops are those of the DOPPLER paper (Appendix E.1): ``matmul``, ``input_elemwise``, ``straight_elemwise``,
-``bcast_elemwise``, ``max_reduction`` and its kin, ``complexer``, ``fill``; cutting adds ``formation`` and ``select``.
+The kinds of ops are taken from the DOPPLER paper (Appendix E.1): ``matmul``, ``input_elemwise``, ``straight_elemwise``,
+``bcast_elemwise``, ``max_reduction`` and the other reductions, ``complexer``, ``fill``; cutting adds ``formation`` and
+``select``.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ def tensor(
     """Declare an input.
 
     Args:
-        name: of the input.
+        name: name of the input.
         shape: its dimensions.
         dtype: its element type.
-        scale: standard deviation of the values that it is tried with.
-        sample: what else to try it with.
+        scale: standard deviation of random test values.
+        sample: draws other test values.
 
     Raises:
         UsageError: a dimension is less than 1.
@@ -89,7 +90,7 @@ def elementwise(name: str, equation: str, function: Kernel, *operands: TensorNod
         equation: such as ``"ij,j->ij"``; the result has every index.
         function: of tensors that broadcast against each other, such as ``torch.add``. It returns a new tensor of the first
             operand's type.
-        operands: what it reads.
+        operands: the tensors that it reads.
         flops: floating-point operations per element of the result.
 
     Raises:
@@ -179,7 +180,7 @@ def causal(name: str, indices: str, operand: TensorNode) -> TensorNode:
 
 
 def crop(name: str, operand: TensorNode, *ranges: IndexRange) -> TensorNode:
-    """Take a part of a tensor, one range per dimension; the reader determines the blocks.
+    """Take a part of a tensor, one range per dimension; it is cut into blocks as its reader requires.
 
     Raises:
         UsageError: a range that is empty or outside of the tensor, or not one per dimension.
@@ -193,7 +194,7 @@ def crop(name: str, operand: TensorNode, *ranges: IndexRange) -> TensorNode:
 
 
 def softmax(name: str, indices: str, index: str, operand: TensorNode) -> TensorNode:
-    """Softmax along one index, in five ops: maximum, difference, exponential, sum, quotient."""
+    """Compute the softmax along one index, in five ops: maximum, difference, exponential, sum, quotient."""
     kept = indices.replace(index, "")
     highest = reduction(f"{name}.max", f"{indices}->{kept}", "max", operand)
     centred = elementwise(f"{name}.sub", f"{indices},{kept}->{indices}", torch.sub, operand, highest)
@@ -259,7 +260,7 @@ def _terms(equation: str) -> tuple[tuple[str, ...], str]:
 
 def _contraction(equation: str) -> Kernel:
     if re.fullmatch(r"(.)(.),\2(.)->\1\3", equation):
-        return torch.mm  # what einsum comes to as well, with more overhead
+        return torch.mm  # einsum would call it, too, with more overhead
     return lambda *blocks: torch.einsum(equation, *blocks).contiguous()
 
 

@@ -15,12 +15,12 @@ from placeit.core.errors import UsageError
 __all__ = ["Crop", "IndexRange", "Input", "Kernel", "Op", "Reduction", "TensorNode", "in_order"]
 
 IndexRange: TypeAlias = tuple[int, int]
-"""First index, and one past the last."""
+"""A range of indices: the first one, and one past the last."""
 
 Reduction: TypeAlias = Literal["sum", "max", "min", "product"]
 
 Kernel: TypeAlias = Callable[..., Tensor]
-"""Blocks in, one block out: a fresh contiguous tensor on the device of its inputs, which it leaves alone."""
+"""Maps input blocks to one output block: a fresh contiguous tensor on the inputs' device. Inputs are not changed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class TensorNode:
         name: unique in its expression.
         shape: its dimensions.
         dtype: its element type.
-        operands: what it is made of.
+        operands: the nodes that it is computed from.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Op(TensorNode):
     """A tensor that is computed.
 
     Attributes:
-        kind: of op.
+        kind: kind of op.
         terms: one letter per dimension, for each operand.
         output: one letter per dimension of the result.
         sizes: extent of each index.
@@ -85,15 +85,15 @@ class Op(TensorNode):
 
     @property
     def indices(self) -> str:
-        """All indices: those of the result, then those that are reduced, in the order in which they are read."""
+        """All indices: first the result's, then the reduced ones in the order in which they are read."""
         return "".join(dict.fromkeys(self.output + "".join(self.terms)))
 
 
 def in_order(outputs: Sequence[TensorNode]) -> list[TensorNode]:
-    """All nodes that the given outputs need, each after its operands.
+    """Return all nodes that the given outputs need, each after its operands.
 
     Raises:
-        UsageError: two of them have one name.
+        UsageError: two nodes have the same name.
     """
     order: dict[TensorNode, None] = {}
     stack = [(node, False) for node in reversed(outputs)]

@@ -35,25 +35,26 @@ def plan(
 ) -> tuple[dict[Op, dict[str, int]], dict[TensorNode, PartCounts]]:
     """Choose a partition for every op, one by one, and a layout for every tensor.
 
-    A contraction is cut into ``shards`` parts (fewer only if it has too few points), any other op into as many or as one of its
-    operands is: of all ways to do so the one that costs the fewest bytes, after EinDecomp (Bourgeois et al., VLDB 2025).
-    These count: what the shards of a contraction read; what moves because an operand is laid out in another way, or to combine
-    partial results; and what the cheap ops read and write (``select``, ``formation``, and all that are no contractions),
-    times ``shards`` over their number, because other devices may wait for them. Of equal ones it is the one that cuts the
-    first indices of the result most. An input is laid out as its first reader wants it.
+    A contraction is cut into ``shards`` parts (fewer only if it has too few points), and any other op into the same number of
+    parts or like one of its operands. Of these ways, the one that costs the fewest bytes is chosen, after EinDecomp (Bourgeois
+    et al., VLDB 2025). The cost is the sum of: bytes that the shards of a contraction read; bytes that move because an operand
+    has another layout, or to combine partial results; and bytes that cheap ops read and write (``select``, ``formation``, and
+    every op that is not a contraction), times ``shards`` over the number of these ops, because other devices may wait for them.
+    Of equal costs, the way that cuts the first indices of the result most is chosen. An input has the layout that its first
+    reader wants.
 
-    Differs from EinDecomp, which looks ahead: here no op knows who will read its result.
+    Differs from EinDecomp, which looks ahead: here no op knows which ops will read its result.
 
     Args:
-        nodes: each after its operands.
+        nodes: all nodes, each after its operands.
         shards: number of parts.
-        given: partitions to use instead.
+        given: partitions of some ops, which replace the choice.
 
     Returns:
-        parts by index for each op, and the layout of each tensor.
+        Parts by index for each op, and the layout of each tensor.
 
     Raises:
-        UsageError: a given partition names an op or an index that is not there, or parts that it cannot be cut into.
+        UsageError: a given partition names an op or an index that does not exist, or a number of parts that is not possible.
     """
     ops = [node for node in nodes if isinstance(node, Op)]
     names = {op.name for op in ops}
@@ -88,7 +89,7 @@ def _checked(op: Op, given: Mapping[str, int]) -> dict[str, int]:
 
 
 def _ways(op: Op, shards: int, layouts: Mapping[TensorNode, PartCounts]) -> list[dict[str, int]]:
-    """Ways to cut an op; those that cut the first indices most come first."""
+    """Return the ways to cut an op; the ways that cut the first indices most come first."""
 
     def extend(indices: str, room: int) -> Iterator[dict[str, int]]:
         if not indices:
@@ -110,7 +111,7 @@ def _ways(op: Op, shards: int, layouts: Mapping[TensorNode, PartCounts]) -> list
 
 
 def _cost(op: Op, way: Mapping[str, int], shards: int, layouts: Mapping[TensorNode, PartCounts]) -> float:
-    """Bytes, as :func:`plan` counts them."""
+    """Return the cost of a way to cut an op in bytes, as defined in :func:`plan`."""
     parts = math.prod(way.values())
     partial = parts // math.prod(way[index] for index in op.output)
     touched, cost = float(op.nbytes), 0.0
@@ -127,7 +128,7 @@ def _cost(op: Op, way: Mapping[str, int], shards: int, layouts: Mapping[TensorNo
 
 
 def _moved(operand: TensorNode, layout: PartCounts, wanted: PartCounts) -> float:
-    """Bytes of all blocks that are read to lay a tensor out in another way."""
+    """Return the bytes of all blocks that are read to lay a tensor out in another way."""
     blocks = 1.0
     for size, have, want in zip(operand.shape, layout, wanted, strict=True):
         ranges = bounds(size, have)

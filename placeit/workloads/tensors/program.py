@@ -22,7 +22,7 @@ __all__ = ["Block", "BlockProgram", "BlockTensor", "MetaOp", "ProgramOp", "Whole
 
 @dataclass(frozen=True)
 class BlockTensor:
-    """A tensor produced by an op, or an input block of the program.
+    """A block of a program: computed by an op, or part of an input.
 
     Attributes:
         name: unique in the program.
@@ -66,7 +66,7 @@ class ProgramOp:
 
 @dataclass(frozen=True)
 class Block:
-    """Position of a tensor in a whole tensor.
+    """Position of a block in a whole tensor.
 
     Attributes:
         tensor: tensor number.
@@ -84,8 +84,8 @@ class WholeTensor:
     Attributes:
         shape: of the whole.
         dtype: its element type.
-        blocks: that it is cut into.
-        sample: for inputs, draws a value to try the program with.
+        blocks: the blocks that it is cut into.
+        sample: for inputs, draws a test value.
     """
 
     shape: tuple[int, ...]
@@ -96,12 +96,12 @@ class WholeTensor:
 
 @dataclass(frozen=True)
 class MetaOp:
-    """The ops that one op became when it was cut (DOPPLER, Appendix A and Algorithm 4).
+    """All ops that one op became when it was cut (DOPPLER, Appendix A and Algorithm 4).
 
     Attributes:
-        name: of the op that was cut, or of the layout that a tensor was copied into.
-        shard_ops: names of the expensive ops, one for each shard; none where a tensor is only copied.
-        reduce_ops: names of the cheap ops that make whole blocks of theirs; none depends on another.
+        name: name of the op that was cut, or of the layout that a tensor was copied into.
+        shard_ops: names of the expensive ops, one for each shard; empty if a tensor is only copied.
+        reduce_ops: names of the cheap ops that assemble whole blocks from the shards; none of them depends on another.
     """
 
     name: str
@@ -114,7 +114,7 @@ class BlockProgram:
     """Ops on blocks, in topological order.
 
     Attributes:
-        tensors: every block, of inputs and of what ops make.
+        tensors: every block, of inputs and of results.
         ops: in topological order.
         inputs: by name.
         outputs: by name.
@@ -131,8 +131,9 @@ class BlockProgram:
     def graph(self) -> OpGraph:
         """The task graph: ``V`` ops with one tensor each.
 
-        Inputs are no ops. Those that an op reads are its ``param_bytes``: they are there before a run begins, as in the cost
-        graphs that the DOPPLER paper's authors publish. Several readers of one each count it, since each needs it at hand.
+        Inputs are not ops. The inputs that an op reads count as its ``param_bytes``: they are in place before a run begins, as
+        in the cost graphs that the DOPPLER paper's authors publish. An input with several readers counts for each, since each
+        needs it.
         """
         maker = {op.output: v for v, op in enumerate(self.ops)}
         made = [self.tensors[op.output] for op in self.ops]
@@ -153,7 +154,7 @@ class BlockProgram:
         ).verify()
 
     def problem(self, cluster: Cluster) -> Problem:
-        """The problem of placing the program on described devices, with costs by the roofline model.
+        """Return the problem of placing the program on described devices, with costs by the roofline model.
 
         Raises:
             ClusterError: a device has no figures, or a link is unknown.
@@ -178,7 +179,7 @@ class BlockProgram:
         )
 
     def random_inputs(self, seed: int = 0) -> dict[str, Tensor]:
-        """Draw whole inputs by name; for a seed they are the same however the program is cut."""
+        """Draw whole inputs by name; they depend on the seed only, not on how the program is cut."""
         generator = torch.Generator().manual_seed(seed)
         return {name: whole.sample(generator) for name, whole in sorted(self.inputs.items()) if whole.sample is not None}
 

@@ -17,20 +17,20 @@ __all__ = ["ProgramSegment"]
 class ProgramSegment(torch.nn.Module):
     """Runs some ops of a program, one after the other, from tensors to a tuple of tensors.
 
-    Blocks of the program's inputs are its buffers, so they move with it to a device. What it makes on the way is freed after
-    its last reader. An error that an op raises has a note that names it: ``op: NAME``.
+    Blocks of the program's inputs are its buffers, so they move with it to a device. Intermediate tensors are freed after their
+    last reader. An error in an op has a note that names the op: ``op: NAME``.
 
     Args:
-        ops: of the program, in its order.
-        enter: tensor numbers of the arguments: what other ops make.
+        ops: ops of the program, in its order.
+        enter: tensor numbers of the arguments, which other segments compute.
         leave: tensor numbers of the results.
-        blocks: of the program's inputs, by tensor number; see :meth:`placeit.workloads.tensors.BlockProgram.split`.
+        blocks: blocks of the program's inputs, by tensor number; see :meth:`placeit.workloads.tensors.BlockProgram.split`.
 
     Raises:
         UsageError: an op reads a tensor that is neither made before it, nor an argument, nor a block.
 
     Attributes:
-        replayable: true: what is launched for the ops does not depend on values.
+        replayable: true: the launches of the ops do not depend on values.
     """
 
     replayable = True
@@ -59,14 +59,14 @@ class ProgramSegment(torch.nn.Module):
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         """Run the ops."""
-        # a device calls this once for every op that is a segment of its own: what it takes is overhead
+        # with a segment for each op, devices call this once per op, so all its time beyond the ops is overhead
         values: dict[int, Any] = dict(zip(self._enter, arguments, strict=True))
         for tensor, name in self._blocks.items():
             values[tensor] = self._buffers[name]
         for op, dead in zip(self._ops, self._dead, strict=True):
             try:
                 values[op.output] = op.run(*[values[tensor] for tensor in op.inputs])
-            except (RuntimeError, ValueError, TypeError, LookupError, MemoryError) as error:  # what PyTorch raises
+            except (RuntimeError, ValueError, TypeError, LookupError, MemoryError) as error:  # the errors that PyTorch raises
                 error.add_note(f"op: {op.name}")
                 raise
             for tensor in dead:

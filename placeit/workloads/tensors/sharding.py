@@ -27,17 +27,17 @@ _COMBINE: Mapping[Reduction, Callable[..., Tensor]] = {
 def shard(outputs: Sequence[TensorNode], shards: int, partition: Partition | None = None) -> BlockProgram:
     """Cut an expression into a program.
 
-    Each op becomes one op for each combination of parts of its indices. Where a reduced index is cut, a ``formation`` op for
-    each block of the result combines the partial ones. Where a tensor is read in another layout than it was made in, a
-    ``select`` op copies each block together from those that it overlaps.
+    Each op becomes one op for each combination of parts of its indices. If a reduced index is cut, a ``formation`` op for each
+    block of the result combines the partial results. If a tensor is read in another layout than it was made in, a ``select`` op
+    for each block copies the parts that overlap it.
 
     Args:
-        outputs: what is computed.
+        outputs: the results of the program.
         shards: how many parts an op is cut into, at least 1; see :func:`~placeit.workloads.tensors.partition.plan`.
         partition: how to cut some ops, by name; the others are cut automatically.
 
     Raises:
-        UsageError: fewer than one shard, nothing to compute, a name twice, or a partition that does not fit.
+        UsageError: fewer than one shard, no outputs, a name twice, or a partition that does not fit.
     """
     if shards < 1:
         raise UsageError(f"An expression cannot be cut into {shards} shards; 1 leaves it whole.")
@@ -104,7 +104,7 @@ class _Cutter:
         self._blocks[op, self._layouts[op]] = blocks
 
     def whole(self, node: TensorNode) -> WholeTensor:
-        """An input or a result, in its own layout."""
+        """Return an input or a result, in its own layout."""
         layout = self._layouts[node]
         blocks = zip(self._in_layout(node, layout), _regions(node.shape, layout), strict=True)
         return WholeTensor(
@@ -199,7 +199,7 @@ def _combination(how: Reduction) -> Kernel:
 
 
 def _selection(wanted: Sequence[IndexRange], theirs: Sequence[Sequence[IndexRange]]) -> Kernel:
-    """Copy the parts of some blocks that lie in a region to their places in it."""
+    """Return the kernel that copies the parts of some blocks inside a region to their places in the region."""
     pieces = []
     for region in theirs:
         common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(wanted, region, strict=True)]

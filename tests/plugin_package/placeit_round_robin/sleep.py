@@ -1,4 +1,4 @@
-"""A kind of device with hardware of its own: boards that compute like a CPU, once they have slept, and cables between them."""
+"""A kind of device with its hardware: boards that compute like a CPU, once they have slept, and cables between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLEEP_S = 0.001
 
 
 class Sleeper(OpenVinoDevice):
-    """A device that sleeps before each segment. A board has memory of its own, a core does not.
+    """A device that sleeps before each segment. A board has separate memory, a core does not.
 
     Args:
         device: core or board.
@@ -87,7 +87,7 @@ def cable(source: RuntimeDevice, destination: RuntimeDevice) -> Cable | None:
 
 
 def on_cpu(device: Device) -> Device:
-    """Where OpenVINO computes for a device: ``sleep:CPU@0`` is a core already, and a board has none of its own."""
+    """Return the device where OpenVINO computes for a device: ``sleep:CPU@0`` is a core; a board has no core, so the CPU."""
     return device if device.core_set else replace(device, address=Address("CPU"))
 
 

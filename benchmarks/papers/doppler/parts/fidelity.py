@@ -1,12 +1,12 @@
 """Simulator and reality (Appendix H.1, Fig. 18): placements saved throughout a training, simulated and executed.
 
-Two cores, of which the second is slowed 2 and 3 times. The training is one in simulation that imitates nobody, so that its
-first placements are bad ones. ``simulated`` is the makespan of the plan that is run, with segments merged, before anything of
-it was measured; ``trained_on`` is the faster simulation without merging that training sees. Each placement is measured twice,
-and simulation is compared with the geometric mean; ``repeated`` says how well the two agree, without which no simulation can
-agree with them: if each was the truth and noise, the coefficient of the truth and their mean would be the root of 2 r / (1 +
-r) (Spearman-Brown), with r that of the two. Paper, on four P100s: Pearson 0.79, Spearman 0.69. Nothing is claimed where the
-slowest placement takes less than 1.5 times as long as the fastest.
+Two cores, the second of which is slowed 2 and 3 times. The training is one in simulation without imitation, so that its first
+placements are bad ones. ``simulated`` is the makespan of the plan that is run, with segments merged, before anything of it was
+measured; ``trained_on`` is the faster simulation without merging that training uses. Each placement is measured twice, and
+simulation is compared with the geometric mean. ``repeated`` is the correlation r of the two measurements, which limits the
+correlation with any simulation: if each measurement is the truth and noise, the truth and the mean correlate with the root of 2
+r / (1 + r) (Spearman-Brown). Paper, on four P100s: Pearson 0.79, Spearman 0.69. Nothing is claimed where the slowest placement
+takes less than 1.5 times as long as the fastest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Each stage left out (Fig. 3): Llama-layer, executed on two cores, of which one is slowed twice.
 
-I is imitation, II simulated, III measured. The level is what III alone came to in the end, and the episodes are those of III
-until that level was reached, within 1 % as measured values go; all trainings share one journal of runs, so equal placements
+I is imitation, II simulated, III measured. The level is the final cost of III alone; the figure is the number of episodes of
+III until that level was reached, within 1 % as measured values go. All trainings share one journal of runs, so equal placements
 have equal values.
 """
 
@@ -50,7 +50,7 @@ def tell(lab: Lab, report: Report) -> None:
         )
     report.claim(
         "measured episodes of III alone until its level, over those that three stages need for it",
-        needed[("III",)] / needed[_PARTS[-1]],  # 0 if they never come to it
+        needed[("III",)] / needed[_PARTS[-1]],  # 0 if they never reach the level
         "",
         at_least=2.0,
     )

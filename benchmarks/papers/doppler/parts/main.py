@@ -1,10 +1,10 @@
 """The published cost graphs on four devices.
 
-Costs are those that DOPPLER's authors publish, in their unit, by the rules of their simulator: links without contention, first
-in, first out. Without the data they are our own graphs of the same programs, and nothing is claimed. A training is that of the
-agent's default stages, of as many episodes as a few minutes are enough for (the paper has 4,000 and 8,000), and imitates the
-best placement met in the end. The best placement met counts; beside it stand the best of 64 that are drawn from the trained
-policies and the one that they like best (greedy). Rows with ``moves`` make the same moves without learning.
+Costs are the costs that DOPPLER's authors publish, in their unit, by the rules of their simulator: links without contention,
+first in, first out. Without the data they are our own graphs of the same programs, and nothing is claimed. A training has the
+agent's default stages, with the number of episodes for which a few minutes are enough (the paper has 4,000 and 8,000), and
+imitates the best placement met at the end. The best placement met counts; beside it stand the best of 64 that are drawn from
+the trained policies and their likeliest one (greedy). Rows with ``moves`` make the same moves without learning.
 """
 
 from __future__ import annotations

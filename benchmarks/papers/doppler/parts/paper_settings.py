@@ -1,8 +1,8 @@
-"""The paper's own settings: the published cost graphs on four devices, by as many episodes as the paper has.
+"""The paper's own settings: the published cost graphs on four devices, with the paper's numbers of episodes.
 
-One episode an update, 4,000 or 8,000 of them, by the paper's rates, exploration and baseline, and without what this agent adds
-(``neighbourhood=0,affinity=false``). Episodes are greedy but for what they explore (``greedy=true``). The rows below each have
-the agent's own settings and as many episodes, with what it learns and without (``same moves``).
+One episode an update, 4,000 or 8,000 of them, with the paper's rates, exploration and baseline, and without this agent's
+additions (``neighbourhood=0,affinity=false``). Episodes are greedy except where they explore (``greedy=true``). The rows below
+each have the agent's own settings and the same number of episodes, with learning and without (``same moves``).
 """
 
 from __future__ import annotations

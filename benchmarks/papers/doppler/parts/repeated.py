@@ -1,7 +1,7 @@
-"""One block placed, and the others like it (Appendix K): twelve feed-forward blocks in a row on four described GPUs, simulated.
+"""A placement of one block, repeated (Appendix K): twelve feed-forward blocks in a row on four described GPUs, simulated.
 
-Annealing gets as many evaluations on the whole graph as on one block that is repeated; DOPPLER learns to place the block,
-valued by the time of the whole graph, in as many episodes as the whole graph.
+Annealing gets the same number of evaluations for the whole graph and for one block that is repeated. DOPPLER learns to place
+the block, valued by the time of the whole graph, in the same number of episodes as for the whole graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WHOLE = "the whole graph"
 
 
 def _pairs(setup: Setup) -> dict[str, tuple[str, str]]:
-    """Placers of the whole graph, and of one block that is repeated."""
+    """Return placers of the whole graph, and of one block that is repeated."""
     updates = max(1, setup.sizes.few[0] // 16)
     return {
         "enumerative": ("enumerative", "repeated:placer=enumerative"),

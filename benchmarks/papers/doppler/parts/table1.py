@@ -1,8 +1,8 @@
 """A work-conserving system against a bulk-synchronous one (Table 1, Appendix G), simulated on four described GPUs.
 
-The bulk-synchronous system runs the op of the uncut expression one after the other, each in steps: all transfers that a step
-needs begin together and have ended before any kernel of it begins, and the next step begins when all kernels have ended.
-Both run the same placements. The paper compares its runtime with ScaLAPACK (ChainMM) and PyTorch Lightning (FFNN).
+The bulk-synchronous system runs the ops of the uncut expression one after the other, each in steps: all transfers that a step
+needs begin together and end before any of its kernels begins, and the next step begins when all kernels have ended. Both
+systems run the same placements. The paper compares its runtime with ScaLAPACK (ChainMM) and PyTorch Lightning (FFNN).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _PLACERS = {"enumerative": "enumerative", "critical path": "critical-path"}
 
 
 def synchronous_seconds(program: BlockProgram, problem: Problem, placement: NDArray[np.int32]) -> float:
-    """Return what a placement takes if every step waits for all devices.
+    """Return the seconds of a placement if every step waits for all devices.
 
     Args:
-        program: what is run.
+        program: the program to run.
         problem: the same program's costs on ``D`` devices.
         placement: device of each op, ``int32[V]``.
     """
     number = {op.name: v for v, op in enumerate(program.ops)}
     maker = {op.output: v for v, op in enumerate(program.ops)}
-    there: set[tuple[int, int]] = set()  # tensors that were copied, and to which device
+    there: set[tuple[int, int]] = set()  # pairs of a tensor that was copied and a device that has it
     total = 0.0
     for step in (ops for meta in program.meta_ops for ops in (meta.shard_ops, meta.reduce_ops)):
         links, busy = np.zeros((problem.devices, problem.devices)), np.zeros(problem.devices)

@@ -1,10 +1,10 @@
 """Placers side by side (Table 2): our own graphs, simulated on four described GPUs and executed on two cores.
 
 Simulated: the graphs of the paper's sizes, the best placement met in training. Executed: smaller ones on two cores of this
-machine, of which the second is slowed 2 and 3 times (emulated: it really idles), all placements interleaved in one race.
-``sim`` is DOPPLER after imitation and simulation, ``sys`` after a third stage with measured rewards; critical path is the best
-of 50, which are run where placements are executed; Placeto learns in simulation. The claim is about ``sys``: at least as fast
-as each of the three, unless the whole interval of the ratio by round is above 1.
+machine, the second of which is slowed 2 and 3 times (emulated: it really idles), all placements interleaved in one race.
+``sim`` is DOPPLER after imitation and simulation, ``sys`` after a third stage with measured rewards. Critical path is the best
+of 50 placements, which are run if placements are executed; Placeto learns in simulation. The claim is about ``sys``: at least
+as fast as each of the three, unless the whole interval of the ratio by round is above 1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Either policy alone (Table 3), on our own graphs of the paper's sizes on four described GPUs, simulated.
 
-``select`` learns which op comes next, and it goes where it can start first; ``place`` learns where ops go, and the one with the
-longest path to an exit comes next. The best placement met in training counts; figures are means over seeds. Costs that differ
-by 0.1 % count as equal.
+``select`` learns which op is next, and the op goes where it can start first; ``place`` learns where ops go, and the op with the
+longest path to an exit is next. The best placement met in training counts; figures are means over seeds. Costs that differ by
+0.1 % count as equal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def jobs(setup: Setup) -> Sequence[Job]:
 
 
 def _all(setup: Setup, graph: str) -> dict[str, list[Training]]:
-    """Return the trainings of each row; the moves of both policies without learning are the last rows."""
+    """Return the trainings of each row; the last rows make the moves of both policies without learning."""
     sizes = setup.sizes
     found: dict[str, list[Training]] = {}
     for number in range(sizes.other_seeds):

@@ -1,7 +1,8 @@
-"""Transfer (Table 4): trained on FFNN or ChainMM, and on from there on a Llama graph; four described GPUs, simulated.
+"""Transfer (Table 4): training on FFNN or ChainMM, continued on a Llama graph; four described GPUs, simulated.
 
-``zero`` is the better of what the policies like best and 64 placements drawn from them, without any training on the graph. The
-other figures are the best placements met in so many episodes on it, without imitation. ``full`` is a training from the start.
+``zero`` is the better one of the policies' likeliest placement and the best of 64 placements drawn from them, without training
+on the graph. Other figures are the best placements met in a number of episodes on the graph, without imitation. ``full`` is a
+training from the start.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _HEURISTICS = {"critical_path": "critical-path", "enumerative": "enumerative"}
 
 
 def _pairs(setup: Setup) -> list[tuple[str, str]]:
-    """Graphs to learn on and to go on with."""
+    """Return pairs of a graph to train on first and a graph to continue with."""
     graphs = setup.sizes.graphs
     pairs = [(source, target) for source, target in TABLE_4 if source in graphs and target in graphs]
     return pairs or [(graph, graph) for graph in graphs[:1]]

@@ -1,6 +1,6 @@
 """Five seeds (Table 5): ChainMM, simulated on four described GPUs and executed on two cores, of which one is slowed twice.
 
-Trainings differ in their seed alone. What they come to is executed interleaved, in one race.
+Trainings differ in their seeds only. Their placements are executed interleaved, in one race.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Message passing once per episode or once per step (Table 6): ChainMM on four described GPUs, simulated.
 
-A passing is one for each episode, or one for each op of each episode, up to the episode in which the best placement was met, as
-the paper counts; episodes of an update share what they can.
+A message passing is counted once for each episode, or once for each op of each episode, up to the episode in which the best
+placement was met, as in the paper; episodes of an update share a passing if they can.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Placeto with and without imitation, beside DOPPLER (Table 7): FFNN on four described GPUs, simulated.
 
 Placeto learns by its own schedule: a rate from 1e-3 to 1e-6, exploration from 0.5 to 0. It visits ops in a fixed order, so its
-teacher, the critical path, tells it the device alone. An episode takes it several times as long as DOPPLER, so it gets fewer;
-the last row is DOPPLER with as few.
+teacher, the critical path, only gives the device. An episode takes several times as long as DOPPLER's, so Placeto gets fewer;
+the last row is DOPPLER with that number of episodes.
 """
 
 from __future__ import annotations

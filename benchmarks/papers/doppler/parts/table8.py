@@ -1,8 +1,8 @@
 """Less memory (Table 8): four described GPUs with 16 GiB each, limited to 8 GB as in the paper, and to 3 GB; simulated.
 
-With a limit, weights and live tensors of a device have to fit; a placement under which they do not at some moment is none (-).
-Our graphs take less than the paper's runtime does: 8 GB bar a single device for FFNN alone, 3 GB for all. DOPPLER and Placeto
-leave placements that do not fit out of what they learn, and bar devices without room for an op's weights.
+With a limit, weights and live tensors of a device have to fit at every moment; a placement that does not fit has no cost (-).
+Our graphs take less than the paper's runtime does: 8 GB rule out a single device for FFNN only, 3 GB for all. DOPPLER and
+Placeto do not learn from placements that do not fit, and bar devices without room for an op's weights.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """GiPH against searches that value placements, at equal evaluations and at equal seconds.
 
 ``giph`` is the placer with the policy that ships with placeit: from a random placement it values 2 |V| + 1. ``annealing`` and
-``guided`` begin at the better of HEFT's placement and the best single device, so they are never worse than HEFT run first in,
-first out. At equal evaluations they may value as many placements as GiPH; at equal seconds as many as take them as long as GiPH
-took on the same problem: of the processor, on one core, everything counted, their number found by trying. Valuing is by the
-compiled simulator; where it is by measured runs, equal evaluations are what counts. Evaluations and milliseconds are means.
+``guided`` begin at the better one of HEFT's placement and the best single device, so they are never worse than HEFT run first
+in, first out. At equal evaluations they value as many placements as GiPH. At equal seconds their number of evaluations is found
+by trying, so that they take as much processor time, on one core, everything counted, as GiPH on the same problem. Placements
+are valued by the compiled simulator; where they are valued by measured runs, equal evaluations are the relevant comparison.
+Evaluations and milliseconds are means.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _place(placer: Placer, problem: Problem, evaluations: int, seed: int) -> tup
 def _as_long(
     placer: Placer, problem: Problem, last: tuple[float, float, float], seconds: float, seed: int
 ) -> tuple[float, float, float]:
-    """Search with as many evaluations as take so many seconds, nearly; ``last`` is a search that was timed before."""
+    """Search with the number of evaluations that takes about ``seconds``; ``last`` is an earlier, timed search."""
     for _ in range(_TRIES):
         evaluations = max(1, round(last[1] * min(30.0, seconds / last[2])))
         last = _place(placer, problem, evaluations, seed)
@@ -118,5 +119,5 @@ def tell(lab: Lab, report: Report, figures: Figures) -> None:
         for how in ("equal evaluations", "equal seconds"):
             for name in _PLACERS:
                 ratio = giph.mean() / found[f"{name}, {how}"][:, 0].mean()
-                report.claim(f"{data}: SLR of the shipped GiPH over that of {name}, {how}", ratio, "", at_most=1.0)
-    figures.bars("budgets", "budgets", "", ("", "mean SLR over that of HEFT"), _KINDS, series)
+                report.claim(f"{data}: SLR of the shipped GiPH, relative to {name}, {how}", ratio, "", at_most=1.0)
+    figures.bars("budgets", "budgets", "", ("", "mean SLR, relative to HEFT"), _KINDS, series)

@@ -1,8 +1,8 @@
-"""Adaptivity (Fig. 6): SLR on a network that loses devices and gets slower ones for them, without training again.
+"""Adaptivity (Fig. 6): SLR on a network that loses devices and gets slower replacements, without training again.
 
-The network begins with 20 devices and has 16 to 20. The policies are those of the multi-network case, trained on other
-networks. Each search begins at a random placement; ``giph carried on`` goes on from the best placement on the network
-before. HDP is trained again for each network, on few of the graphs; what it reaches after changes is told for each of these.
+The network begins with 20 devices and has 16 to 20. The policies come from the multi-network case, trained on other networks.
+Each search begins at a random placement; ``giph carried on`` goes on from the best placement on the network before. HDP is
+trained again for each network, on few of the graphs; its SLR after changes is reported for each of these.
 """
 
 from __future__ import annotations
@@ -117,4 +117,4 @@ def tell(lab: Lab, report: Report, figures: Figures) -> None:
     report.claim("after changes: SLR of giph, not trained again, over HDP, trained again", few_ratio, "", at_most=1.0)
     series = {name: (range(len(networks)), found.mean(axis=1) / heft.mean(axis=1)) for name, found in slr.items()}
     series["hdp"] = (range(len(networks)), hdp.mean(axis=1) / heft[:, :few].mean(axis=1))
-    figures.lines("churn", "churn", "", ("changes of the network", "mean SLR over that of HEFT"), series, levels={"heft": 1.0})
+    figures.lines("churn", "churn", "", ("changes of the network", "mean SLR, relative to HEFT"), series, levels={"heft": 1.0})

@@ -1,13 +1,13 @@
 """Convergence (Fig. 14, Fig. 15): the mean SLR on held-out problems during training, in the multi-network case.
 
-Imitation learns the best of all moves of some states; all-actions maximises the expected gain over all moves of these;
-REINFORCE learns from what its own moves bring. ``giph paper`` is REINFORCE as in the paper, with the paper's features: one
-problem an update; it is done for each seed, as some of these trainings learn and some do not. Seconds include evaluations, and
-another job on the other core. Placeto is also trained in the single-network case, and evaluated on problems of that network: it
-knows devices by their numbers, which mean nothing on another network.
+Imitation learns the best of all moves of some states; all-actions maximises the expected gain over all moves of these states;
+REINFORCE learns from the gains of the moves that it draws. ``giph paper`` is REINFORCE as in the paper, with the paper's
+features: one problem an update; it is run for each seed, as some of these trainings learn and some do not. Seconds include
+evaluations, while another job runs on the other core. Placeto is also trained in the single-network case, and evaluated on
+problems of that network: it knows devices by their numbers, which mean nothing on another network.
 
-All variants are trained by imitation, and four of them without the start-time potential (Fig. 15): here that leaves out the
-features of the schedule that the paper does not have, too.
+All variants are trained by imitation, and four of them without the start-time potential (Fig. 15); here that also leaves out
+the features of the schedule that the paper does not have.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def tell(lab: Lab, report: Report, figures: Figures) -> None:
         for episodes, seconds, slr in zip(history["episodes"], history["seconds"], history["evaluation"], strict=True):
             columns = {"episodes": episodes, "seconds": seconds, "mean_slr": slr, **over_heft(slr, run, planned)}
             report.row(part="convergence", training=name, **columns)
-    what = "mean SLR on held-out problems over that of HEFT"
+    what = "mean SLR on held-out problems, relative to HEFT"
     levels = {"heft": 1.0}
     figures.lines("convergence", "convergence", "", ("seconds of training", what), series, levels=levels, marked=True)
     figures.lines("convergence", "convergence-episodes", "", ("episodes", what), by_episode, levels=levels, marked=True)

@@ -1,8 +1,8 @@
 """Case study (Fig. 9): sensor fusion at intersections.
 
 Policies are trained on cases of the first half hour of traffic and tested on the second, as in the paper: the intersections and
-their devices are the same. The last rows are of GiPH's policy on scenes of other seeds, of which it saw nothing. The
-distribution is that of the best placements found.
+their devices are the same. The last rows are GiPH's policy on scenes of other seeds, which it has not seen. The distribution is
+taken over the best placements found.
 """
 
 from __future__ import annotations

@@ -57,5 +57,5 @@ def tell(lab: Lab, report: Report, figures: Figures) -> None:
     report.claim("the same over the better of HDP's two learning rates, upper end of the interval", high, "", at_most=1.0)
     order = np.argsort(run)
     series = {name: (np.arange(len(cases)), (slr / run)[order]) for name, slr in {"giph": giph, **found}.items()}
-    axes = ("problems, by SLR of HEFT", "SLR over that of HEFT")
+    axes = ("problems, by SLR of HEFT", "SLR, relative to HEFT")
     figures.lines("hdp", "hdp", "", axes, series, levels={"heft": 1.0}, marked=True)

@@ -1,8 +1,8 @@
 """Total cost and energy as objectives (Fig. 11 right, Fig. 16), on the test problems of the multi-network case.
 
-``giph`` is trained with the objective as its reward, ``giph for latency`` is the policy of the other parts; of each search
-the best placement by the objective counts. The total cost is the seconds that devices and links are busy. Energy is by a
-power model: a device of x times the mean speed draws 10 x^2 W when it computes and 1 W when it does not, and a byte takes
+``giph`` is trained with the objective as its reward, and ``giph for latency`` is the policy of the other parts; of each search,
+the best placement by the objective counts. The total cost is the seconds that devices and links are busy. Energy is by a power
+model: a device of x times the mean speed draws 10 x^2 W while it computes and 1 W while it does not, and a byte takes
 0.05 J on a link. Costs are in multiples of a lower bound: every task where it costs least, and nothing moved.
 """
 

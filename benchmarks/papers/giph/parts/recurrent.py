@@ -1,7 +1,7 @@
 """Deep-learning graphs (Fig. 7): recurrent cells, unrolled, 40 groups of operators on one network of 8 devices.
 
-The policies are trained on graphs of the same cells. Relocations are counted for GiPH's searches: how many of the ops that
-were moved at all were moved how often.
+The policies are trained on graphs of the same cells. Relocations are counted for GiPH's searches: the number of moves of each
+op that was moved at all.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Relocation cost against pipeline frequency (Fig. 11, left), in the case study.
 
-A vehicle moves on for 10 s. What was placed stays where it is if its device is still in reach; tasks that are new, or whose
-device is gone, begin on a random one. From there GiPH searches for 2 |V| steps, and of the placements on its way the one is
-chosen whose makespan plus relocation cost over frequency is least. The relocation cost is that of migrating data and of
-starting up (Table 2). HEFT places anew, at whatever cost.
+A vehicle moves on for 10 s. Tasks stay where they are if their device is still in reach; new tasks, and tasks whose device is
+gone, begin on a random one. From there GiPH searches for 2 |V| steps, and of the placements on its way the one with the least
+makespan plus relocation cost over frequency is chosen. The relocation cost is the time to migrate data and to start up
+(Table 2). HEFT places anew, at any relocation cost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _INTERVAL_S = 10.0
 
 @dataclass(frozen=True)
 class Relocations(Job):
-    """What placing anew costs after vehicles moved on: ``float64[cases, frequencies, 3]`` for ``giph`` and ``heft``.
+    """Costs of placing anew after vehicles moved on: ``float64[cases, frequencies, 3]`` for ``giph`` and ``heft``.
 
     The three are the relocation cost in seconds, the number of tasks that moved or started, and the makespan in seconds.
     """
@@ -80,7 +80,7 @@ class Relocations(Job):
 
 
 def _successions(setup: Setup) -> list[tuple[SensorFusionCase, SensorFusionCase]]:
-    """Cases of the same vehicle, 10 s apart, of which it is known how the policy does on others."""
+    """Return pairs of test cases of the same vehicle, 10 s apart."""
     by_vehicle: dict[int, dict[float, SensorFusionCase]] = defaultdict(dict)
     found = []
     for case in sensor_fusion_cases("test", setup.seed):
@@ -97,7 +97,7 @@ def _successions(setup: Setup) -> list[tuple[SensorFusionCase, SensorFusionCase]
 
 
 def _where(before: SensorFusionCase, after: SensorFusionCase, placement: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Device of each task of ``after`` in ``before``'s placement; -1 if the task is new or the device is gone."""
+    """Return the device of each task of ``after`` in ``before``'s placement; -1 if the task is new or the device is gone."""
     devices = {name: d for d, name in enumerate(after.problem.device_names)}
     was = {
         name: devices.get(before.problem.device_names[d], -1)

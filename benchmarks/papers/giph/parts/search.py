@@ -1,12 +1,12 @@
 """Search efficiency (Fig. 4): mean SLR of the best placement so far against search steps.
 
-In the single-network case all problems share one device network; in the multi-network case test problems have other graphs
-and other networks than those trained on. With noise 0.2 every evaluation in a search multiplies all durations by fresh factors
-from [0.8, 1.2]: placements are chosen by noisy values, and what is shown is their SLR without noise. The policies are the same
-as without; differs from the paper, which also trains under noise: a simulator knows the expected times.
-All policies start from the same random placements; ``random`` draws a new placement at every step; ``same
-moves`` are those of GiPH by an untrained policy, and any. HEFT's placement is run
-first in, first out (``heft``), or as planned. Further seeds have device networks, graphs and weights of their own.
+In the single-network case all problems share one device network; in the multi-network case test problems have other graphs and
+other networks than the training problems. With noise 0.2 every evaluation in a search multiplies all durations by fresh factors
+from [0.8, 1.2]: placements are chosen by noisy values, and the figures show their SLR without noise. The same policies are used
+with and without noise. Differs from the paper, which also trains under noise: a simulator knows the expected times. All
+policies start from the same random placements; ``random`` draws a new placement at every step; ``same moves`` are GiPH's moves,
+made by an untrained policy or drawn uniformly. HEFT's placement is run first in, first out (``heft``), or as planned. Further
+seeds have other device networks, graphs and weights.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _training(policy: str, data: DatasetKind, number: int) -> Training:
 
 
 def _of_seed(data: DatasetKind, number: int) -> dict[str, Policy]:
-    """Policies that are trained and tested for each seed."""
+    """Return the policies that are trained and tested for each seed."""
     return {name: _training(name, data, number) for name in ("giph", "placeto")} | {"random-task-eft": "random-task-eft"}
 
 

@@ -1,11 +1,10 @@
-"""The policy that ships with placeit, used as it is.
+"""The policy that ships with placeit, without further training.
 
-It is searched with for 2 |V| steps from random placements, like all others; test problems are those of the other parts, and
-those of further seeds. The sensor-fusion cases of seed 0 are the second half hour of a scene whose first half hour the policy
-was trained on, so with the same edge devices in the same places; of all other problems it has seen neither graphs nor networks.
-``same moves`` are as many moves by an untrained policy, and any.
-HEFT's placement is run first in, first out (``heft``), or as planned. Intervals of ratios of means are 95 %, from a bootstrap
-over the problems.
+It searches for 2 |V| steps from random placements, like all other policies; the test problems are the ones of the other parts,
+and of further seeds. The sensor-fusion cases of seed 0 are the second half hour of a scene whose first half hour the policy was
+trained on, with the same edge devices in the same places; of all other problems it has seen neither graphs nor networks. ``same
+moves`` is the same number of moves, made by an untrained policy or drawn uniformly. HEFT's placement is run first in, first out
+(``heft``), or as planned. Intervals of ratios of means are 95 %, from a bootstrap over the problems.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["jobs", "tell"]
 
 _KINDS: tuple[DatasetKind, ...] = ("multi", "single", "recurrent", "sensor-fusion")
 _SCENE_SEEN = 0
-"""The seed of the sensor-fusion scene that the policy was trained on (:mod:`placeit.workloads.mixture`)."""
+"""Seed of the sensor-fusion scene that the policy was trained on (:mod:`placeit.workloads.mixture`)."""
 
 
 def jobs(setup: Setup) -> Sequence[Job]:
@@ -72,4 +71,4 @@ def tell(lab: Lab, report: Report, figures: Figures) -> None:
                 ticks.append(data + (" (seen)" if seen else ""))
                 ratios["heft"].append(over["over_heft"])
                 ratios["heft, planned"].append(over["over_heft_planned"])
-    figures.bars("shipped", "shipped", "", ("", "mean SLR of GiPH over that of HEFT"), ticks, ratios)
+    figures.bars("shipped", "shipped", "", ("", "mean SLR of GiPH, relative to HEFT"), ticks, ratios)

@@ -1,8 +1,8 @@
 """Time per placement sample (Table 7), by size as well (Fig. 17): 40 tasks, 20 devices, one core, one problem at a time.
 
-A sample is a step of a search. In search its time is that of building graph and features, of the policy, and of valuing the
-new placement. In training it is the time of whole updates over the steps in them: by REINFORCE, and for GiPH also by
-imitation, which values all actions of some steps. Figures are medians over problems, three times each.
+A sample is a step of a search. In search its time consists of building graph and features, of the policy, and of valuing the
+new placement. In training it is the time of whole updates divided by their steps: by REINFORCE, and for GiPH also by imitation,
+which values all actions of some steps. Figures are medians over problems, three times each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LEARNED = (*VARIANTS, "giph paper", "placeto")
 
 @dataclass(frozen=True)
 class Timing(Job):
-    """Measures a policy: milliseconds per sample in ``search``, ``reinforce`` and ``imitation``, NaN for what it has not."""
+    """Measures a policy: milliseconds per sample in ``search``, ``reinforce`` and ``imitation``, NaN for a missing one."""
 
     policy: str
     tasks: int
@@ -52,7 +52,7 @@ class Timing(Job):
         instances = [instance(problem) for problem in _problems(setup, self.tasks)]
         policy = self._policy(setup.seed)
         rng = np.random.default_rng(setup.seed)
-        turns = [instances[0], *instances * _REPEATS]  # what the first takes is not counted: it compiles
+        turns = [instances[0], *instances * _REPEATS]  # the first one compiles and is not counted
         times = {"search": np.median([_search_ms(policy, one, rng) for one in turns][1:])}
         for kind in ("reinforce", "imitation"):
             if not isinstance(policy, str) and not (kind == "imitation" and self.policy == "placeto"):

@@ -1,1 +1,1 @@
-"""The experiments. Each module has ``jobs(setup)``, which work is to be done, and ``tell(lab, report, figures)``."""
+"""The experiments. Each module has ``jobs(setup)``, the work to do, and ``tell(lab, report, figures)``, which reports it."""

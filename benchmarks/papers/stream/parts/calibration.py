@@ -1,15 +1,15 @@
-"""What a payload is, and how communication takes time: models of both beside METIS' figures in the paper.
+"""The size of a payload, and the time of communication: models of both, compared with METIS' figures in the paper.
 
-Neither is stated. Each model says for how many seconds a tuple keeps the busiest resource busy; METIS divides the graphs into 5
-parts; and the size of a payload (or the overhead) is chosen, for each model, so that the average, the first quartile and the
-median at 1e4 and 2e4 tuples per second come closest to the paper's. ``payload of 1`` is that size, as a share of a link of 1000
-Mbit/s (for overheads, of a device's time) at 1e4 tuples per second; ``off by`` is the greatest difference of the six figures.
-``table 3`` says whether the model ranks the allocations of the paper's Table 3, which differ in the direction of what is sent,
-as the paper does. METIS divides by its k-way scheme, as in the other parts, or by recursive bisection, the default of its
-binding to Python for so few parts.
+The paper states neither. Each model gives the seconds for which a tuple keeps the busiest resource busy; METIS divides the
+graphs into 5 parts; and the size of a payload (or the overhead) is chosen, for each model, so that the average, the first
+quartile and the median at 1e4 and 2e4 tuples per second come closest to the paper's. ``payload of 1`` is that size, as a share
+of a link of 1000 Mbit/s (for overheads, of a device's time) at 1e4 tuples per second; ``off by`` is the greatest difference of
+the six figures. ``table 3`` tells whether the model ranks the allocations of the paper's Table 3, which differ in the direction
+of their traffic, as the paper does. METIS divides by its k-way scheme, as in the other parts, or by recursive bisection, the
+default of its binding to Python for this number of parts.
 
-Frozen is the first model with a payload of 1 of 100 kB, which takes a link 8 times as long as there is time for. Of the models
-that rank Table 3 as the paper does, it is the simplest: a link each way between any two devices.
+placeit uses the first model with a payload of 1 of 100 kB, which would keep a link busy for 8 times the available time. Of the
+models that rank Table 3 as the paper does, it is the simplest: a link each way between any two devices.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Model: TypeAlias = Callable[[Figure, Figure, Figure, float], Figure]
 """Seconds of the busiest resource, at a rate of 1 and per payload of 1: ``model(load[G, D], sent[G, D, D], tuples, size)``."""
 
 _LINK_BYTES = 1000e6 / 8 / RATE
-"""A payload of so many bytes fills a link at the usual rate."""
+"""Bytes of a payload that fills a link at the usual rate."""
 
 _SIZES = np.concatenate([np.arange(0.02, 2, 0.02), np.arange(2, 12.01, 0.1)])
 
@@ -65,7 +65,7 @@ MODELS: dict[str, Model] = {
 
 
 def _figures(graph: StreamGraph, placement: NDArray[np.int32]) -> tuple[Figure, Figure, Figure]:
-    """Return the load of each device, payload sent from device to device, and the number of tuples."""
+    """Return the load of each device, the payload sent between devices, and the number of tuples."""
     source, target = placement[graph.edges].T
     away = source != target
     pair, shape = (source * DEVICES + target)[away], (DEVICES, DEVICES)
@@ -75,7 +75,7 @@ def _figures(graph: StreamGraph, placement: NDArray[np.int32]) -> tuple[Figure, 
 
 
 def _ranks_table_3(model: Model) -> bool:
-    """Whether branches on devices of their own are best, and what is sent both ways is better than all one way."""
+    """Return whether a model ranks branches on separate devices best, and traffic in both directions above traffic in one."""
     edges = np.array([[0, 1], [0, 2], [1, 3], [2, 4], [3, 5], [4, 5]], np.int32)
     work, payload = np.array([1.0, *[2.5e5] * 4, 1.0]), np.array([0.0, 1, 1, 0, 0, 0])
     graph = StreamGraph(work, payload, edges, np.array([0.5, 0.5, 1, 1, 1, 1]))
@@ -87,7 +87,7 @@ def _ranks_table_3(model: Model) -> bool:
 
 @dataclass(frozen=True)
 class Divided(Job):
-    """Divides the graphs into 5 parts by METIS; the outcome is :func:`_figures` of all."""
+    """Divides the graphs into 5 parts by METIS; the outcome holds :func:`_figures` of all graphs."""
 
     recursive: bool
 
@@ -141,7 +141,7 @@ def tell(lab: Lab, report: Report, figures: Figures) -> None:
 
 
 def _summary(seconds: Figure) -> Figure:
-    """Average, first quartile and median at both rates; of seconds at a rate of :data:`RATE`."""
+    """Return average, first quartile and median of the relative throughput at both rates, from seconds per tuple."""
     shares = [relative_throughput(seconds / RATE, rate) for rate in RATES]
     return np.array([figure for share in shares for figure in (share.mean(), *np.quantile(share, [0.25, 0.5]))])
 

@@ -1,7 +1,7 @@
-"""How far from the optimum methods are on small graphs, by branch and bound over all placements.
+"""Distance of methods from the optimum on small graphs, by branch and bound over all placements.
 
-``throughput`` is the capacity of a method's placement over the greatest that any placement has, on the mean and at least; no
-rate caps it.
+``throughput`` is the capacity of a method's placement over the greatest capacity of any placement: its mean, and its least
+value. No rate limits it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The distribution of throughput over graphs (Fig. 5).
 
-``lowest`` is the least throughput in tuples per second, ``above 97 %`` the share of graphs that sustain more than that of the
+``lowest`` is the least throughput in tuples per second, ``above 97 %`` the share of graphs that sustain more than 97 % of the
 rate (9,700 tuples per second at 1e4). The best of 2 to 5 parts are the oracles of the paper.
 """
 

@@ -1,10 +1,10 @@
 """Relative throughput of all methods (Table 1).
 
-``better`` is the share of graphs on which a method is above METIS with 5 parts, ``equal`` that on which the two are the same,
-most often because both sustain the whole rate: no method can be better where METIS does. B, B+F1 and B+F1+F2 are the ablations
-of the paper: LSTM encoder-decoder, graph encoding, and graph-aware decoding; all are trained on generated graphs, by imitation
-of simulated annealing. What a policy likes best counts, or the best of that and of samples, by the simulator.
-Annealing is our own search.
+``better`` is the share of graphs on which a method is above METIS with 5 parts, and ``equal`` the share on which the two are
+the same, most often because both sustain the whole rate: no method can be better if METIS does. B, B+F1 and B+F1+F2 are the
+ablations of the paper: LSTM encoder-decoder, graph encoding, and graph-aware decoding; all are trained on generated graphs, by
+imitation of simulated annealing. The figures are for a policy's likeliest placement, or for the best one of that and samples,
+by the simulator. Annealing is our own search.
 """
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ class _Answers(NamedTuple):
     """Decisions at each step of ``R`` episodes.
 
     Attributes:
-        ops: ``int64[R, V]``, what to place.
-        devices: ``int64[R, V]``, where.
-        allowed: ``bool[R, V, D]``, where the op can go.
-        inputs: ``float32[R, V, D, F]``, what PLC sees of the devices.
+        ops: ``int64[R, V]``, the op that is placed at each step.
+        devices: ``int64[R, V]``, its device.
+        allowed: ``bool[R, V, D]``, the devices that are allowed for it.
+        inputs: ``float32[R, V, D, F]``, what PLC reads of each device.
     """
 
     ops: NDArray[np.int64]
@@ -57,10 +57,10 @@ class _Played:
     Attributes:
         graph: the problem.
         rows: ``intp[R]``, numbers of the episodes in the batch.
-        record: what was decided.
+        record: the decisions.
         learned: ``bool[R, V]``, steps that are learned from.
-        worse: how much worse than the placement that was decided about anew in part, as a share, one may be to be gone on from;
-            None where all was decided, the order of ops included.
+        worse: for episodes that decided about a part of a known placement anew: the relative increase in cost up to which a
+            result is searched from next. None for episodes that decided everything, the order of ops included.
         finish: ``float64[R, V]``, when ops end by the estimate.
         placements: ``int32[R, V]``, repaired where weights did not fit.
     """
@@ -84,10 +84,10 @@ class DopplerAgent:
     """DOPPLER's dual policy: SEL picks an op whose predecessors are placed, PLC its device; the reward is minus the cost.
 
     In episodes that are learned from, each of the two takes any allowed answer with a probability of ``explore``. Otherwise it
-    draws from its policy, or, with ``greedy``, takes what that likes best, as in the paper.
+    draws from its policy, or, with ``greedy``, takes the likeliest answer, as in the paper.
 
-    Differs from the paper: once a placement of a problem has been met, most episodes that are learned from keep a good one but
-    for a connected part of its ops, and only what PLC decides about these is learned from
+    Differs from the paper: once a placement of a problem has been met, most episodes that are learned from keep a good one
+    except for a connected part of its ops, and only PLC's decisions about that part are learned from
     (:mod:`placeit.learning.agents.doppler.neighbourhoods`). A whole episode has one reward for hundreds of decisions,
     most of which have nothing to do with it. PLC also sees the op's compute on a device and its affinity to the ops there,
     without which it cannot tell ops of the same shape apart. Features of devices are in multiples of the time that all devices
@@ -106,8 +106,8 @@ class DopplerAgent:
         affinity: whether PLC sees :func:`~placeit.learning.agents.doppler.features.affinity`.
 
     Attributes:
-        teachers: whom ``imitation`` may learn from: :mod:`placeit.learning.agents.doppler.teachers`, and
-            ``best`` where PLC is learned.
+        teachers: teachers that ``imitation`` may learn from: :mod:`placeit.learning.agents.doppler.teachers`, and
+            ``best`` if PLC is learned.
         explore: how often episodes that are learned from take any answer.
 
     Raises:
@@ -159,7 +159,7 @@ class DopplerAgent:
         return {name: getattr(self, name) for name in _OPTIONS}
 
     def default_stages(self, draw: Draw) -> list[Stage]:
-        """Imitation, then REINFORCE; the paper's third stage is the second one with measured costs."""
+        """Return imitation, then REINFORCE; the paper's third stage is the second one with measured costs."""
         shared: dict[str, Any] = {"learning_rate": 3e-3, "schedule": "linear", "gamma": 1.0}
         return [
             Stage(draw, updates=50, kind="imitation", **shared),
@@ -203,14 +203,14 @@ class DopplerAgent:
     def loss(
         self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator, teacher: str | None = None
     ) -> Tensor:
-        """Return the loss of ``imitation``: the policy acts, and the teacher's answer is what it should have been.
+        """Return the loss of ``imitation``: the policy acts, and the teacher's answers in the same states are the targets.
 
         DOPPLER, Appendix J: the mean over decisions of minus the log-probabilities of the teacher's op, and of its device for
-        that op, in the state that the policy is in. The teacher ``best`` is the best placement that was met in training: the
-        policy places its ops in an order of its own, and its devices are what is learned.
+        that op, in the states that the policy is in. The teacher ``best`` is the best placement that was met in training: the
+        policy chooses the order of ops, and only its devices are compared with that placement.
 
         Raises:
-            UsageError: another kind, there is no such teacher, or nothing has been met yet.
+            UsageError: the kind is not ``imitation``, the teacher does not exist, or no placement has been met yet.
         """
         if kind != "imitation":
             raise UsageError(f"The agent 'doppler' has no training '{kind}'; it has reinforce and imitation.")
@@ -227,7 +227,7 @@ class DopplerAgent:
         return total / count
 
     def greedy_placement(self, problem: Problem) -> NDArray[np.int32]:
-        """Return the placement, ``int32[V]``, of what both policies like best. Raises InfeasibleError."""
+        """Return the likeliest placement of both policies, ``int32[V]``. Raises InfeasibleError."""
         instance = ProblemInstance(problem, lambda placements: np.zeros(len(placements)), 1.0)
         ((graph, rows),) = self._grouped([instance])
         placement: NDArray[np.int32] = self._play(graph, rows, None).placements[0]
@@ -242,11 +242,11 @@ class DopplerAgent:
         return self._best.tensors()
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
-        """Restore them."""
+        """Restore the best placements from a memory."""
         self._best = Best.of(memory)
 
     def _grouped(self, instances: Sequence[ProblemInstance]) -> list[tuple[Graph, NDArray[np.intp]]]:
-        """Graphs of the different problems, and the numbers of their instances."""
+        """Return the graph of each different problem, with the numbers of its instances."""
         rows: dict[Problem, list[int]] = {}
         for number, instance in enumerate(instances):
             rows.setdefault(instance.problem, []).append(number)
@@ -263,7 +263,7 @@ class DopplerAgent:
         rng: np.random.Generator | None,
         kept: NDArray[np.int32] | None = None,
     ) -> _Played:
-        """Play an episode in each row; without a generator by the likeliest answers. What is kept is not decided about."""
+        """Play an episode in each row, by the likeliest answers if ``rng`` is None; ops with a device in ``kept`` keep it."""
         problem, count = graph.problem, len(rows)
         size, devices = len(problem), problem.devices
         training, worse = self.network.training and rng is not None, None
@@ -294,7 +294,7 @@ class DopplerAgent:
         return _Played(graph, rows, record, learned, worse, state.finish, state.placement)
 
     def _parts(self, one: _Played) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-        """Rows and steps that are learned from, as many as are scored at a time."""
+        """Yield rows and steps that are learned from, in parts that are small enough to be scored at once."""
         r, t = np.nonzero(one.learned)
         size, devices = len(one.graph.problem), one.graph.problem.devices
         each = size * (1 + devices) + devices * self.width
@@ -346,7 +346,7 @@ def _replayed(one: _Played, teacher: Teacher | None) -> _Answers:
 
 
 def _progress(graph: Graph, placement: NDArray[np.int32], finish: NDArray[np.float64]) -> Progress:
-    """Tell how far episodes have come, by ``int32[N, V]`` placements with -1 for what is not placed."""
+    """Return the progress of episodes, given ``int32[N, V]`` placements with -1 for ops that are not placed."""
     placed = placement >= 0
     ops = np.stack([placed, np.where(placed, finish / graph.unit, 0.0)], axis=2).astype(np.float32)
     tail, head = placement[:, graph.tail.numpy()], placement[:, graph.head.numpy()]

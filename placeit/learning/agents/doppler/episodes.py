@@ -1,4 +1,4 @@
-"""Episodes of DOPPLER: both policies at work, compiled, many problems' worth of steps at a time."""
+"""DOPPLER's episodes in compiled code: both policies at work, many problems' worth of steps at a time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Policy(NamedTuple):
 
     Attributes:
         select: ``float32[N, V]``, SEL's logits.
-        node: ``float32[N, V, W]``, what an op adds to the first layer of PLC.
-        placed: ``float32[N, V, W]``, what it adds there once it is on the device.
-        on: ``float32[R, D, W]``, the sums of those over the ops on each device, kept up to date.
+        node: ``float32[N, V, W]``, what an op adds to PLC's first layer while its device is chosen.
+        placed: ``float32[N, V, W]``, what an op adds to PLC's first layer of the device that it is placed on.
+        on: ``float32[R, D, W]``, sums of ``placed`` over the ops on each device, kept up to date.
         into: ``float32[F, W]``, weights of the first layer of device features.
         bias: ``float32[W]``, its bias.
-        onward: ``float32[W, W]``, weights of their second layer.
+        onward: ``float32[W, W]``, weights of the second layer.
         last: ``float32[W + 1]``, weights of the last layer, and its bias.
     """
 
@@ -42,15 +42,15 @@ class Policy(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Decisions of ``R`` episodes, and what was known when they were made.
+    """Decisions of ``R`` episodes, and the inputs and options of each decision.
 
     Attributes:
         order: ``int64[R, V]``, the op that was placed at each step.
         at: ``int64[R, V]``, the step at which each op was placed.
-        ready: ``int64[R, V]``, from which step on it could have been.
+        ready: ``int64[R, V]``, the first step at which each op could have been placed.
         chosen: ``int64[R, V]``, the device of each op.
-        inputs: ``float32[R, V, D, F]``, what PLC saw at each step; only where it decided.
-        allowed: ``bool[R, V, D]``, which devices it could choose; only where it decided.
+        inputs: ``float32[R, V, D, F]``, what PLC read at each step; written only where PLC decided.
+        allowed: ``bool[R, V, D]``, the devices that PLC could choose; written only where PLC decided.
         decided: ``bool[R, V]``, the steps at which it decided.
     """
 
@@ -64,7 +64,7 @@ class Record(NamedTuple):
 
     @classmethod
     def empty(cls, episodes: int, ops: int, devices: int) -> Record:
-        """Make room."""
+        """Return arrays of the right shapes, to be written by :func:`play`."""
         order, at, ready, chosen = (np.zeros((episodes, ops), np.int64) for _ in range(4))
         inputs = np.empty((episodes, ops, devices, DEVICE_INPUTS), np.float32)
         allowed, decided = np.zeros((episodes, ops, devices), np.bool_), np.zeros((episodes, ops), np.bool_)
@@ -75,10 +75,10 @@ class Manner(NamedTuple):
     """Rules by which episodes are played.
 
     Attributes:
-        select: whether SEL decides; else it is the op with the longest path to an exit.
-        place: whether PLC decides; else it is the device where the op can start first.
-        draw: whether answers are drawn from the policies; else they are the likeliest.
-        explore: how often each of them takes any answer.
+        select: whether SEL picks the op; else the op with the longest path to an exit is picked.
+        place: whether PLC picks the device; else the device where the op can start first is picked.
+        draw: whether answers are drawn from the policies; else the likeliest answers are taken.
+        explore: probability with which each policy takes a random allowed answer.
     """
 
     select: bool
@@ -103,14 +103,14 @@ def play(
     """Play steps ``first`` to ``last`` of all episodes.
 
     Args:
-        first: step.
+        first: the first step.
         last: the step after the last one.
-        arrays: where the episodes stand.
-        tables: of the problem.
-        record: is written.
-        policy: decides.
-        manner: how.
-        kept: ``int32[R, V]``, the devices of ops that are not PLC's to place; -1 for those that are.
+        arrays: state of the episodes, updated in place.
+        tables: the problem.
+        record: the decisions, written in place.
+        policy: both policies.
+        manner: rules of these episodes.
+        kept: ``int32[R, V]``, devices of the ops that PLC does not place; -1 for the ops that it places.
         rank: ``float64[V]``, seconds to an exit.
         unit: seconds that the features of devices are in multiples of.
         random: ``uint64[R]``, states of the generators.
@@ -127,7 +127,7 @@ def see(
     tables: Tables,
     unit: float,
 ) -> None:
-    """Write what PLC sees for an op of each episode to step ``t`` of a record's ``inputs`` and ``allowed``.
+    """Write PLC's inputs for an op of each episode to step ``t`` of a record's ``inputs`` and ``allowed``.
 
     A device is allowed if it can run the op and has room for its weights; if none has, all that can run it are.
     """

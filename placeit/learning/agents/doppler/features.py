@@ -1,12 +1,12 @@
-"""Inputs of DOPPLER's policies (Yao et al., *DOPPLER*, Appendix D): of the graph once, and of the devices at each step.
+"""Inputs of DOPPLER's policies (Yao et al., *DOPPLER*, Appendix D): static for the graph, dynamic for the devices at each step.
 
 **Words.** The paper's t-path of an op runs from it to an *exit*, and its b-path to an *entry* (section 5.2). Elsewhere in
 placeit, as in the literature on list scheduling, the b-level is the one that looks towards the exit: their t-level is our
 b-level.
 
-Differs from the paper: costs are seconds, where it has floating-point operations and bytes times a factor. In static features,
-which know no device, they are HEFT's means (:mod:`placeit.placers.list_scheduling`); in the state of an episode those of the
-devices that were chosen.
+Differs from the paper: costs are seconds, where it has floating-point operations and bytes times a factor. Static features,
+which know no device, use HEFT's mean costs (:mod:`placeit.placers.list_scheduling`); the state of an episode uses the costs on
+the devices that were chosen.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HOPS = 4
 
 
 class Paths(NamedTuple):
-    """A path from each op of a graph, as pairs of an op and one that is on its path; the op itself is the first on it.
+    """A path from each op of a graph, as pairs of an op and an op that is on its path; an op is the first one on its own path.
 
     Attributes:
         op: ``int64[N]``, whose path it is.
@@ -59,7 +59,7 @@ class Paths(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Ops on the path that has most of them."""
+        """Number of ops on the longest path."""
         return int(np.bincount(self.op, minlength=1).max())
 
 
@@ -69,7 +69,7 @@ class StaticFeatures:
 
     Attributes:
         nodes: ``float64[V, 5]``, :data:`NODE_FEATURES`.
-        edges: ``float64[E]``, mean seconds to move what an edge carries.
+        edges: ``float64[E]``, mean seconds to move the tensor of an edge.
         to_exit: the longest path from each op to an exit: the paper's t-path.
         to_entry: the longest path from each op back to an entry: the paper's b-path.
     """
@@ -81,9 +81,9 @@ class StaticFeatures:
 
 
 def static_features(problem: Problem) -> StaticFeatures:
-    """Compute the features of D.1. Of several longest paths it is that of the first edge in ``problem.edges``.
+    """Compute the features of D.1. Of several longest paths, the one along the first edge in ``problem.edges`` counts.
 
-    Levels count the op's own seconds, as both paths begin with it. Each edge counts, also those that carry one tensor.
+    Levels include the op's own seconds, as both paths begin with it. Every edge counts, also several for one tensor.
     """
     seconds, comm = mean_compute(problem), mean_comm(problem)
     tails, heads = problem.edges[:, 0], problem.edges[:, 1]
@@ -96,9 +96,9 @@ def static_features(problem: Problem) -> StaticFeatures:
 
 
 def _step(ops: NDArray[np.int32], others: NDArray[np.int32], length: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """For each op the other end of its edge of greatest length, the first of equal ones; -1 for an op without edges."""
+    """Return each op's neighbour over its longest edge, the first of equally long ones; -1 for an op without edges."""
     following = np.full(count, -1, np.int64)
-    order = np.lexsort((-np.arange(len(ops)), length))  # what is written last stays: the longest, of equals the first
+    order = np.lexsort((-np.arange(len(ops)), length))  # the last write stays: the longest edge, of ties the first
     following[ops[order]] = others[order]
     return following
 
@@ -146,12 +146,12 @@ def device_sums(embeddings: Tensor, placement: NDArray[np.int32], devices: int) 
 def affinity(problem: Problem) -> _core.Affinity:
     """Compute how likely walks of 1 to :data:`HOPS` edges, in either direction, lead from an op to another.
 
-    A walk takes an edge with a chance in proportion to its mean communication; where nothing takes time to move, all alike.
-    Shares below 0.001 are left out, and those of an op and itself.
+    A walk takes an edge with a probability in proportion to its mean communication; if nothing takes time to move, all edges
+    are equally likely. Shares below 0.001, and the shares of walks that return to their start, are left out.
 
     Returns:
-        Rows of a sparse matrix: ``ptr``, ``int64[V + 1]``, where the row of each op begins; ``op``, ``int64[N]``, ops that have
-        to do with the row's; ``share``, ``float32[N, HOPS]``, the shares of their walks that end at the row's op.
+        Rows of a sparse matrix: ``ptr``, ``int64[V + 1]``, where the row of each op begins; ``op``, ``int64[N]``, the ops from
+        which walks reach the row's op; ``share``, ``float32[N, HOPS]``, the share of their walks that end at the row's op.
     """
     count, comm = len(problem), mean_comm(problem)
     weights = comm if comm.any() else np.ones(len(comm))
@@ -173,7 +173,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem, *, near: bool = True) -> Tables:
-        """Compute the affinity, or without ``near`` none: as if ops had nothing to do with each other."""
+        """Compute the affinity of a problem's ops; with ``near=False``, leave it empty, as if all ops were far apart."""
         if near:
             return cls(compiled(problem), affinity(problem))
         return cls(compiled(problem), _core.affinity(np.zeros(len(problem) + 1, np.int64), np.empty(0, np.int64), np.empty(0)))
@@ -206,7 +206,7 @@ class Arrays(NamedTuple):
 
 
 class EpisodeState:
-    """State of episodes on one problem: what is placed where, and when it would run by a list scheduler's estimate.
+    """State of episodes on one problem: placements so far, and start and finish times by a list scheduler's estimate.
 
     An op starts when the ops that its device, and those that conflict with it, were given before have ended and its inputs have
     arrived over links without contention, as in :class:`placeit.placers.critical_path.CriticalPath`: the device of the least
@@ -247,7 +247,7 @@ class EpisodeState:
     def features(self, ops: ArrayLike) -> NDArray[np.float64]:
         """Compute the features of D.2 of all devices for a candidate of each episode.
 
-        Starts and ends of inputs are those of the predecessors on a device, zero where there is none.
+        Starts and ends of inputs cover the op's predecessors on the device; both are zero if it has no predecessor there.
 
         Args:
             ops: ``int[B]``.

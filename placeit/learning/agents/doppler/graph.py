@@ -20,7 +20,7 @@ _T_LEVEL, _B_LEVEL = 3, 4
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Static features of a problem, as tensors, in units that make another graph look alike.
+    """Static features of a problem, as tensors, in relative units that are comparable between graphs.
 
     Attributes:
         problem: the problem.
@@ -70,7 +70,7 @@ class Graph:
 
 
 def allowed(state: EpisodeState, ops: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """``bool[B, D]``, devices that can run a candidate and have room for it; if none has room, all that can run it."""
+    """Return ``bool[B, D]``: devices that can run a candidate and have room for it; if none has room, all that can run it."""
     able = state.able(ops)
     there: NDArray[np.bool_] = np.where(able.any(axis=1, keepdims=True), able, state.problem.feasible[ops])
     return there

@@ -17,19 +17,19 @@ from placeit.core.problem import Problem
 __all__ = ["Best", "Neighbours"]
 
 _MOST = 100  # problems whose placements are kept
-_LARGEST = 0.25  # part of the ops
-_SPREAD = 0.8  # how often a part grows over an edge
-_TOGETHER = 0.3  # how often it goes to one device
-_WORSE = 0.003  # of the cost, by how much a placement may be worse on average, to go on from it
-_BACK = 0.01  # how often the best is gone on from instead
+_LARGEST = 0.25  # largest part, as a share of the ops
+_SPREAD = 0.8  # probability that a part grows over an edge
+_TOGETHER = 0.3  # probability that a part is moved to one device as a whole
+_WORSE = 0.003  # mean of the relative increase in cost up to which the search goes on from a new placement
+_BACK = 0.01  # probability that the search goes back to the best placement
 
 
 class Neighbours(NamedTuple):
-    """Placements that are to be decided about anew in part.
+    """Placements of which a part is to be decided about anew.
 
     Attributes:
         kept: ``int32[R, V]``, devices of the ops that stay, or were moved together; -1 for those that are to be placed.
-        worse: by how much, as a share, one of them may cost more than what they come from, to be gone on from.
+        worse: relative increase in cost, over the placement that they come from, up to which the search goes on from a new one.
     """
 
     kept: NDArray[np.int32]
@@ -43,14 +43,14 @@ class _Met(NamedTuple):
 
 @dataclass(eq=False)
 class Best:
-    """The best placements met of up to a hundred problems, and those whose neighbours are tried, by key of the problem."""
+    """The best placements of up to a hundred problems, and the ones whose neighbours are tried now, by key of the problem."""
 
     best: dict[str, _Met] = field(default_factory=dict)
     now: dict[str, _Met] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Best:
-        """Undo :meth:`tensors`."""
+        """Restore from tensors that :meth:`tensors` returned."""
         kinds: dict[str, dict[str, _Met]] = {"best": {}, "now": {}}
         for name, row in tensors.items():
             kind, _, key = name.partition(".")
@@ -58,12 +58,12 @@ class Best:
         return cls(**kinds)
 
     def tensors(self) -> dict[str, Tensor]:
-        """``float64[1 + V]`` for each placement: the cost, and the devices."""
+        """Return ``float64[1 + V]`` for each placement: its cost, then its devices."""
         both = [(f"best.{key}", met) for key, met in self.best.items()] + [(f"now.{key}", met) for key, met in self.now.items()]
         return {name: torch.from_numpy(np.concatenate([[met.cost], met.placement])) for name, met in both}
 
     def meet(self, problem: Problem, placements: NDArray[np.int32], costs: NDArray[np.float64], worse: float = 0.0) -> None:
-        """Take ``int32[R, V]`` placements into account, of ``float64[R]`` costs, NaN where they are not known."""
+        """Take ``int32[R, V]`` placements into account, with ``float64[R]`` costs; NaN for unknown costs."""
         key, known = problem.key, np.flatnonzero(~np.isnan(costs))
         if not len(known) or (key not in self.best and len(self.best) >= _MOST):
             return
@@ -90,8 +90,8 @@ class Best:
     def neighbours(self, problem: Problem, count: int, rng: np.random.Generator) -> Neighbours | None:
         """Draw a connected part of the ops for each of ``count`` episodes, to be decided about anew.
 
-        In some of them the part is moved to one device, as far as it can run there. None if there is no placement to go on
-        from, or nothing to decide.
+        In some episodes the whole part is moved to one device, as far as it can run there. Returns None if no placement of the
+        problem has been met, or there is nothing to decide.
         """
         key = problem.key
         if key not in self.now or len(problem) < 2 or problem.devices < 2:

@@ -35,8 +35,8 @@ class Encoded:
 
     Attributes:
         select: ``float32[N, V]``, logits of SEL.
-        node: ``float32[N, V, W]``, what an op itself adds to the first layer of PLC.
-        placed: ``float32[N, V, W]``, what an op adds to that of PLC on the device where it has been placed.
+        node: ``float32[N, V, W]``, what an op adds to PLC's first layer while its device is chosen.
+        placed: ``float32[N, V, W]``, what an op adds to PLC's first layer of the device that it is placed on.
     """
 
     select: Tensor
@@ -52,14 +52,14 @@ class Network(nn.Module):
     is one of ``[H of the op, sum of H of the ops placed there, Y, Z of the op]``, where ``Y`` is of the device's features. The
     first layer is linear in each part, so what does not change during an episode is computed once for it.
 
-    Differs from the paper, which leaves open what messages are and the widths: messages along and against edges have weights of
-    their own; sums along paths are in multiples of the longest path's number of ops, sums over placed ops in multiples of the
-    ops per device.
+    Differs from the paper, which leaves open the form of messages and the widths: messages along edges and messages against
+    edges have separate weights; sums along paths are in multiples of the longest path's number of ops, sums over placed ops in
+    multiples of the ops per device.
 
     Args:
         width: of all hidden layers.
         rounds: of message passing.
-        progress: whether messages tell how far an episode has come.
+        progress: whether messages carry the progress of an episode.
     """
 
     def __init__(self, width: int, rounds: int, *, progress: bool = False) -> None:
@@ -77,7 +77,7 @@ class Network(nn.Module):
         self.to_logit = nn.Sequential(nn.LeakyReLU(), nn.Linear(width, 1))
 
     def encode(self, graph: Graph, progress: Progress | None = None) -> Encoded:
-        """Pass messages, once for an episode, or for the ``N`` states that episodes are in."""
+        """Encode the ops by message passing: once for an episode, or for each of the ``N`` states in ``progress``."""
         ops, edges = graph.ops[None], graph.edges[None]
         if progress is not None:
             many = len(progress.ops)

@@ -1,4 +1,4 @@
-"""Teachers of imitation: list schedulers that answer in any state of an episode, and those of plug-ins."""
+"""Teachers of imitation: list schedulers that answer in any state of an episode; plug-ins may add more."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from placeit.learning.agents.doppler.graph import Graph, allowed
 __all__ = ["GROUP", "CriticalPath", "EarliestFinish", "Teacher", "find_teacher", "teacher_names"]
 
 GROUP = "placeit.teachers"
-"""The entry-point group of teachers: those of placeit are in it as well as those of plug-ins."""
+"""Entry-point group of teachers, for placeit's teachers and for plug-ins' teachers."""
 
 _DEFAULT = "critical-path"
 
 
 class Teacher(Protocol):
-    """A list scheduler that says what it would do next in the state of an episode that somebody else plays."""
+    """A list scheduler that tells its next decision in any state of an episode, which another policy plays."""
 
     def decide(self, graph: Graph, state: EpisodeState) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return an op that can be placed and a device that is allowed for it, for each row: ``intp[R]`` twice."""
@@ -31,7 +31,7 @@ class Teacher(Protocol):
 
 
 class CriticalPath:
-    """The op with the longest path to an exit, on the first device of those where it can start first (DOPPLER, section 7)."""
+    """Picks the op with the longest path to an exit, and the first device of the earliest start (DOPPLER, section 7)."""
 
     def decide(self, graph: Graph, state: EpisodeState) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return an op and a device for each row."""
@@ -40,7 +40,7 @@ class CriticalPath:
 
 
 class EarliestFinish:
-    """The op with the longest path to an exit, on the device where it can finish first, as HEFT does."""
+    """Picks the op with the longest path to an exit, and the device where it can finish first, as HEFT does."""
 
     def decide(self, graph: Graph, state: EpisodeState) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return an op and a device for each row."""
@@ -49,12 +49,12 @@ class EarliestFinish:
 
 
 def teacher_names() -> tuple[str, ...]:
-    """Names of all teachers, the default one first; those of plug-ins are not imported."""
+    """Return the names of all teachers, the default one first, without importing any plug-in."""
     return tuple(sorted(_table(), key=lambda name: (name != _DEFAULT, name)))
 
 
 def find_teacher(name: str) -> Teacher:
-    """Make a teacher by name. Raises UsageError: there is none of that name, or its package cannot be imported."""
+    """Make a teacher by name. Raises UsageError if the name is not known, or if its package cannot be imported."""
     teacher: Teacher = load_entry("teacher", _table(), name)()
     return teacher
 
@@ -65,13 +65,13 @@ def _table() -> dict[str, EntryPoint]:
 
 
 def longest_to_exit(graph: Graph, state: EpisodeState) -> NDArray[np.intp]:
-    """``intp[R]``, the candidate with the longest path to an exit in each row, the first of equals."""
+    """Return ``intp[R]``: the candidate with the longest path to an exit in each row, the first of equals."""
     best: NDArray[np.intp] = np.where(state.candidates, graph.seconds_to_exit, -1.0).argmax(axis=1)
     return best
 
 
 def earliest(state: EpisodeState, ops: NDArray[np.intp], *, finish: bool) -> NDArray[np.intp]:
-    """``intp[R]``, the allowed device where a candidate of each row can start first, or finish first; the first of equals."""
+    """Return ``intp[R]``: the allowed device where each row's candidate can start, or finish, first; the first of equals."""
     seconds = state.features(ops)[..., EARLIEST_START]
     if finish:
         seconds = seconds + state.problem.compute[ops]

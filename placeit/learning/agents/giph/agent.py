@@ -25,7 +25,7 @@ from placeit.placers.feasibility import random_placements
 __all__ = ["GiphAgent", "Variant"]
 
 Variant = Literal["giph", "giph-3", "giph-5", "giph-ne", "graphsage-ne", "giph-ne-pol", "giph-task-eft"]
-"""The paper's names (Appendix B.6)."""
+"""Variants by the paper's names (Appendix B.6)."""
 
 _ENCODERS: dict[str, tuple[Encoder, int]] = {
     "giph": ("levels", 0),
@@ -36,14 +36,14 @@ _ENCODERS: dict[str, tuple[Encoder, int]] = {
     "giph-ne-pol": ("none", 0),
     "giph-task-eft": ("levels", 0),
 }
-_STATES = 24  # steps of an episode whose actions are all valued
+_STATES = 24  # number of steps of an episode at which every action is valued
 _SHARPNESS = 15.0
-_LEAST = 0.002  # the best gain that gains are measured by, at the least, in units
+_LEAST = 0.002  # in units; gains are divided by the best gain, or by this if that is smaller
 
 
 @dataclass(eq=False)
 class _Decisions:
-    """Placements where searches began, and the node that each problem's search chose at each step; -1 after its end."""
+    """Start placements of searches, and the node that each search chose at each step; -1 after its end."""
 
     problems: list[Problem]
     starts: list[NDArray[np.int32]]
@@ -112,8 +112,8 @@ class GiphAgent:
     def search(self, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]]) -> RelocationSearch[Tensor]:
         """Begin searches from given placements.
 
-        Differs from the paper: what is not learned from is drawn with temperature 0.6. This is GiPH's alone: the policies that
-        it is compared with, Placeto and HDP, draw with temperature 1.
+        Differs from the paper: steps that are not learned from are drawn with temperature 0.6. Only GiPH does so: the policies
+        that it is compared with, Placeto and HDP, draw with temperature 1.
         """
         temperature = 1.0 if self.network.training else TEMPERATURE
         return RelocationSearch(self._scorer, problems, starts, pivots=self.pivots, temperature=temperature)
@@ -131,7 +131,7 @@ class GiphAgent:
     def _begin(
         self, instances: Sequence[ProblemInstance], rng: np.random.Generator
     ) -> tuple[RelocationSearch[Tensor], list[NDArray[np.int32]], list[int]]:
-        """Begin searches from random placements; returns these too, and how many steps each search has."""
+        """Begin searches from random placements; return them, the placements, and their numbers of steps."""
         problems = [instance.problem for instance in instances]
         starts = [random_placements(problem, 1, rng)[0] for problem in problems]
         lengths = [max(1, round(self.steps_per_op * len(problem))) for problem in problems]
@@ -157,7 +157,7 @@ class GiphAgent:
         return Trajectory(chosen >= 0, visited, _Decisions(search.nets.problems, starts, chosen, moved))
 
     def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return what each step gains."""
+        """Return the reduction in cost by each step."""
         return savings(trajectory, costs)
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
@@ -194,7 +194,7 @@ class GiphAgent:
             raise UsageError(f"GiPH learns by reinforce, imitation or all-actions; there is no '{kind}'.")
         search, _, lengths = self._begin(instances, rng)
         longest = max(lengths)
-        due = set(rng.choice(longest, size=min(longest, _STATES), replace=False).tolist())  # for all, as one pass scores all
+        due = set(rng.choice(longest, size=min(longest, _STATES), replace=False).tolist())  # shared, as one pass scores all
         losses = []
         for step in range(longest):
             with torch.set_grad_enabled(step in due):
@@ -230,6 +230,6 @@ def _gains(
 
 
 def _normalised(gains: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Gains in multiples of the best, at most 1 and at least -1."""
+    """Return gains in multiples of the best, at most 1 and at least -1."""
     normalised: NDArray[np.float64] = np.clip(gains / max(float(gains.max()), _LEAST), -1.0, 1.0)
     return normalised

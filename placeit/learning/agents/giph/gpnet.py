@@ -1,8 +1,8 @@
 """gpNet (GiPH, section 4.2.1 and Appendix B.1): a task graph, a device network and a placement as one graph.
 
 A node is an op on a device that can run it. An edge follows an edge of the task graph where at least one end is a *pivot*, a
-node of the current placement; so every node that is not a pivot sees what surrounds its op where it is now. Several problems
-make one disjoint graph.
+node of the current placement; so every node that is not a pivot is connected to the current neighbours of its op. The gpNets of
+several problems form one disjoint graph.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ makespan that d computes for other ops; whether v is on d now. Times are in mult
 compute requirement are squashed to sign(x) log(1 + |x|), so that one set of weights serves problems of any scale."""
 
 FEATURES: Mapping[str, int] = MappingProxyType({"costs": 3, "paper": 4, "schedule": len(NODE_FEATURES)})
-"""How many of them a policy sees, by name. The paper does not scale its four, or does not say how."""
+"""Number of leading :data:`NODE_FEATURES` that a policy reads, by name. The paper does not say how it scales its four."""
 
 EDGE_FEATURES = ("bytes", "bandwidth", "delay", "seconds")
-"""Features of an edge (Appendix B.7). Times are in multiples of an average op's, squashed like those of nodes, and bytes are
-their time on a mean link; a bandwidth of b means is 1 / (1 + b), which is 0 within a device. The seconds include cut costs."""
+"""Features of an edge (Appendix B.7). Times are in multiples of an average op's time, squashed like the times of nodes. Bytes
+are their time on a mean link. A bandwidth of b times the mean is 1 / (1 + b), which is 0 within a device. The seconds include
+cut costs."""
 
 
 class GpNets:
     """gpNets of several placements as one disjoint graph.
 
-    Its shape, what nodes and edges there are and which level they belong to, is that of the problems and stays; edges and
-    features that depend on the placements are kept up to date by :meth:`set` and :meth:`move`.
+    The nodes, their levels and the number of edges depend on the problems only and stay; edges and features that depend on the
+    placements are kept up to date by :meth:`set` and :meth:`move`.
 
     Args:
         problems: ``B`` of them; one may be there several times.
-        pivots: leave out the nodes that are not in the placement, which is what GiPH's task selection without gpNet sees.
+        pivots: keep only the nodes of the current placement, which are what GiPH's task selection without gpNet reads.
 
     Attributes:
         problems: as given.
@@ -184,7 +185,7 @@ def _by_level(level: NDArray[np.int64], levels: int) -> tuple[NDArray[np.int64],
 
 
 def _levels(problem: Problem) -> NDArray[np.int64]:
-    """Longest path from an entry to each op, in edges."""
+    """Return the longest path from an entry to each op, in edges."""
     level = np.zeros(len(problem), np.int64)
     out = problem.successors
     for v in problem.order.tolist():

@@ -30,7 +30,7 @@ class GraphTensors:
     Args:
         nets: the graphs.
         features: how many of the node features the network sees.
-        edge_means: append to each node the mean features of the edges that leave it, for networks that do not see edges.
+        edge_means: append to each node the mean features of its out-edges, for networks that do not read edges.
     """
 
     def __init__(self, nets: GpNets, features: int, *, edge_means: bool) -> None:
@@ -142,6 +142,6 @@ def _count(index: Tensor, size: int) -> Tensor:
 
 
 def _mean(values: Tensor, index: Tensor, size: int) -> Tensor:
-    """Mean of the values with each index, ``[size, F]``; zero where there is none."""
+    """Return ``[size, F]``: the mean of the values with each index; zero for an index without values."""
     total = values.new_zeros(size, values.shape[1])
     return total.index_add_(0, index, values) / _count(index, size)

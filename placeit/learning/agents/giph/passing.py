@@ -28,7 +28,7 @@ class EdgeOrder(NamedTuple):
         edges: ``int64[M]``, edges by the level that they go to, first to last.
         node_bounds: ``int64[L + 1]``, nodes of each level, in ascending order whatever the direction.
         bounds: ``int64[L + 1]``, where each level's edges begin in ``edges``.
-        descending: whether messages go to lower levels; then the first of ``bounds`` are those of the highest level.
+        descending: whether messages go to lower levels; then ``bounds`` begins with the edges to the highest level.
     """
 
     src: Ints
@@ -40,7 +40,7 @@ class EdgeOrder(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """The layers of messages and of what becomes of their mean, or their gradients.
+    """Weights and biases of the two layers of message passing, or their gradients.
 
     Attributes:
         node_weight: ``[H, F]``.
@@ -56,12 +56,12 @@ class Layers(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Values that a pass leaves for its gradient.
+    """Values of a forward pass that its gradient needs.
 
     Attributes:
-        sent: ``[N, H]``, the node's part of the messages that it sends.
-        mean: ``[N, H]``, of the messages that a node received.
-        received: ``[N]``, how many they were.
+        sent: ``[N, H]``, the node's own part of the messages that it sends.
+        mean: ``[N, H]``, mean of the messages that a node received.
+        received: ``[N]``, number of messages that a node received.
     """
 
     sent: Floats

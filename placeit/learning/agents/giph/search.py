@@ -17,7 +17,7 @@ __all__ = ["TEMPERATURE", "RelocationSearch"]
 Scores = TypeVar("Scores")
 
 TEMPERATURE = 0.6
-"""With which steps that are not learned from are drawn; in training it is 1."""
+"""Temperature of steps that are not learned from; in training it is 1."""
 
 
 class RelocationSearch(Generic[Scores]):
@@ -56,7 +56,7 @@ class RelocationSearch(Generic[Scores]):
         return self._score(self.nets)
 
     def legal(self, number: int) -> NDArray[np.int64]:
-        """Nodes that a problem's search may choose now; empty if no op can be moved."""
+        """Return the nodes that a problem's search may choose now; empty if no op can be moved."""
         nets, problem, placement = self.nets, self.nets.problems[number], self.nets.placements[number]
         rows = nets.rows[number]
         ops, devices = nets.op[rows], nets.device[rows]
@@ -86,7 +86,7 @@ class RelocationSearch(Generic[Scores]):
         Args:
             number: of the problem.
             scores: ``float32[N]``, of all nodes as they are.
-            rng: what is drawn from.
+            rng: random generator.
 
         Returns:
             The node that was drawn, the op and its device; None if no op can be moved.

@@ -1,4 +1,4 @@
-"""The policy of GiPH that ships with placeit, as it answers: in NumPy and compiled loops, without PyTorch."""
+"""The GiPH policy that ships with placeit, for inference: in NumPy and compiled loops, without PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from placeit.learning.agents.giph.search import TEMPERATURE, RelocationSearch
 __all__ = ["FRESH", "Policy", "ShippedPolicy", "policy"]
 
 FRESH = ("untrained", "uniform")
-"""Names of policies that have learned nothing."""
+"""Names of policies without training."""
 
 _DIRECTION = ("of_node.weight", "of_node.bias", "aggregate.weight", "aggregate.bias")
 
@@ -75,10 +75,9 @@ class ShippedPolicy:
 
 
 def policy(weights: str) -> Policy:
-    """Return the policy in a file, for which PyTorch is needed; for an empty name the one that ships with placeit.
+    """Load the policy in a file, which needs PyTorch; an empty name stands for the policy that ships with placeit.
 
-    What is learned shows by comparison with ``untrained``, the same network with random weights, and with ``uniform``, which
-    likes all moves equally.
+    For comparison, ``untrained`` is the same network with random weights, and ``uniform`` scores all moves equally.
 
     Raises:
         FileError: the file is missing or damaged, of another version, or holds another kind of policy.

@@ -1,4 +1,4 @@
-"""HSDAG's agent: an episode is a number of whole placements, each by groups that are parsed anew."""
+"""HSDAG's agent: an episode is a fixed number of whole placements, each from a new grouping of the ops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ABLATIONS: Mapping[str, Sequence[str]] = {
     "structure": ("in-degree", "out-degree", "fractal dimension"),
 }
 _OPS_AT_A_TIME = 1 << 13
-_LEAST_SCORE = 1e-6  # that the scores of a group never add up to zero
+_LEAST_SCORE = 1e-6  # added to each score, so that the scores of a group never add up to zero
 _LEAST_COST = 1e-9  # in multiples of the unit: a problem in which nothing takes time has a reward, too
 
 
@@ -45,7 +45,7 @@ class _Batch:
         features: ``float32[N, WIDTH]`` of all ops.
         edges: ``int64[E, 2]``, producer and consumer.
         first_op: ``intp[B + 1]``, numbers of each problem's first op, and of all ops.
-        first_edge: ``intp[B + 1]``, the same of edges.
+        first_edge: ``intp[B + 1]``, numbers of each problem's first edge, and of all edges.
         able: ``bool[N, D]``, where an op can run.
         weights: ``float64[N]``, bytes of the weights of an op.
         memory: ``float64[B, D]``, bytes that a device of a problem holds.
@@ -68,7 +68,7 @@ class _Step:
     Attributes:
         update: ``float32[N, W]``, what earlier steps add to the ops: the mean of the embeddings of their groups.
         present: ``bool[E]``, edges that have not been dropped.
-        parsing: groups of all problems, one after the other.
+        parsing: groups of all problems, concatenated.
         owner: ``intp[G]``, the episode of each group.
         allowed: ``bool[G, D]``, where a group may go.
         chosen: ``intp[G]``, where it goes.
@@ -85,9 +85,10 @@ class _Step:
 class HsdagAgent:
     """HSDAG's policy: groups by the scores of edges, and a device for each group (Duan et al. 2024).
 
-    Each step of an episode is a whole placement: ops are encoded, every op keeps an edge, what hangs together is a group, and
-    the mean of a group's embeddings decides its device. Then each op's embedding is increased by that of its group, which is
-    the state of the next step (section 2.5). The reward of a step is one over the cost of its placement. Edges are dropped
+    Each step of an episode is a whole placement: ops are encoded, every op keeps one edge, connected ops form a group, and the
+    mean of a group's embeddings decides its device. Then the embedding of its group is added to each op's embedding, which
+    makes the state of the next step (section 2.5). The reward of a step is one over the cost of its placement. Edges are
+    dropped
     in episodes that are learned from only.
 
     Differs from the paper: an op counts in the mean of its group as much as the edge that it keeps scores, so that scores have
@@ -101,8 +102,8 @@ class HsdagAgent:
         width: of the network.
         steps: of an episode.
         dropout: share of the edges that messages do not take, in episodes that are learned from.
-        fewest_groups: groups that there are at least, if there are so many ops.
-        most_groups: groups that there are at most, if the graph has no more parts than that.
+        fewest_groups: lower bound on the number of groups, for problems of at least as many ops.
+        most_groups: upper bound on the number of groups, for graphs of at most as many connected parts.
         sample_edges: whether the edge that an op keeps is drawn in proportion to scores, so that groups have a probability;
             otherwise it is the best.
         output_shape: whether the policy sees output shapes; like the next two, an ablation of Table 3.
@@ -151,7 +152,7 @@ class HsdagAgent:
         return {name: getattr(self, name) for name in (*_MOST, "dropout", "sample_edges", *_ABLATIONS)}
 
     def default_stages(self, draw: Draw) -> list[Stage]:
-        """REINFORCE by Eq. 14: a step counts as its own reward, with 4 epochs over each update (Table 6).
+        """Return a stage of REINFORCE by Eq. 14: a step counts as its own reward, with 4 epochs over each update (Table 6).
 
         Differs from the paper: a reward is compared with the mean of its update, of 4 episodes and not one, and in multiples of
         the deviation; there is a bonus for entropy, which falls to nothing, without which the policy soon decides for one
@@ -195,7 +196,7 @@ class HsdagAgent:
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
         """Score placements, step by step: sums over groups, and over ops whose edges were drawn.
 
-        Groups, dropped edges and what earlier steps add to embeddings are those of the episode, as its states.
+        Groups, dropped edges and the sums of earlier embeddings are taken from the episode, since they are its states.
         """
         batch, steps = trajectory.decisions
         problems, ops = len(batch.problems), len(batch.features)
@@ -217,7 +218,7 @@ class HsdagAgent:
             yield at, np.tile(np.arange(problems), len(part)), log, entropy
 
     def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:  # noqa: ARG002
-        """HSDAG learns by reinforcement only.
+        """Raise UsageError: HSDAG learns by reinforcement only.
 
         Raises:
             UsageError: always.
@@ -225,7 +226,7 @@ class HsdagAgent:
         raise UsageError(f"The agent 'hsdag' has no training '{kind}'; train it by 'reinforce'.")
 
     def greedy_placements(self, problem: Problem) -> NDArray[np.int32]:
-        """Return the placements, ``int32[steps, V]``, of an episode in which everything is as the policy likes it best.
+        """Return the placements, ``int32[steps, V]``, of an episode that takes the likeliest answer everywhere.
 
         Raises:
             UsageError: the problem has more devices than the network has outputs.
@@ -234,7 +235,7 @@ class HsdagAgent:
         return self._play(self._side_by_side([problem]), None)[1][0]
 
     def greedy_placement(self, problem: Problem) -> NDArray[np.int32]:
-        """Return the first of :meth:`greedy_placements`, ``int32[V]``; raises as that."""
+        """Return the first of :meth:`greedy_placements`, ``int32[V]``. Raises the same errors as that method."""
         first: NDArray[np.int32] = self.greedy_placements(problem)[0]
         return first
 
@@ -282,7 +283,7 @@ class HsdagAgent:
 
     @torch.no_grad()
     def _play(self, batch: _Batch, rng: np.random.Generator | None) -> tuple[list[_Step], list[NDArray[np.int32]]]:
-        """Play an episode of each problem: its steps, and ``int32[steps, V]`` placements; without a generator, by the best."""
+        """Play an episode of each problem; return its steps and ``int32[steps, V]`` placements; greedy without ``rng``."""
         dropout = self.dropout if self.network.training and rng is not None else 0.0
         placements = [np.empty((self.steps, len(problem)), np.int32) for problem in batch.problems]
         update = torch.zeros(len(batch.features), self.width)
@@ -310,7 +311,7 @@ class HsdagAgent:
     def _parse(
         self, batch: _Batch, log_scores: NDArray[np.float32], rng: np.random.Generator | None
     ) -> tuple[Parsing, NDArray[np.intp]]:
-        """Parse each problem by itself; return groups of all, and the problem of each group."""
+        """Parse each problem separately; return the groups of all problems, and the problem of each group."""
         parsings = []
         for b, problem in enumerate(batch.problems):
             edges = slice(batch.first_edge[b], batch.first_edge[b + 1])
@@ -320,7 +321,7 @@ class HsdagAgent:
         return _united(parsings, batch.first_edge), np.repeat(np.arange(len(parsings)), [one.count for one in parsings])
 
     def _allowed(self, batch: _Batch, parsing: Parsing, owner: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """``bool[G, D]``, devices that can run a group and have room for it; if none has, those that can run some of it."""
+        """Return ``bool[G, D]``: devices that can run a group and have room; if none has, devices that can run a part."""
         size = np.bincount(parsing.group, minlength=parsing.count)
         runs = np.stack(
             [np.bincount(parsing.group, weights=column, minlength=parsing.count) for column in batch.able.T], axis=1
@@ -336,7 +337,7 @@ def _sums(values: Tensor, owner: NDArray[np.intp], count: int) -> Tensor:
 
 
 def _joined(steps: Sequence[_Step], batch: _Batch) -> _Step:
-    """Put steps side by side, as those of so many times as many episodes."""
+    """Concatenate ``T`` steps of ``B`` episodes into one step of ``T * B`` episodes."""
     parsing = _united([step.parsing for step in steps], np.arange(len(steps)) * len(batch.edges))
     return _Step(
         torch.cat([step.update for step in steps]),
@@ -349,7 +350,7 @@ def _joined(steps: Sequence[_Step], batch: _Batch) -> _Step:
 
 
 def _united(parsings: Sequence[Parsing], first_edge: NDArray[np.intp]) -> Parsing:
-    """Put partitions side by side, as those of one graph in which their edges begin at given numbers."""
+    """Concatenate partitions into one of the disjoint graph, in which their edges begin at the given numbers."""
     first = np.cumsum([0, *(one.count for one in parsings)])
     group = np.concatenate([one.group + at for one, at in zip(parsings, first[:-1], strict=True)])
     kept = [np.where(one.kept < 0, -1, one.kept + at) for one, at in zip(parsings, first_edge, strict=False)]

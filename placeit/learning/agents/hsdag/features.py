@@ -21,7 +21,7 @@ _NAMES = (
     "Split SquaredDifference Sqrt Squeeze StridedSlice Subtract Swish Tanh Tile Transpose Unsqueeze VariadicSplit"
 )
 KINDS = tuple(_NAMES.split())
-"""Kinds of OpenVINO's ops that have a column of their own. All others share :data:`_OTHERS` columns."""
+"""Kinds of OpenVINO's ops with one column each. All other kinds share :data:`_OTHERS` columns."""
 
 _OTHERS = 16
 _DEGREES = 9  # 0 to 7, and 8 or more
@@ -45,7 +45,7 @@ def _columns() -> Mapping[str, slice]:
 
 
 COLUMNS = _columns()
-"""Which columns each feature has, in the order of the paper."""
+"""Columns of each feature, in the order of the paper."""
 
 WIDTH = int(COLUMNS["position"].stop)
 """Number of columns."""
@@ -54,13 +54,13 @@ WIDTH = int(COLUMNS["position"].stop)
 def node_features(problem: Problem, without: Collection[str] = ()) -> NDArray[np.float32]:
     """Compute all features of all ops.
 
-    Columns are the same for all problems, so that one policy fits each. A kind that is not among :data:`KINDS` takes one of the
-    columns that such kinds share, by its name. A kind that is not known is all zero, as is a shape; of a shape the first six
-    sizes count.
+    Columns are the same for all problems, so that one policy fits each. A kind that is not among :data:`KINDS` is hashed by
+    name to one of the shared columns. An unknown kind, and an unknown shape, is all zero. Of a shape, the first six sizes are
+    used.
 
     Differs from the paper, whose columns are the kinds, degrees and dimensions that its models have: degrees of eight and more
-    are one. Of sizes of the output the logarithm is taken, ``log(1 + size)``, as they go into the thousands where everything
-    else is around one.
+    share a column. Sizes of the output are taken as ``log(1 + size)``, since sizes go into the thousands while all other
+    features are around one.
 
     Args:
         problem: with kinds and output shapes, as far as they are known.
@@ -100,8 +100,8 @@ def degrees(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def fractal_dimensions(problem: Problem) -> NDArray[np.float64]:
     """Compute the fractal dimension of each op (Eq. 4): ``float64[V]``.
 
-    That is the slope of the straight line through ``log N(r)`` over ``log r``, where ``N(r)`` counts the other ops that are at
-    most ``r`` edges away, in whichever direction, for every distance that there is. It is zero where there are fewer than two.
+    That is the slope of the straight line through ``log N(r)`` over ``log r``, where ``N(r)`` counts the other ops at most
+    ``r`` edges away in either direction, for every distance that occurs. It is zero for ops with fewer than two distances.
     """
     edges = pairs(problem)
     ends = np.concatenate([edges, edges[:, ::-1]]).astype(np.int32)

@@ -46,7 +46,7 @@ class Network(nn.Module):
         Args:
             features: ``float32[V, WIDTH]``.
             update: ``float32[V, W]``, what earlier steps of the episode add.
-            edges: ``int64[E, 2]``, those along which messages go, from producer to consumer.
+            edges: ``int64[E, 2]``, the edges along which messages go, from producer to consumer.
             problem: ``int64[V]``, the problem that an op belongs to.
         """
         hidden: Tensor = self.norm[0](self.transform(features) + update, problem)

@@ -1,7 +1,7 @@
-"""Graph parsing: groups of ops from scores of edges (HSDAG, section 2.4, after the graph parsing network that it uses).
+"""Graph parsing: groups of ops from scores of edges (HSDAG, section 2.4, after the graph parsing network on which it builds).
 
-Every op keeps one of the edges that it has, whichever way they go, the best or one that is drawn; what hangs together by kept
-edges is a group (Eq. 9 and 10). Scores belong to edges as they are directed.
+Every op keeps one of its edges, of either direction: the best one, or one that is drawn. Ops that are connected by kept edges
+form a group (Eq. 9 and 10). Scores belong to directed edges.
 
 Differs from the public code: this is done once, and not repeated until nothing changes, which in a connected graph ends in a
 single group; and the number of groups is bounded from both sides.
@@ -48,9 +48,9 @@ def parse(
 ) -> Parsing:
     """Group the ops of a graph by scores of its edges.
 
-    Kept edges join groups from the highest score on, until there are as few groups as allowed. If there are too many in the
-    end, the other edges join groups in the same way; groups that no edge joins stay apart, even if they are too many. Of equal
-    scores the first edge goes first.
+    Kept edges join groups in descending order of score, down to the fewest groups that are allowed. If too many groups are
+    left, the other edges join groups in the same order; groups that no edge joins stay apart, even if they are too many. Of
+    edges with equal scores, the first one goes first.
 
     Args:
         log_scores: ``[E]``, logarithms of the scores of Eq. 7.
@@ -74,7 +74,7 @@ def parse(
     scores = log_scores.astype(np.float64)
     values = scores[own] if rng is None else scores[own] + rng.gumbel(size=len(own))
     kept = np.full(ops, -1, np.int64)
-    by_value = np.lexsort((-own, values))  # what is written last stays: the greatest value, the first of equal ones
+    by_value = np.lexsort((-own, values))  # the last write stays: the greatest value, of ties the first
     kept[ends[by_value]] = own[by_value]
     by_score = np.lexsort((np.arange(len(edges)), -scores))
     of_some = np.zeros(len(edges), bool)
@@ -87,7 +87,7 @@ def parse(
 
 
 def pair_up(edges: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return every op that has an edge, and which: producers first, then consumers, ``int64[2 E]`` each."""
+    """Return the op and the number of every end of an edge: producers first, then consumers, ``int64[2 E]`` each."""
     ends = np.concatenate([edges[:, 0], edges[:, 1]]).astype(np.int64)
     return ends, np.tile(np.arange(len(edges)), 2)
 
@@ -98,7 +98,7 @@ def score_edges(log_scores: Tensor, edges: NDArray[np.integer], kept: NDArray[np
     Args:
         log_scores: ``[E]``, logarithms of scores.
         edges: ``int[E, 2]``, producer and consumer.
-        kept: ``int64[V]``, the edge that each op drew, one of its own; -1 for an op without edges.
+        kept: ``int64[V]``, the edge that each op drew, one of the op's edges; -1 for an op without edges.
 
     Returns:
         The log-probability of each op's draw, and the entropy of what it was drawn from (nats), ``[V]`` each; zero for an op
@@ -111,7 +111,7 @@ def score_edges(log_scores: Tensor, edges: NDArray[np.integer], kept: NDArray[np
     sums = values.new_zeros(len(kept)).index_add(0, of_op, torch.exp(values - top))[of_op]
     log = values - top - torch.log(sums)
     entropy = values.new_zeros(len(kept)).index_add(0, of_op, -torch.exp(log) * log)
-    # of an edge, the log-probability that its producer draws it is at its number, that of its consumer E further on
+    # an edge's log-probability is at its number if its producer draws it, and ``E`` further on if its consumer does
     has = np.flatnonzero(kept >= 0)
     at = kept[has] + np.where(edges[kept[has], 0] == has, 0, len(edges))
     drawn = values.new_zeros(len(kept)).index_copy(0, torch.from_numpy(has), log[torch.from_numpy(at)])
@@ -124,5 +124,5 @@ def pool(embeddings: Tensor, group: NDArray[np.int64], count: int) -> Tensor:
 
 
 def spread(pooled: Tensor, group: NDArray[np.int64]) -> Tensor:
-    """Give each op what its group has: ``[V, F]`` of ``[count, F]``."""
+    """Return each op's value from its group: ``[V, F]`` of ``[count, F]``."""
     return pooled[torch.from_numpy(group)]

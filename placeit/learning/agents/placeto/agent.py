@@ -1,4 +1,4 @@
-"""Placeto (Addanki et al. 2019), as in GiPH's comparison: a policy that visits every op once and decides its device."""
+"""Placeto (Addanki et al. 2019), as in GiPH's comparison: a policy that visits every op once and chooses its device."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ class _BothWays(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _Decisions:
-    """A search of all rows: placements before each step and at the end, devices chosen, and among which.
+    """A search of all rows: placements before each step and after the last, chosen devices, and allowed devices.
 
-    Where somebody teaches, also what they would have chosen.
+    ``taught`` holds the devices that a teacher would have chosen, if there is a teacher.
     """
 
     batch: Batch
@@ -110,12 +110,12 @@ class _Decisions:
 
 
 class PlacetoAgent:
-    """Placeto's policy. An episode starts from a random placement and decides each op once, in topological order.
+    """Placeto's policy. An episode starts from a random placement and chooses a device for each op once, in topological order.
 
-    In episodes that are learned from, it takes any allowed device with a probability of ``explore``, as DOPPLER's comparison
-    has it (Yao et al. 2025, section 7.1). Node features are the five of GiPH, Appendix B.7. It has an output for each device:
-    networks of fewer devices use the first of them, and those of more cannot be placed, which is a limitation of Placeto
-    itself; that it tells devices apart by their numbers only is another.
+    In episodes that are learned from, it takes any allowed device with a probability of ``explore``, as in DOPPLER's comparison
+    (Yao et al. 2025, section 7.1). Node features are the five of GiPH, Appendix B.7. The network has an output for each device:
+    problems of fewer devices use the first outputs, and problems of more devices cannot be placed. That is a limitation of
+    Placeto itself, as is that devices are told apart by their numbers only.
 
     Differs from the papers: rewards are divided by the instance's unit; devices that cannot run the op or have no room for its
     weights are barred; activations are leaky rectifiers, since units are few, where GiPH, section 5, gives ReLU.
@@ -125,8 +125,8 @@ class PlacetoAgent:
         rounds: message passing steps.
 
     Attributes:
-        teachers: whom ``imitation`` may learn from (:mod:`placeit.learning.agents.doppler.teachers`).
-        explore: how often episodes that are learned from take any device.
+        teachers: teachers that ``imitation`` may learn from (:mod:`placeit.learning.agents.doppler.teachers`).
+        explore: probability of taking a random allowed device in episodes that are learned from.
 
     Raises:
         UsageError: not at least one device, or a negative number of steps.
@@ -151,7 +151,7 @@ class PlacetoAgent:
         return {"devices": self.devices, "rounds": self.rounds}
 
     def default_stages(self, draw: Draw) -> list[Stage]:
-        """REINFORCE with a learning rate suited to a small network.
+        """Return a stage of REINFORCE with a learning rate suited to a small network.
 
         Differs from GiPH, section 5 and Appendix B.7: 16 problems an update, not one; returns are compared with their mean at
         the same step, not with the mean reward so far, and normalised; the rate falls from 0.01 to zero.
@@ -168,12 +168,12 @@ class PlacetoAgent:
     ) -> list[NDArray[np.int32]]:
         """Improve placements; after |V| steps a new episode starts from the last placement.
 
-        Decisions depend on no cost, so whoever searches chooses which placements to value.
+        Decisions depend on no cost; the caller chooses which of the placements to value.
 
         Args:
             problems: ``B`` problems.
             starts: a feasible placement of each.
-            rng: what to draw from.
+            rng: random generator.
             steps_per_op: steps in all, per op; GiPH searches for 2 |V| steps.
 
         Returns:
@@ -196,11 +196,11 @@ class PlacetoAgent:
         return Trajectory(decisions.valid, [decisions.visited(b) for b in range(len(instances))], decisions)
 
     def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return by how much each step lowers the cost; one that leaves an op where it is brings nothing."""
+        """Return the reduction in cost by each step; a step that leaves its op where it was has the reward 0."""
         return savings(trajectory, costs)
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
-        """Score the devices chosen; a part is as many states as have some ten thousands of nodes."""
+        """Score the devices chosen, in parts of as many states as have some ten thousand nodes together."""
         decisions: _Decisions = trajectory.decisions
         for step, row, logits in self._logits(decisions):
             yield step, row, *score_choice(logits, decisions.allowed[step, row], decisions.chosen[step, row])
@@ -208,7 +208,7 @@ class PlacetoAgent:
     def loss(
         self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator, teacher: str | None = None
     ) -> Tensor:
-        """Return the loss of ``imitation``: the policy acts, and the teacher's device is what its own should have been.
+        """Return the loss of ``imitation``: the policy acts, and the teacher's devices in the same states are the targets.
 
         The mean over decisions of minus the log-probabilities of the teacher's devices, in the states that the policy is in
         (DOPPLER, Appendices H.4 and J). The order of ops is fixed, so the teacher is asked about the device alone, as a list
@@ -230,7 +230,7 @@ class PlacetoAgent:
         return total / max(count, 1)
 
     def _logits(self, decisions: _Decisions) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor]]:
-        """Steps ``[N]`` and rows ``[N]`` of decisions, in parts, and what the network says now in their states."""
+        """Yield steps ``[N]`` and rows ``[N]`` of decisions, in parts, with the present network's logits in their states."""
         batch = decisions.batch
         steps, rows = np.nonzero(decisions.valid)
         nodes = np.cumsum(batch.sizes[rows])
@@ -289,5 +289,5 @@ class PlacetoAgent:
 
 
 def changes(path: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Return which placements of ``int32[T, V]`` differ from the one before; the first does."""
+    """Return which placements of ``int32[T, V]`` differ from the one before; the first one counts as different."""
     return np.concatenate([[True], (path[1:] != path[:-1]).any(axis=1)])

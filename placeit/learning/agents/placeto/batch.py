@@ -16,9 +16,9 @@ from placeit.core.problem import Problem
 __all__ = ["FEATURES", "SUMMARIES", "Batch"]
 
 FEATURES = 5
-"""Of an op: mean compute time, mean output bytes, device, is it the current op, is it placed (GiPH, Appendix B.7)."""
+"""Features of an op: mean compute time, mean output bytes, device, is it the current op, is it placed (GiPH, Appendix B.7)."""
 SUMMARIES = 4
-"""Of the current op, its ancestors, its descendants, the others."""
+"""Number of summaries of a state: over the current op, its ancestors, its descendants, and the other ops."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,9 +27,9 @@ class _Facts:
 
     Attributes:
         costs: ``float32[V, 2]``, mean compute time and mean bytes of an out-edge, in multiples of their means over the graph.
-        rank: ``int64[V]``, when an op is visited.
-        relation: ``uint8[V, V]``, what an op (column) is to the one that is being placed (row): 0 itself, 1 an ancestor, 2 a
-            descendant, 3 none of these.
+        rank: ``int64[V]``, position of an op in the order of visits.
+        relation: ``uint8[V, V]``, relation of an op (column) to the op that is being placed (row): 0 the op itself, 1 an
+            ancestor, 2 a descendant, 3 neither.
     """
 
     costs: NDArray[np.float32]
@@ -105,12 +105,12 @@ class Batch:
         self._row = np.repeat(np.arange(len(problems)), self.sizes)
 
     def op(self, steps: NDArray[np.intp], rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Return which op a row decides at a step; after its last op a row begins again."""
+        """Return the op that a row decides at a step; after its last op a row begins again."""
         ops: NDArray[np.int64] = self._order[self._node_start[self._which[rows]] + steps % self.sizes[rows]]
         return ops
 
     def allowed(self, placement: NDArray[np.int32], ops: NDArray[np.int64], rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return ``bool[S, D]``: where an op can run and has room, with all other ops where they are; where it is, always."""
+        """Return ``bool[S, D]``: devices that can run an op beside all other ops; its present device is always allowed."""
         which = self._which[rows]
         nodes = self._node_start[which] + ops
         used = np.bincount(
@@ -121,14 +121,14 @@ class Batch:
         return able
 
     def states(self, path: NDArray[np.int32], steps: NDArray[np.intp], rows: NDArray[np.intp]) -> tuple[Tensor, ...]:
-        """Return what the network takes for rows at steps, the placements before them being ``path``: ``int32[T, N]``."""
+        """Return the network's inputs for rows at steps, given ``path``: ``int32[T, N]``, the placements before each step."""
         which, sizes = self._which[rows], self.sizes[rows]
         state = np.repeat(np.arange(len(rows)), sizes)
         nodes = _ranges(self._node_start[which], sizes)
         relation = self._relation[_ranges(self._relation_start[which] + self.op(steps, rows) * sizes, sizes)]
         features = np.empty((len(nodes), FEATURES), np.float32)
         features[:, :2] = self._costs[nodes]
-        # one number, as in the paper, and the same one for a device however many a problem has
+        # one number, as in the paper; a device has the same number in problems of any number of devices
         features[:, 2] = (path[steps[state], _ranges(self.first[rows], sizes)] + 1) / self._devices
         features[:, 3] = relation == 0
         features[:, 4] = self._rank[nodes] < (steps % sizes)[state]
@@ -143,5 +143,5 @@ def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Concatenate the ranges of so many numbers from each start on."""
+    """Return the concatenated ranges from ``starts[i]`` to ``starts[i] + counts[i]``."""
     return np.repeat(starts - _starts(counts), counts) + np.arange(counts.sum())

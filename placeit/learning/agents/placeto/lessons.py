@@ -16,10 +16,10 @@ __all__ = ["Lessons"]
 
 
 class Lessons:
-    """A teacher beside the episodes of a batch, who knows of each what has been decided in it so far, and nothing else.
+    """A teacher beside the episodes of a batch; it knows only the decisions made so far in each episode.
 
     Args:
-        teacher: who answers.
+        teacher: the list scheduler that answers.
         problems: of the rows.
     """
 
@@ -34,7 +34,7 @@ class Lessons:
             self._of.append((np.array(rows), graph, EpisodeState(problem, len(rows), graph.tables)))
 
     def go_on(self, rows: NDArray[np.intp], ops: NDArray[np.int64], devices: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return where the teacher would place an op in each row, ``intp[N]``, and go on with where it was placed.
+        """Return the teacher's device for an op of each row, ``intp[N]``; then place the ops where the policy places them.
 
         Args:
             rows: ``intp[N]``, ascending; of a problem either all rows or none.

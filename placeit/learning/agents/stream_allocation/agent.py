@@ -41,9 +41,9 @@ class _Seen:
         features: ``float32[V, F]``.
         upstream: ``float32[V, V]``, as in :class:`Graphs`.
         downstream: ``float32[V, V]``.
-        devices: ``intp[D]``, the devices that the network's outputs stand for: all, or those that compute the graph fastest.
+        devices: ``intp[D]``, devices that the network's outputs stand for: all, or the ones that compute the graph fastest.
         feasible: ``bool[V, D]``.
-        rivals: ``bool[D, D]``, earlier devices that are alike: while one of them is empty, so is this one.
+        rivals: ``bool[D, D]``, equal devices with lower numbers: a device stays empty as long as one of its rivals is.
     """
 
     order: NDArray[np.intp]
@@ -57,7 +57,7 @@ class _Seen:
 
 @dataclass(frozen=True, eq=False)
 class _Decisions:
-    """Outputs chosen at each step, ``intp[R, V]``, and among which, ``bool[R, V, D]``."""
+    """Outputs chosen at each step, ``intp[R, V]``, and the outputs that were allowed, ``bool[R, V, D]``."""
 
     problems: Sequence[Problem]
     chosen: NDArray[np.intp]
@@ -71,13 +71,14 @@ class StreamAllocationAgent:
     a placement that was good (reward above 0.8) is kept in a memory of its problem, and one episode of each problem in an
     update repeats one of them; episodes explore by drawing placements at random.
 
-    Differs from the paper: an op is described by its compute, by what it sends and takes in, and by its depth, in multiples of
-    the seconds that one request would take of each device if work were shared out evenly; of devices that are alike, only the
-    first empty one may be chosen, so that each placement is written in one way only; a device without room is barred, and what
-    cannot be placed so is repaired; by default it learns by imitation of placements that simulated annealing found.
+    Differs from the paper: an op is described by its compute, by the tensors that it sends and receives, and by its depth, in
+    multiples of the seconds that one request would take of each device if work were shared out evenly; of equal devices, only
+    the first empty one may be chosen, so that each placement is written in one way only; a device without room is barred, and a
+    placement that cannot be completed so is repaired; by default it learns by imitation of placements that simulated annealing
+    found.
 
     Args:
-        devices: outputs of the network. Of more devices, those that compute the graph fastest are used; the rest stay empty.
+        devices: outputs of the network. Of more devices, the ones that compute the graph fastest are used; the rest stay empty.
         width: of embeddings and of the decoder; even. 512 in the paper.
         encoder: ``graph``, or ``lstm`` for the ablation without graph encoding (B of Table 1).
         upstream: whether the decoder sees the devices of the ops upstream (F2 of Table 1).
@@ -110,7 +111,7 @@ class StreamAllocationAgent:
         return {name: getattr(self, name) for name in ("devices", "width", "encoder", "upstream")}
 
     def default_stages(self, draw: Draw) -> list[Stage]:
-        """Imitation of simulated annealing.
+        """Return a stage of imitation of simulated annealing.
 
         Differs from the paper, which learns by REINFORCE alone, with a graph an update and 100,800 updates (:meth:`reinforce`).
         After imitation, REINFORCE makes the placement that the policy likes best a little better and the best of several
@@ -237,9 +238,9 @@ class StreamAllocationAgent:
         self._memory[problem.key] = best[:_KEPT]
 
     def _written(self, problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Return the outputs, ``intp[V]``, that write a placement, with devices that are alike in order of their first op.
+        """Return the outputs, ``intp[V]``, that write a placement; equal devices are numbered in the order of their first op.
 
-        What is on a device without an output, which only other ways of searching use, is written as the first.
+        An op on a device without an output, as other placers may leave it, is written as the first output.
         """
         seen = self._see(problem)
         number = {int(device): output for output, device in enumerate(seen.devices)}
@@ -260,7 +261,7 @@ class StreamAllocationAgent:
         return known
 
     def _encode(self, problems: Sequence[Problem]) -> Encoded:
-        """Encode each problem once; a row for each that is named."""
+        """Encode each different problem once; return a row for each element of ``problems``."""
         number = {problem: p for p, problem in enumerate(dict.fromkeys(problems))}
         ops = max(map(len, number))
         features = torch.zeros(len(number), ops, _FEATURES)
@@ -294,9 +295,9 @@ class StreamAllocationAgent:
 
         Args:
             problems: one for each row.
-            rng: what is drawn from; None to take what is likeliest.
-            forced: rows that are written in a given way, or at random.
-            draw: whether there are other rows.
+            rng: generator to draw from; None to take the likeliest outputs.
+            forced: outputs of rows that are given, by row; None for a row that is drawn at random.
+            draw: False if all rows are given.
         """
         seen = [self._see(problem) for problem in problems]
         rows, ops, width = np.arange(len(problems)), max(map(len, problems)), self.devices

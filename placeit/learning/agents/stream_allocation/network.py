@@ -21,8 +21,8 @@ class Graphs:
 
     Attributes:
         features: ``[P, V, F]``.
-        upstream: ``[P, V, V]``, row ``v`` has the shares of the ops upstream of ``v`` in their mean.
-        downstream: the same of those downstream.
+        upstream: ``[P, V, V]``; row ``v`` has the weights of the mean over the ops directly upstream of ``v``.
+        downstream: ``[P, V, V]``; row ``v`` has the weights of the mean over the ops directly downstream of ``v``.
         absent: ``bool[P, V]``, where there is padding.
         lengths: ``int64[P]``.
     """
@@ -36,7 +36,7 @@ class Graphs:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Inputs of the decoder: ops ``[R, V, H]``, its first state, shares of those upstream ``[R, V, V]``, padding."""
+    """Inputs of the decoder: encoded ops ``[R, V, H]``, first state, ``upstream`` of :class:`Graphs` ``[R, V, V]``, padding."""
 
     ops: Tensor
     state: State
@@ -44,23 +44,23 @@ class Encoded:
     absent: Tensor
 
     def rows(self, at: Tensor) -> Encoded:
-        """Return some rows, each as often as it is named."""
+        """Select rows by number; a number may occur several times."""
         return Encoded(self.ops[at], (self.state[0][:, at], self.state[1][:, at]), self.upstream[at], self.absent[at])
 
 
 class Network(AttentionDecoder):
     """Encoder and decoder (section 3).
 
-    With a graph encoder, each op has an embedding by what is upstream of it and one by what is downstream. Each of two steps
-    takes the mean over the neighbours (Eq. 1), with weights that both directions share; the two together are the op's. A layer
-    and a maximum over the ops make the graph's embedding, from which the decoder starts. Otherwise a bidirectional LSTM reads
-    the ops, as in HDP.
+    With a graph encoder, each op has one embedding of the ops upstream of it and one of the ops downstream. Each of two steps
+    takes the mean over the neighbours (Eq. 1), with weights that both directions share; both embeddings are concatenated. A
+    layer and a maximum over the ops make the graph's embedding, from which the decoder starts. Without a graph encoder, a
+    bidirectional LSTM reads the ops, as in HDP.
 
     Args:
         inputs: features of an op.
         devices: outputs.
         width: of embeddings and of the decoder; even.
-        graph: whether the encoder is the graph's (F1 of Table 1).
+        graph: whether the encoder is the graph encoder (F1 of Table 1).
         upstream: whether the decoder reads the mean embedding of the devices of the ops upstream (F2).
     """
 
@@ -77,7 +77,7 @@ class Network(AttentionDecoder):
             self.encoder = nn.LSTM(inputs, half, bidirectional=True, batch_first=True)
 
     def encode(self, graphs: Graphs) -> Encoded:
-        """Return what the decoder reads of each graph."""
+        """Return the decoder's inputs for each graph."""
         if self._graph:
             views = []
             for shares in (graphs.upstream, graphs.downstream):
