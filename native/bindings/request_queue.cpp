@@ -116,7 +116,7 @@ void bind_request_queue(nb::module_& module) {
                 return queue.put(submission);
             },
             "submission"_a,
-             "Have a request wait, and begin as soon as it can; return whether no other one has an earlier deadline.")
+            "Have a request wait, and begin as soon as it can; return whether no other one has an earlier deadline.")
         .def("cancel", &RequestQueue::cancel, "submission"_a, "Take a waiting request out; return whether it is cancelled.")
         .def(
             "watch", [](RequestQueue& queue, Submission& submission) { queue.watch(submission); }, "submission"_a,
