@@ -37,8 +37,8 @@ class Discipline(enum.Enum):
 
 class Machine:
     """
-    The rules of one placement, and where its requests stand. It is told what has happened, and answers what to
-    start now: nodes, and -1 - r for a slot whose request has ended; None to what cannot have happened.
+    The rules of one placement, and the state of its requests. Methods tell what has happened, and return what to
+    start now: nodes, and -1 - r for a slot whose request has ended; None if it cannot have happened.
     """
 
     def __init__(self, tables: Tables, place: numpy.typing.NDArray[numpy.int32], links: LinkModel, queue: Discipline, slots: int) -> None: ...
@@ -47,7 +47,7 @@ class Machine:
         """Give every op its priority, float64[V], the higher goes first."""
 
     def grow(self, slots: int) -> None:
-        """Make room for so many requests in flight."""
+        """Make room for 'slots' requests in flight."""
 
     def share(self, device: int) -> None:
         """Have a device run any number of ops at once."""
@@ -65,10 +65,10 @@ class Machine:
     def device_lost(self, device: int) -> list[int]: ...
 
     def aborted(self, slot: int) -> bool:
-        """Whether the request of a slot is aborted."""
+        """Return whether the request of a slot is aborted."""
 
     def running(self, slot: int) -> list[int]:
-        """The nodes of a slot that were started and have not finished."""
+        """Return the nodes of a slot that were started and have not finished."""
 
 class Groups:
     """Groups of ops, and what they cost alone and in segments."""
@@ -121,7 +121,7 @@ def spread(seconds: numpy.typing.NDArray[numpy.float64], limit: int, devices: nu
     """
 
 class Memory(enum.Enum):
-    """What is known of memory."""
+    """How memory is taken into account."""
 
     weights_only = 0
     """Over-full devices cost inf."""
@@ -152,7 +152,7 @@ class Options:
     def noise(self) -> float: ...
 
 class CostModel:
-    """What a placement costs, for compiled searches."""
+    """The cost of a placement, for compiled searches."""
 
     def __init__(self, tables: Tables, priority: numpy.typing.NDArray[numpy.float64], options: Options) -> None:
         """The makespan of one request; priority: [V], or empty for b-levels."""
@@ -197,7 +197,7 @@ class Bell:
 
 class Lane:
     """
-    What the thread of a device or a link runs, one thing at a time and in order.
+    Work for the thread of a device or a link, which runs it one by one and in order.
     """
 
     def __init__(self) -> None: ...
@@ -207,7 +207,7 @@ class Lane:
 
     def work(self) -> None:
         """
-        Run what is queued, until it is closed and nothing is left: for its thread.
+        Run queued work, until it is closed and nothing is left: for its thread.
         """
 
     def close(self, reason: object | None = None) -> None:
@@ -215,7 +215,7 @@ class Lane:
 
     @property
     def ended(self) -> bool:
-        """Whether its thread has left `work`: what is queued now will not run."""
+        """Whether its thread has left `work`: queued work will not run."""
 
     @property
     def spun(self) -> float:
@@ -223,9 +223,7 @@ class Lane:
 
     @property
     def lends(self) -> float:
-        """
-        Seconds that a segment may take at most which a caller runs in its place.
-        """
+        """Seconds of the longest segment that a caller may run in its place."""
 
     @lends.setter
     def lends(self, arg: float, /) -> None: ...
@@ -240,7 +238,7 @@ class Lane:
     def spins(self, arg: float, /) -> None: ...
 
 class Ended:
-    """A request has ended, well unless a node of it has failed."""
+    """A request has ended, successfully unless a node of it has failed."""
 
     @property
     def slot(self) -> int: ...
@@ -249,7 +247,9 @@ class Ended:
     def at(self) -> float: ...
 
 class Failed:
-    """The first node that failed; in a run with a bell, of a request."""
+    """
+    The first node that failed in a run or, if it has a bell, in a request.
+    """
 
     @property
     def node(self) -> int: ...
@@ -267,7 +267,7 @@ class Cancelled:
     def at(self) -> float: ...
 
 class Late:
-    """The deadline of the run was over before the run was."""
+    """The run was not over at its deadline."""
 
     @property
     def running(self) -> list[int]:
@@ -292,13 +292,13 @@ class Waited(enum.Enum):
 
 class Report:
     """
-    What a device reports the end of a segment or a transfer to, from any thread.
+    Called by a device to report the end of a segment or a transfer, on any thread.
     """
 
     def __call__(self, start: float, finish: float, error: object | None) -> bool:
         """
-        Report it: when it started and ended, by time.perf_counter, and what went wrong, or None.
-        Returns whether it was awaited: only the first report of a run is.
+        Report start and finish, in seconds of time.perf_counter, and the error, or None.
+        Returns whether the report was awaited: only the first one of a run is.
         """
 
 class Executor:
@@ -314,23 +314,23 @@ class Executor:
 
     def set_start(self, node: int, lane: int, start: Callable[[Report], object]) -> None:
         """
-        Start a node by a Python function, which is given a `Report` and has it called when the node has ended.
-        'lane' -1: the thread that decides so calls it.
+        Start a node by a Python function, which gets a `Report` and has it called when the node has ended.
+        'lane' -1: it is called on the thread that decides to start the node.
         """
 
     def set_transfer(self, node: int, lane: int, seconds: float) -> None:
-        """Have a transfer keep a link for so long."""
+        """Have a transfer keep a link busy for some seconds."""
 
     def forget(self, slot: int) -> None:
         """
-        Have nothing of a slot that is not in flight be carried out any more, and let go of its functions.
+        Have no node of a slot that is not in flight carried out any more, and release its functions.
         """
 
     def grow(self, slots: int) -> None:
         """Make room for more slots, in the rules, too."""
 
     def spin(self, seconds: float) -> None:
-        """Have callers wait awake for so long before they sleep."""
+        """Have callers wait awake for some seconds before they sleep."""
 
     def run(self, requests: int, waiting: int, deadline: float) -> Waited:
         """
@@ -339,15 +339,15 @@ class Executor:
 
     def begin(self, requests: int, waiting: int, time: float) -> None:
         """
-        Begin as `run` does, without waiting; it is 'time' by the clock of the devices.
+        Begin as `run` does, without waiting; 'time' is now, by the clock of the devices.
         """
 
     def wait(self, deadline: float) -> Waited:
-        """Wait for the end of what runs; stop it when the deadline is over."""
+        """Wait for the run to be over; stop it at the deadline."""
 
     def watch(self, until: float) -> bool:
         """
-        Wait for the end of what runs, until some time at most; return whether it has come.
+        Wait for the run to be over, until some time at most; return whether it is over.
         """
 
     @property
@@ -367,27 +367,29 @@ class Executor:
     def stop(self) -> None: ...
 
     def incidents(self) -> list[Ended | Failed | Cancelled | Late | Broken]:
-        """What has happened since this was last asked."""
+        """Return what has happened since the last call."""
 
     def running(self) -> list[int]:
-        """int64, nodes that have started, and have not ended."""
+        """Return the nodes that have started, and have not ended."""
 
     def ran(self, slot: int) -> list[tuple[int, float, float]]:
         """
-        Node, start and finish of what has run since the request in a slot began, by start.
+        Return node, start and finish of each node that ran since the request in a slot began, by start.
         """
 
     def seconds(self, last: bool, found: numpy.typing.NDArray[numpy.float64]) -> None:
         """
-        Write the median seconds of each op in its last runs, or those of the last one, to float64[V].
+        Write the median seconds of each op over its last runs, or its seconds in the last one, to float64[V].
         """
 
     def blend(self, runs: int, seconds: numpy.typing.NDArray[numpy.float64]) -> None:
-        """Have seconds, float64[V], count for the last runs of each op."""
+        """
+        Replace the samples of the last runs of each op by seconds, float64[V].
+        """
 
     def error(self, node: int) -> object:
         """
-        Take what the Python function of a node raised or reported last; None if it is another kind of node.
+        Take the error that the Python function of a node raised or reported last; None for other nodes.
         """
 
     def when_over(self, call: Callable[[], object]) -> bool:
@@ -414,12 +416,12 @@ def exit() -> None:
 
 def spend() -> int:
     """
-    The address of an entry that keeps its thread busy: its argument is that of int64[3], nanoseconds to take, how
-    often it was called, and what it returns.
+    Return the address of an entry that keeps its thread busy. Its argument is the address of int64[3]: nanoseconds
+    to take, number of calls, and the status to return.
     """
 
 class State(enum.Enum):
-    """What has become of a request of a queue."""
+    """State of a request of a queue."""
 
     outside = 0
 
@@ -455,11 +457,11 @@ class Submission:
 
     @property
     def number(self) -> int:
-        """Of those that began."""
+        """Number among the requests that began."""
 
     @property
     def alone(self) -> bool:
-        """Whether no other one was in flight meanwhile."""
+        """Whether no other request was in flight at the same time."""
 
     @property
     def begun(self) -> float:
@@ -470,7 +472,9 @@ class Submission:
         """Seconds, by time.perf_counter."""
 
     def ran(self) -> list[tuple[int, float, float]]:
-        """Node, start and finish of what ran, by start; of one that has ended."""
+        """
+        Return node, start and finish of each node that ran, by start; for a request that has ended.
+        """
 
 class RequestQueue:
     """
@@ -482,7 +486,7 @@ class RequestQueue:
     def add(self, executor: Executor, slots: Sequence[object], bell: Bell, every: int) -> int:
         """
         Add a replica, and return its number. 'slots': (inputs, outputs) of each slot, arrays that are kept by the caller,
-        as the executor is. 'every': of a candidate, which takes one request in 'every', one at a time; else 0.
+        as the executor is. 'every': for a candidate, which takes one request in 'every', one at a time; else 0.
         """
 
     def open(self, replica: int) -> None:
@@ -503,7 +507,7 @@ class RequestQueue:
 
     def again(self, replica: int) -> None:
         """
-        Have what is in flight on a closed replica, whose run is over, wait again.
+        Have the requests in flight on a closed replica, whose run is over, wait again.
         """
 
     def put(self, submission: Submission) -> bool:
@@ -512,36 +516,40 @@ class RequestQueue:
         """
 
     def cancel(self, submission: Submission) -> bool:
-        """Take a request out that waits; return whether it is cancelled."""
+        """Take a waiting request out; return whether it is cancelled."""
 
     def watch(self, submission: Submission) -> None:
-        """Have a replica's thread see to a request as soon as it is over."""
+        """
+        Have a replica's thread handle the end of a request as soon as it is over.
+        """
 
     def wait(self, submission: Submission, until: float) -> bool:
         """Wait for the end of a request; return whether it is over."""
 
     def over(self, due: bool) -> list[Submission]:
         """
-        Those that are over and not acknowledged; 'due': those that no other thread sees to.
+        Return the requests that are over and not acknowledged; 'due': only ones that no other thread handles.
         """
 
     def acknowledge(self, submission: Submission) -> None:
-        """Take note that a request that is over was seen to."""
+        """Record that the end of a request was handled."""
 
     def expire(self) -> float:
-        """Have requests leave whose deadline is over; return the next deadline."""
+        """
+        Take waiting requests out whose deadline is over; return the next deadline.
+        """
 
     def withdraw(self) -> list[Submission]:
-        """Take out all that wait."""
+        """Take out all waiting requests, and return them."""
 
     def flying(self) -> list[Submission]:
-        """Those in flight."""
+        """Return the requests in flight."""
 
     def in_slot(self, replica: int, slot: int) -> Submission | None:
-        """The one in flight in a slot, or None."""
+        """Return the request in flight in a slot, or None."""
 
     def drop(self, replica: int, slot: int) -> None:
-        """Take the one in a slot out, as it has failed or was given up."""
+        """Take the request in a slot out, as it has failed or was given up."""
 
     def reserve(self, replica: int) -> int:
         """Take a slot for a request that Python begins; -1 if none is free."""
@@ -550,7 +558,7 @@ class RequestQueue:
         """Give a slot back that was reserved."""
 
     def in_flight(self, replica: int) -> int:
-        """How many slots of a replica are taken."""
+        """Return how many slots of a replica are taken."""
 
     def enter(self) -> int:
         """Count a request that Python begins, and return its number."""
@@ -558,7 +566,7 @@ class RequestQueue:
     def exit(self) -> None: ...
 
     def tell_all(self) -> None:
-        """Have the bells ring for all that end."""
+        """Have the bells ring for every request that ends."""
 
     def wait_for_room(self, seen: int, until: float) -> None:
         """Wait until 'room' is not 'seen', or a signal comes."""
@@ -567,7 +575,7 @@ class RequestQueue:
 
     @property
     def room(self) -> int:
-        """A counter that is raised when one leaves."""
+        """Counter, raised when a request leaves."""
 
     @property
     def begun(self) -> int: ...

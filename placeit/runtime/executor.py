@@ -26,7 +26,7 @@ from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, KeepsState, Program, Transport
 from placeit.runtime.feed import Bell
-from placeit.runtime.lending import COPIED
+from placeit.runtime.lending import COPIED, Entrance, Exit
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
 from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
@@ -260,7 +260,7 @@ class Executor(PlanExecutor):
         slots = self._ordinary
         if self.pool.wait is not None or bell.counter is None or any(slot.renew is not None for slot in slots):
             return None
-        ends = [end for slot in slots for end in (*slot.inputs.values(), *slot.outputs.values())]
+        ends: list[Entrance | Exit] = [end for slot in slots for end in (*slot.inputs.values(), *slot.outputs.values())]
         if not all(end.plain for end in ends):
             return None
         if any(end.lends for end in ends) and sum(end.memory.nbytes for end in ends) > COPIED * len(slots):

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emulated_gpu.build import MISSING
-from emulated_gpu.models import branches
 from typer.testing import CliRunner
 
 from placeit.cli import app
@@ -18,6 +16,8 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
 from placeit.profiler.cache import Cache
 from placeit.session import Session
+from tests.emulated_gpu.build import MISSING
+from tests.emulated_gpu.models import branches
 from tests.gpu_plans import Devices, Opened
 from tests.schema_check import check_printed
 

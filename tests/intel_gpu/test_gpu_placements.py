@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from emulated_gpu.models import convolutions
-
 from benchmarks.intel_gpu import placed, worst_error
 from placeit.session import Session
+from tests.emulated_gpu.models import convolutions
 from tests.recorded_run import check
 
 

@@ -472,12 +472,13 @@ def test_onnx_runtime_keeps_outputs_of_fixed_and_of_open_sizes_apart(tmp_path: P
       z = Tanh (b) }"""
     onnx.save(onnx.parser.parse_model(text), path)
     inputs = Inputs(shapes={"x": [1, "1..16@4", 8], "c": [1, 4, 8]})
-    with Session(path, f"ort:{TWO[0]}", inputs=inputs, cache=None) as session:
-        with session.executor(session.plan_of(divided(session, parts))) as executor:
-            for length in (4, 9, 4, 1):
-                x, c = np.random.default_rng(length).standard_normal((2, 1, 16, 8)).astype(np.float32)
-                given = {"x": x[:, :length], "c": c[:, :4]}
-                assert_close(executor.run(given), at_one_size(path, given))
+    with ExitStack() as stack:
+        session = stack.enter_context(Session(path, f"ort:{TWO[0]}", inputs=inputs, cache=None))
+        executor = stack.enter_context(session.executor(session.plan_of(divided(session, parts))))
+        for length in (4, 9, 4, 1):
+            x, c = np.random.default_rng(length).standard_normal((2, 1, 16, 8)).astype(np.float32)
+            given = {"x": x[:, :length], "c": c[:, :4]}
+            assert_close(executor.run(given), at_one_size(path, given))
 
 
 def test_values_of_a_tensor_may_be_sizes_for_onnx_runtime(tmp_path: Path) -> None:
