@@ -309,8 +309,11 @@ class Executor:
     def set_entry(self, node: int, lane: int, function: int, argument: int) -> None:
         """Run a segment by a C function, int (*)(void *), and its argument."""
 
-    def set_call(self, node: int, lane: int, run: Callable[[], object]) -> None:
-        """Run a segment by a Python function without arguments."""
+    def set_call(self, node: int, lane: int, run: Callable[[], object], lendable: bool = False) -> None:
+        """
+        Run a segment by a Python function without arguments. 'lendable': whether callers may run it on their threads, as it
+        is written in C, and no signal handler can interrupt it.
+        """
 
     def set_start(self, node: int, lane: int, start: Callable[[Report], object]) -> None:
         """

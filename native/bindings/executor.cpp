@@ -131,9 +131,9 @@ void set(PlanExecutor& executor, Index node, const Step& step) {
     executor.set(node, step);
 }
 
-void set_call(PlanExecutor& executor, Index node, Index lane, nb::callable function, bool asynchronous) {
+void set_call(PlanExecutor& executor, Index node, Index lane, nb::callable function, bool asynchronous, bool lendable = false) {
     auto call = std::make_unique<Call>(Call{executor, node, std::move(function), nb::object()});
-    set(executor, node, {lane, {asynchronous ? &Call::start : &Call::run, call.get()}, 0.0, asynchronous, false});
+    set(executor, node, {lane, {asynchronous ? &Call::start : &Call::run, call.get()}, 0.0, asynchronous, lendable});
     executor.calls.insert_or_assign(node, std::move(call));
 }
 
@@ -228,10 +228,13 @@ void bind_executor(nb::module_& module) {
             "node"_a, "lane"_a, "function"_a, "argument"_a, "Run a segment by a C function, int (*)(void *), and its argument.")
         .def(
             "set_call",
-            [](PlanExecutor& executor, Index node, Index lane, nb::typed<nb::callable, nb::object()> run) {
-                set_call(executor, node, lane, std::move(run), false);
+            [](PlanExecutor& executor, Index node, Index lane, nb::typed<nb::callable, nb::object()> run, bool lendable) {
+                set_call(executor, node, lane, std::move(run), false, lendable);
             },
-            "node"_a, "lane"_a, "run"_a, "Run a segment by a Python function without arguments.")
+            "node"_a, "lane"_a, "run"_a, "lendable"_a = false,
+            "Run a segment by a Python function without arguments. 'lendable': whether callers may run it on their threads, as "
+            "it\n"
+            "is written in C, and no signal handler can interrupt it.")
         .def(
             "set_start",
             [](PlanExecutor& executor, Index node, Index lane, nb::typed<nb::callable, nb::object(Report)> start) {

@@ -24,7 +24,7 @@ from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.device_stats import DeviceStats
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, KeepsState, Program, Transport
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, KeepsState, Program, RunsInC, Transport
 from placeit.runtime.feed import Bell
 from placeit.runtime.lending import COPIED, Entrance, Exit
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
@@ -176,7 +176,8 @@ class Executor(PlanExecutor):
                 continue
             self._needs_python = True
             if call is not None and lane >= 0:
-                engine.set_call(base + s, lane, call(instance))
+                in_c = instance.in_c if isinstance(instance, RunsInC) else None
+                engine.set_call(base + s, lane, call(instance) if in_c is None else in_c, lendable=in_c is not None)
             else:
                 engine.set_start(base + s, lane, functools.partial(_start, slot, (s,), device.start, instance))
         for p in range(len(self.plan.problem.edges)):
@@ -260,7 +261,8 @@ class Executor(PlanExecutor):
         slots = self._ordinary
         if self.pool.wait is not None or bell.counter is None or any(slot.renew is not None for slot in slots):
             return None
-        ends: list[Entrance | Exit] = [end for slot in slots for end in (*slot.inputs.values(), *slot.outputs.values())]
+        ends: list[Entrance | Exit] = [end for slot in slots for end in slot.inputs.values()]
+        ends += [end for slot in slots for end in slot.outputs.values()]
         if not all(end.plain for end in ends):
             return None
         if any(end.lends for end in ends) and sum(end.memory.nbytes for end in ends) > COPIED * len(slots):
@@ -435,6 +437,9 @@ class Executor(PlanExecutor):
             return failure_of(f"Moving {self._transfer(step)} failed", why)
         segment = self.plan.segments[step.op]
         first, device = self.book.op_names(segment)[0], self._devices[segment.device]
+        explained: Callable[[BaseException], BaseException] | None = getattr(device, "failure", None)
+        if explained is not None and isinstance(error, BaseException) and not isinstance(error, PlaceitError):
+            error = explained(error)
         if not isinstance(error, BaseException):
             explain: Callable[[], str] = getattr(device, "explain", lambda: "its device does not say why")
             error = ExecutionError(explain())

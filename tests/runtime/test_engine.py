@@ -686,6 +686,18 @@ def test_a_caller_runs_short_segments_of_free_lanes_itself(bench: Callable[..., 
     assert took[1] > 0
 
 
+@pytest.mark.parametrize("lendable", [True, False])
+def test_a_caller_runs_functions_itself_that_may_be_lent(lendable: bool) -> None:
+    with contextlib.closing(Worker("placeit lane")) as worker:
+        worker.lane.lends = 1.0
+        engine, ran = _core.Executor(machine(1), [worker.lane], np.ones(1)), list[int]()
+        engine.set_call(0, 0, lambda: ran.append(threading.get_ident()), lendable=lendable)
+        for _ in range(3):
+            assert engine.run(1, 0, np.inf) == _core.Waited.over
+    here = threading.get_ident()
+    assert [one == here for one in ran] == [False, lendable, lendable]  # the first one tells how long it takes
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_python_exits_while_a_run_is_under_way(mixed: bool) -> None:
     program = f"""

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import onnx.parser
 import openvino
 import pytest
 import torch
@@ -24,7 +25,7 @@ from placeit.backends.onnx.segments import OnnxModel, with_onnx
 from placeit.backends.torch.model import load as load_torch
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import DeviceError, InfeasibleError, UsageError
+from placeit.core.errors import DeviceError, ExecutionError, InfeasibleError, UsageError
 from placeit.devices import discover
 from placeit.devices.clusterfile import read_cluster, write_cluster
 from placeit.devices.host import allowed_cores
@@ -44,6 +45,7 @@ from placeit.runtime.kinds.ort import KIND
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
 from placeit.testing.devices import ComputingDeviceConformance
+from tests.open_models import divided
 
 CORES = allowed_cores()
 ONE = Device("one", "ort", Address("CPU", CORES[:1], runtime="ort"))
@@ -437,6 +439,25 @@ def test_a_buffer_of_another_shape_or_type_is_refused(device: OrtDevice) -> None
     for spec in (BufferSpec((3, 2), "float32"), BufferSpec((2, 3), "int64")):
         with pytest.raises(DeviceError, match=r"does not fit input 0 of a segment, float32 \[2, 3\]"):
             instance.bind(0, HostBuffer(spec))
+
+
+def test_a_failure_on_the_thread_of_the_caller_is_told_as_on_the_lane(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    pick (float[4] x, int64[2] i) => (float[2] y) { y = Gather (x, i) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "pick.onnx")
+    x, good, bad = np.arange(4, dtype=np.float32), np.array([1, 3]), np.array([1, 9])
+    said = []
+    with Session(tmp_path / "pick.onnx", "ort:CPU", cache=None) as session:
+        plan = session.plan_of(divided(session, 1))
+        for runs in (0, 3):  # the lane runs a segment first, and callers do once they know that it is short
+            with session.executor(plan) as executor:
+                for _ in range(runs):
+                    np.testing.assert_array_equal(executor.run({"x": x, "i": good})["y"], x[good])
+                with pytest.raises(ExecutionError, match=r"failed on ort:CPU: .*Gather") as failed:
+                    executor.run({"x": x, "i": bad})
+                said.append(str(failed.value))
+                np.testing.assert_array_equal(executor.run({"x": x, "i": good})["y"], x[good])
+    assert said[0] == said[1]
 
 
 def test_a_session_with_other_shapes_than_the_segment_is_refused(device: OrtDevice) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from placeit.backends.base import Format
 from placeit.core.sizes import Limits
 
-__all__ = ["Buffer", "BufferSpec", "DoneCallback", "Instance", "KeepsState", "Program", "RuntimeDevice", "Transport"]
+__all__ = ["Buffer", "BufferSpec", "DoneCallback", "Instance", "KeepsState", "Program", "RunsInC", "RuntimeDevice", "Transport"]
 
 T = TypeVar("T")
 
@@ -137,6 +137,19 @@ class Instance(Protocol):
 
     def output(self, index: int) -> Buffer:
         """Return the buffer of output ``index``: the same for the life of the instance, except after ``write_to``."""
+        ...
+
+
+@runtime_checkable
+class RunsInC(Protocol):
+    """An instance that may be run without Python code, which a signal handler could interrupt."""
+
+    @property
+    def in_c(self) -> Callable[[], object] | None:
+        """A function in C that runs the instance on the calling thread, and raises any exception; None if Python is needed.
+
+        Callers may call it on their own threads, as far as the device's lane allows.
+        """
         ...
 
 

@@ -78,6 +78,11 @@ class SlowedDevice:
         return getattr(self._inner, "explain", str)
 
     @property
+    def failure(self) -> Callable[[BaseException], BaseException] | None:
+        """Function that makes the error of an instance whose function in C raised an exception; None if there are no such."""
+        return getattr(self._inner, "failure", None)
+
+    @property
     def call(self) -> Callable[[Instance], Callable[[], None]] | None:
         """Function that makes one that runs an instance on the real device's thread; None if only that device can run it."""
         return getattr(self._inner, "call", None)

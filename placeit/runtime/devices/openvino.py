@@ -37,7 +37,7 @@ from placeit.runtime.devices.openvino_c import (
     Spec,
     native_openvino,
 )
-from placeit.runtime.devices.worker import OnWorker
+from placeit.runtime.devices.worker import LENT_BY_ALL_CORES_S, LENT_S, OnWorker
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -291,10 +291,6 @@ def _copied(tensor: Any) -> Any:
     return copy
 
 
-_LENT_S = 2e-3  # seconds of the longest segment that a caller runs itself: waking two threads takes a few percent of it
-_LENT_BY_ALL_CORES_S = 20e-3  # seconds of the longest such segment on all cores; a signal handler waits until it ends
-
-
 class OpenVinoDevice(OnWorker):
     """An OpenVINO device that runs one request at a time, on its own thread.
 
@@ -340,7 +336,7 @@ class OpenVinoDevice(OnWorker):
         self._said = False  # whether it has been logged that this device compiles for each size
         self._worker = Worker(f"placeit {device.name}", device.cores)
         # a caller may run inference on its own thread, which is on the device's cores only if these are all cores
-        self._worker.lane.lends = _LENT_S if device.cores else _LENT_BY_ALL_CORES_S
+        self._worker.lane.lends = LENT_S if device.cores else LENT_BY_ALL_CORES_S
 
     @property
     def shares_memory(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from placeit.devices.host import allowed_cores, one_per_physical_core
 from placeit.devices.onnxruntime import explaining, onnxruntime, ort_failures, ort_reason
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.devices.worker import OnWorker
+from placeit.runtime.devices.worker import LENT_BY_ALL_CORES_S, LENT_S, OnWorker
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -122,6 +123,15 @@ class OrtInstance:
         """Return the buffer that output ``index`` is written to."""
         return self._outputs[index]
 
+    @property
+    def in_c(self) -> Callable[[], object] | None:
+        """The session's function, called as ``InferenceSession.run_with_iobinding`` does; None if sizes are open."""
+        run = getattr(getattr(self._session, "_sess", None), "run_with_iobinding", None)
+        binding = getattr(self._binding, "_iobinding", None)
+        if self._resized or self._sized or self._open or run is None or binding is None:
+            return None
+        return functools.partial(run, binding, None)
+
     def run(self) -> None:
         """Compute the outputs."""
         if self._resized or self._sized:
@@ -198,6 +208,7 @@ class OrtDevice(OnWorker):
         self._plain = device.plain
         self.program_key = f"onnxruntime {address.hardware} {of} {'plain' if device.plain else ''}"
         self._worker = Worker(f"placeit {device.name}", device.cores)
+        self._worker.lane.lends = LENT_BY_ALL_CORES_S if address.whole_cpu else LENT_S
 
     def compile(self, segment: SegmentSource) -> OrtProgram:
         """Make a session of a segment. Raises DeviceError."""

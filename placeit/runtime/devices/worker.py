@@ -12,7 +12,18 @@ from placeit.core.errors import ExecutionError
 from placeit.core.threads import Worker
 from placeit.runtime.devices.base import DoneCallback, Instance
 
-__all__ = ["OnWorker", "Worker", "perform"]
+__all__ = ["LENT_BY_ALL_CORES_S", "LENT_S", "OnWorker", "Worker", "explained", "perform"]
+
+LENT_S = 2e-3  # seconds of the longest segment that a caller runs itself: waking two threads takes a few percent of it
+LENT_BY_ALL_CORES_S = 20e-3  # seconds of the longest such segment on all cores; a signal handler waits until it ends
+
+
+def explained(error: BaseException, explain: Callable[[BaseException], str]) -> ExecutionError:
+    """Make the ExecutionError of a run that raised any exception, which is its cause."""
+    kind = "" if isinstance(error, Exception) else f" ({type(error).__name__})"
+    failure = ExecutionError(explain(error) + kind)
+    failure.__cause__ = error
+    return failure
 
 
 def _attempt(run: Callable[[], object], explain: Callable[[BaseException], str]) -> None:
@@ -28,8 +39,7 @@ def _attempt(run: Callable[[], object], explain: Callable[[BaseException], str])
     try:
         run()
     except BaseException as error:  # also one that is no Exception: the thread that waits for the run has to be told
-        kind = "" if isinstance(error, Exception) else f" ({type(error).__name__})"
-        raise ExecutionError(explain(error) + kind) from error
+        raise explained(error, explain) from error
 
 
 def perform(run: Callable[[], object], explain: Callable[[BaseException], str], done: DoneCallback) -> None:
@@ -64,6 +74,10 @@ class OnWorker(ABC):
     def call(self, instance: Instance) -> Callable[[], None]:
         """Return a function that runs an instance on the worker thread. It raises ExecutionError."""
         return functools.partial(_attempt, cast("Any", instance).run, self._explain)
+
+    def failure(self, error: BaseException) -> ExecutionError:
+        """Make the error of an instance whose function in C raised an exception."""
+        return explained(error, self._explain)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Queue an instance."""
