@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 from placeit import _core
 from placeit.core.errors import DeviceError, ExecutionError
 
-__all__ = ["Gate", "Job", "Worker", "apart", "within"]
+__all__ = ["CHECK_S", "Gate", "Job", "Worker", "apart", "within"]
 
 T = TypeVar("T")
 
+CHECK_S = 0.5  # seconds between two checks of a thread that waits: that what it waits for is still there
 _PATIENCE_S = 10.0  # seconds that closing waits for a thread whose job does not end
-_LOOK_S = 0.5
 
 
 class Gate:
@@ -87,7 +87,7 @@ def apart(job: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) 
     piece = Job(job)
     worker = Worker("placeit apart")
     worker.submit(piece)
-    while not piece.ended.wait(_LOOK_S):
+    while not piece.ended.wait(CHECK_S):
         meanwhile()
     worker.close()
     return piece.result()
@@ -132,7 +132,7 @@ class Worker:
         self._thread = threading.Thread(target=_work, args=(self.lane, cores, around, self._fate), name=name, daemon=True)
         # started on another thread, since Thread.start waits for an event
         _thread.start_new_thread(self._fate.start, (self._thread,))
-        while not self._fate.settled.wait(_LOOK_S):
+        while not self._fate.settled.wait(CHECK_S):
             pass
         error = self._fate.error
         if isinstance(error, OSError):

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.core.errors import FileError, PlaceitError, PlacementError, UsageError
 from placeit.core.problem import CostFunction, Problem
-from placeit.core.threads import Gate, Worker
+from placeit.core.threads import CHECK_S, Gate, Worker
 from placeit.placers.base import Measured, Placer, RefiningPlacer
 from placeit.placers.exact import Exact
 
 __all__ = ["ask", "check_able"]
 
 _GRACE_S = 1.0  # seconds that a placer may run after its deadline, and once more after it has been told to end
-_LOOK_S = 0.5
 
 
 class _Ended(BaseException):
@@ -131,7 +130,7 @@ def check_able(name: str, placer: Placer, devices: int) -> None:
 def _wait(over: Gate, seconds: float) -> bool:
     until = time.perf_counter() + seconds
     while not over.is_open and (left := until - time.perf_counter()) > 0:
-        over.wait(min(_LOOK_S, left))
+        over.wait(min(CHECK_S, left))
     return over.is_open
 
 

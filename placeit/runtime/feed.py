@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from placeit import _core
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
-from placeit.core.threads import Gate
+from placeit.core.threads import CHECK_S, Gate
 from placeit.runtime.spans import Moved, Ran
 
 __all__ = ["Bell", "Feed", "Outcome", "Slots", "report"]
 
 T = TypeVar("T")
 _LOG = logging.getLogger("placeit")
-_LOOK_S = 0.5
 _SHORT_S = 1e-3
 
 
@@ -161,7 +160,7 @@ class Outcome(Future[T]):
     def _wait(self, timeout: float | None) -> None:
         until = math.inf if timeout is None else perf_counter() + timeout
         while not self._gate.is_open:
-            patience = min(until, perf_counter() + _LOOK_S)
+            patience = min(until, perf_counter() + CHECK_S)
             if self.helper is not None and not self._done_callbacks:
                 self.helper(patience)
                 patience = min(patience, perf_counter() + _SHORT_S)  # while another thread resolves it

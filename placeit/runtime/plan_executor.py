@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from placeit import _core
 from placeit.backends.base import Arrays, Sample, checked_inputs
 from placeit.core.errors import ExecutionError, NoRoomError, PlaceitError, UsageError, forget_frames
+from placeit.core.threads import CHECK_S
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
@@ -42,7 +43,6 @@ __all__ = [
 ]
 
 _KEPT_SAMPLES = 1000  # most times kept of a segment
-_LOOK_S = 0.5  # seconds between two checks that the threads of a run are alive
 
 
 def empty_samples(segments: int) -> list[deque[float]]:
@@ -563,7 +563,7 @@ class PlanExecutor(ABC):
                 break
             self._pass_time(run)
             if not run.stopped:
-                feed.bell.wait(min(_LOOK_S, feed.patience()))
+                feed.bell.wait(min(CHECK_S, feed.patience()))
             self._hand_over(feed, serving)
             self._check_lanes()
             if not serving.flying and (gone := self.gone) is not None:
@@ -756,7 +756,7 @@ class PlanExecutor(ABC):
         if not run.quiet:
             self._pass_time(run)
         while not run.quiet:
-            if run.over.wait(max(0.0, min(_LOOK_S, deadline - perf_counter()))):
+            if run.over.wait(max(0.0, min(CHECK_S, deadline - perf_counter()))):
                 return
             if perf_counter() >= deadline:
                 with self._lock:

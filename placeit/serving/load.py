@@ -19,6 +19,7 @@ from placeit.core.errors import ExecutionError, PlaceitError, QueueFullError
 from placeit.core.interrupts import come_through
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
+from placeit.core.threads import CHECK_S
 from placeit.devices.meters import Series
 from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Plan
@@ -29,7 +30,7 @@ from placeit.simulator.load import LoadReport
 __all__ = ["RateReport", "Served", "keep_busy", "offer"]
 
 _KEEPS_UP = 0.05  # share of the requests, beyond those in flight, that may wait when the last one has arrived
-_BREATH_S, _LOOK_S = 1e-3, 0.5
+_BREATH_S = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +186,7 @@ class _Tally:
         """Wait until all requests have ended, and return their outcomes."""
         waiting = self._left
         while self._left > 0:
-            sleep(min(_LOOK_S, max(1e-3, 1e-2 * (perf_counter() - self.start))))
+            sleep(min(CHECK_S, max(1e-3, 1e-2 * (perf_counter() - self.start))))
         times = [one for one in self._ended if one is not None]
         seconds = max((ended for *_, ended in times), default=perf_counter()) - self.start
         dropped = self._history.outcomes["refused"] - self._refused

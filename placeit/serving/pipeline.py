@@ -18,14 +18,12 @@ from typing import Any, Self
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import DeadlineError, ExecutionError, QueueFullError, UsageError
-from placeit.core.threads import Gate, Worker, apart
+from placeit.core.threads import CHECK_S, Gate, Worker, apart
 from placeit.runtime.feed import Outcome
 from placeit.runtime.plan_executor import check_process
 from placeit.serving.server import PATIENCE_S, Answer, Outputs, Server
 
 __all__ = ["Pipeline", "Stage"]
-
-_LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,7 @@ class Pipeline:
             left = until - perf_counter()
             if left <= 0:
                 raise QueueFullError(f"No item has left the pipeline for {timeout:g} s: {self._held_up()}.")
-            room.wait(min(left, _LOOK_S))
+            room.wait(min(left, CHECK_S))
 
     def map(self, items: Iterable[Any], *, timeout: float | None = None) -> Iterator[Any]:
         """Yield the results of items in their order. At most ``window`` items are taken beyond the results that were yielded.
@@ -212,7 +210,7 @@ class Pipeline:
             if first:
                 self._queues[0].put(None)
         until = perf_counter() + ((math.inf if drain else PATIENCE_S) if timeout is None else timeout)
-        while not self._over and not self._ended.wait(max(0.0, min(_LOOK_S, until - perf_counter()))):
+        while not self._over and not self._ended.wait(max(0.0, min(CHECK_S, until - perf_counter()))):
             if perf_counter() >= until or not all(worker.alive for worker in self._workers):
                 break
         with self._lock:

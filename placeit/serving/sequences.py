@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError, PlaceitError, SequenceError, StateMemoryError
-from placeit.core.threads import Gate
+from placeit.core.threads import CHECK_S, Gate
 from placeit.core.units import about_bytes
 from placeit.devices.host import free_bytes
 from placeit.runtime.plan_executor import failure_of
@@ -25,7 +25,6 @@ from placeit.serving.waiting import Waiting
 
 __all__ = ["Sequence", "Sequences"]
 
-_LOOK_S = 0.5
 _OF_FREE = 0.5  # share of the free memory that states may take
 _OF_DEVICE = 0.9  # share of what a device may hold besides weights that states may take there
 _NEAR = 0.8  # share of the memory for states, above which states are measured after each run
@@ -451,7 +450,7 @@ class Sequences:
                 gate = line.noted = line.noted or Gate()
             if perf_counter() >= until:
                 raise ExecutionError(f"The time-out is over, and requests of sequence {line.number} have not ended.")
-            gate.wait(max(0.0, min(_LOOK_S, until - perf_counter())))
+            gate.wait(max(0.0, min(CHECK_S, until - perf_counter())))
 
     def _is_idle(self, line: Line, hold: int) -> bool:
         """Return whether no thread uses a sequence's state, and its first ``hold`` requests have ended; with the lock."""

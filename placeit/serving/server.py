@@ -19,7 +19,7 @@ import numpy as np
 from placeit import _core
 from placeit.backends.base import Arrays, checked_inputs
 from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, SequenceError, UsageError
-from placeit.core.threads import apart
+from placeit.core.threads import CHECK_S, apart
 from placeit.core.views import Closable, Watched
 from placeit.planning.segments import Plan
 from placeit.runtime.device_stats import DeviceStats
@@ -39,7 +39,6 @@ __all__ = ["QUEUE", "Answer", "Outputs", "Replace", "Replacement", "Server"]
 
 QUEUE = 64  # requests that may wait, by default
 PATIENCE_S = 10.0  # seconds that requests in flight may take to end when a server is closed and does not drain
-_LOOK_S = 0.5
 
 
 class Server(Watched):
@@ -171,7 +170,7 @@ class Server(Watched):
         if not wait or any(replica.is_here() for replica in self._replicas):
             until = -math.inf
         while (room := self._put(request, until, behind=behind)) is not None:
-            self.queued.wait_for_room(room, min(until, perf_counter() + _LOOK_S))
+            self.queued.wait_for_room(room, min(until, perf_counter() + CHECK_S))
         return request.future
 
     def _put(self, request: Pending, until: float, *, behind: bool) -> int | None:
@@ -494,7 +493,7 @@ class Server(Watched):
         for attendant in self._attendants:
             attendant.close(limit)
         for replica in self._replicas:
-            while not replica.gone.wait(max(0.0, min(_LOOK_S, until - perf_counter()))) and perf_counter() < until:
+            while not replica.gone.wait(max(0.0, min(CHECK_S, until - perf_counter()))) and perf_counter() < until:
                 pass
         with self._lock:
             left = self._drop()
@@ -626,7 +625,7 @@ class Server(Watched):
             soonest = min(self._waiting.soonest, self.queued.expire())
         self._end_late()
         self._resolve_all(due=True, callbacks=True)
-        return max(0.0, min(_LOOK_S, soonest - now))
+        return max(0.0, min(CHECK_S, soonest - now))
 
     def _end_late(self) -> None:
         """End the futures of requests that have left the queue without having begun; without the lock."""
@@ -862,7 +861,7 @@ class Server(Watched):
     def _leave(self, leaving: abc.Sequence[Replica]) -> None:
         """Close replicas that get no more requests, once their last requests are over."""
         for replica in leaving:
-            while not replica.gone.wait(_LOOK_S):
+            while not replica.gone.wait(CHECK_S):
                 pass
         self.sequences.leave(leaving)
         with self._lock:

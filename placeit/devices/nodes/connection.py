@@ -19,6 +19,7 @@ from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, PlaceitError, UsageError, first_line
 from placeit.core.extras import import_extra
+from placeit.core.threads import CHECK_S
 from placeit.core.version import __version__
 from placeit.devices.discovery import named
 from placeit.devices.nodes.joining import Attempt, check_guarded, divert_errors
@@ -47,7 +48,6 @@ LABEL = "placeit-node"
 Compression: TypeAlias = Literal["none", "fp16", "int8"]
 """Types in which float32 tensors are sent, numbered as in :class:`placeit.runtime.nodes.coding.Coding`."""
 _CONNECTS_S, _STARTS_S, _ANSWERS_S = 30.0, 60.0, 10.0
-_LOOK_S = 0.5
 _LEAST_PATIENCE_S = 1.0
 _VERSION = (2, 59)
 
@@ -252,7 +252,7 @@ def answer_of(reference: Any, what: str, timeout: float, given_up: Callable[[], 
 
     ray, until = ray_module(), time.monotonic() + timeout
     try:
-        while not ray.wait([reference], timeout=min(_LOOK_S, max(0.0, until - time.monotonic())))[0]:
+        while not ray.wait([reference], timeout=min(CHECK_S, max(0.0, until - time.monotonic())))[0]:
             if given_up():
                 raise DeviceError(f"{what} is not there any more.")
             if time.monotonic() >= until:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, UsageError, forget_frames
 from placeit.core.narrowing import narrowed
-from placeit.core.threads import Job, Worker
+from placeit.core.threads import CHECK_S, Job, Worker
 from placeit.core.units import format_quantity
 from placeit.runtime.accelerators.dispatcher import Dispatcher
 from placeit.runtime.accelerators.launcher import Launcher
@@ -31,7 +31,6 @@ from placeit.runtime.spans import Labels, Moved, Ran
 __all__ = ["StreamExecutor"]
 
 _AHEAD = 2
-_LOOK_S = 0.5
 
 T = TypeVar("T")
 
@@ -295,7 +294,7 @@ class StreamExecutor(PlanExecutor):
 
         job = Job(alone)
         self._worker.submit(job)
-        while not job.ended.wait(_LOOK_S):
+        while not job.ended.wait(CHECK_S):
             self._check_lanes()
         return job.result()
 
