@@ -38,7 +38,7 @@ void earliest_finish_devices(const Tables& tables, Span<const std::int32_t> plac
                              Span<std::int32_t> devices) {
     const Schedule schedule(tables, place);
     const std::size_t count = tables.memory.size();
-    std::vector<double> at(count);     // when the op could start on each device, seconds
+    std::vector<double> at(count);   // when the op could start on each device, seconds
     std::vector<Flag> known(count);  // whether the op fits there before the next op, or cannot run there
     for (std::size_t k = 0; k < ops.size(); ++k) {
         const auto v = static_cast<std::size_t>(ops[k]), here = static_cast<std::size_t>(place[v]);
