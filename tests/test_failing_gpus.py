@@ -197,7 +197,7 @@ def test_memory_that_a_gpu_lacks_for_buffers_is_a_lack_of_room(recorded: See, mo
     def create_infer_request(_: object) -> Any:
         raise RuntimeError(thrown("[GPU] clEnqueueMapBuffer, error code: -4 CL_MEM_OBJECT_ALLOCATION_FAILURE"))
 
-    monkeypatch.setattr("recorded_plugins._Compiled.create_infer_request", create_infer_request)
+    monkeypatch.setattr("tests.recorded_plugins._Compiled.create_infer_request", create_infer_request)
     with (
         Session(branches(), "GPU.0", cache=None) as session,
         pytest.raises(NoRoomError, match=r"cannot make buffers for GPU\.0: \[GPU\] clEnqueueMapBuffer, error code: -4"),

@@ -22,7 +22,7 @@ def install(monkeypatch, name, target):
 @pytest.fixture
 def plugin(monkeypatch):
     """An installed package whose entry point is the toy agent."""
-    install(monkeypatch, "toy", "toy_agent:ToyAgent")
+    install(monkeypatch, "toy", "tests.learning.toy_agent:ToyAgent")
     registry._table.cache_clear()
     yield
     registry._table.cache_clear()

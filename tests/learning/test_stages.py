@@ -37,7 +37,7 @@ def test_a_stage_is_read_from_text():
 def test_a_stage_says_what_it_is_as_json_can_hold_it():
     one = Stage(draw_toys, cost=toy_cost, baseline=toy_baseline, seconds=1.5)
     said = json.loads(json.dumps(one.to_dict()))
-    assert (said["cost"], said["baseline"], said["seconds"]) == ("test_stages:toy_cost", "test_stages:toy_baseline", 1.5)
+    assert (said["cost"], said["baseline"], said["seconds"]) == (f"{__name__}:toy_cost", f"{__name__}:toy_baseline", 1.5)
     assert Stage(draw_toys).to_dict()["cost"] == "simulated"
 
 

@@ -73,7 +73,7 @@ def times(rng: np.random.Generator, scale: float) -> dict[str, tuple[float, ...]
 def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sessions run on devices of known times, whose outputs are not checked."""
     original = Session.executor
-    monkeypatch.setitem(kinds._KINDS, "known", "known_devices:KIND")
+    monkeypatch.setitem(kinds._KINDS, "known", "tests.known_devices:KIND")
     monkeypatch.setattr(Session, "executor", lambda *args, **options: Virtual(original(*args, **options)))
     monkeypatch.setattr(Session, "check_outputs", lambda *_, **__: OutputDifference(0.0, 0.0))
 

@@ -73,7 +73,7 @@ def plug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plug]:
     rng, original, plug = np.random.default_rng(7), Session.executor, Plug()
     table = {op: (seconds, 1.5 * seconds, seconds) for op, seconds in zip(OPS, rng.uniform(1e-4, 8e-4, len(OPS)), strict=True)}
     monkeypatch.setattr(Metered, "plug", plug, raising=False)
-    monkeypatch.setitem(kinds._KINDS, "known", "known_devices:KIND")
+    monkeypatch.setitem(kinds._KINDS, "known", "tests.known_devices:KIND")
     monkeypatch.setattr(Session, "executor", lambda *args, **options: Metered(original(*args, **options)))
     monkeypatch.setattr(Session, "check_outputs", lambda *_, **__: OutputDifference(0.0, 0.0))
     monkeypatch.setattr(races, "energy_meters", plug.meters)

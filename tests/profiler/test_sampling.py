@@ -29,7 +29,7 @@ MODEL = inception_like()
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(kinds._KINDS, "known", "known_devices:KIND")
+    monkeypatch.setitem(kinds._KINDS, "known", "tests.known_devices:KIND")
     yield
     truth.clear()
 

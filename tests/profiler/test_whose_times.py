@@ -26,7 +26,7 @@ FREE = {"Parameter", "Result"}
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(kinds._KINDS, "known", "known_devices:KIND")
+    monkeypatch.setitem(kinds._KINDS, "known", "tests.known_devices:KIND")
     monkeypatch.setattr(costs, "_FEWEST_PROGRAMS", 1000)  # so that every group is cut off, and none of it is predicted
     yield
     truth.clear()
