@@ -40,17 +40,16 @@ _EXIT_PATIENCE_S = 2.0  # for segments that run when the interpreter exits
 
 
 class _Over:
-    """The end of a run, with the interface of :class:`placeit.core.threads.Gate`."""
+    """The end of a run, with the interface of ``threading.Event``."""
 
     def __init__(self, engine: _core.Executor) -> None:
         self._engine = engine
 
-    @property
-    def is_open(self) -> bool:
+    def is_set(self) -> bool:
         return self._engine.over
 
-    def wait(self, timeout: float = -1) -> bool:
-        return self._engine.watch(perf_counter() + timeout if timeout >= 0 else math.inf)
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._engine.watch(math.inf if timeout is None else perf_counter() + timeout)
 
 
 class _EngineRun(ActiveRun):
