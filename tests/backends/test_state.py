@@ -96,7 +96,7 @@ def test_the_typical_state_is_what_the_requests_before_leave(tmp_path, new, seen
 @pytest.mark.parametrize(("new", "seen"), [("1", "9"), ("4/1", "4/64"), ("4/1", "5/9"), ("4/4", "4/4")])
 def test_typical_sizes_in_the_middle_of_a_text_are_refused(tmp_path, new, seen):
     path = write_decoder(TINY, tmp_path / "decoder.xml")
-    with pytest.raises(UsageError, match=r"give typical sizes for what comes before as well"):
+    with pytest.raises(UsageError, match=r"give typical sizes for the requests before it as well"):
         load(path, input_shapes=sizes(new, seen))
 
 
