@@ -94,7 +94,7 @@ class Adapter(Attendant):
         self._asked: object = None  # the state of devices and executors at the last search
         self._found: tuple[PlanExecutor | None, Better] | None = None
         self._lost = frozenset(planning.lost())
-        self._looking: threading.Event | None = None  # set when the search for lost devices has ended; None if it has not begun
+        self._looking: threading.Event | None = None  # set when the search for lost devices has ended; None if there is none
         self._pause, self._next, self._back = _PAUSE_S, math.inf, -math.inf
 
     def attend(self) -> None:
