@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +19,7 @@ from placeit.cli.values import duration
 from placeit.core.errors import UsageError
 from placeit.core.extras import need
 from placeit.core.interrupts import ended_by
+from placeit.core.threads import Gate
 from placeit.report import text
 
 if TYPE_CHECKING:
@@ -130,14 +130,14 @@ def serve(
 
     if placement is not None and len(models) > 1:
         raise UsageError("A placement is of one model: build bundles of several models with 'placeit build', and serve these.")
-    options, ending = network.checked(), SimpleQueue[None]()
+    options, ending = network.checked(), Gate()
     with contextlib.ExitStack() as stack:
         served = [_opened(given, placement, rematch, queue, stack, terminal) for given in models]
-        with ended_by(partial(ending.put, None)), NetworkServer(served, options) as server:
+        with ended_by(ending.open), NetworkServer(served, options) as server:
             typer.echo(f"http: {server.url}", err=True)
             if server.grpc_address is not None:
                 typer.echo(f"grpc: {server.grpc_address}", err=True)
-            ending.get()
+            ending.wait()
         data: dict[str, Any] = {
             "http": server.url,
             "grpc": server.grpc_address,

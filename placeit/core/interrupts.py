@@ -206,8 +206,7 @@ def ended_by(stop: Callable[[], object]) -> Iterator[None]:
     """Call a function at the first Ctrl-C, SIGTERM or SIGHUP while the block runs; the next signal has its former effect.
 
     Args:
-        stop: the function, called by the signal handler; ``queue.SimpleQueue.put`` may be called there, ``threading.Event.set``
-            may not.
+        stop: the function, called on the main thread; it may open a :class:`placeit.core.threads.Gate`.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDS)}
     handlers = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}

@@ -1,7 +1,8 @@
-"""A thread that runs jobs in order, bound to CPU cores."""
+"""A thread that runs jobs in order, bound to CPU cores, and a gate at which threads wait safely with interrupts."""
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 import weakref
@@ -12,7 +13,7 @@ from typing import Generic, TypeVar
 from placeit import _core
 from placeit.core.errors import DeviceError, ExecutionError
 
-__all__ = ["CHECK_S", "Job", "Worker", "apart", "within"]
+__all__ = ["CHECK_S", "Gate", "Job", "Worker", "apart", "within"]
 
 T = TypeVar("T")
 
@@ -20,33 +21,58 @@ CHECK_S = 0.5  # seconds between two checks of a thread that waits: that what it
 _PATIENCE_S = 10.0  # seconds that closing waits for a thread whose job does not end
 
 
+class Gate:
+    """A gate at which threads wait until it is opened.
+
+    It is like ``threading.Event``, but stays valid after any exception at any moment. A signal handler that raises inside
+    ``Event.wait`` can leave the event's lock taken, and then the thread that sets the event hangs for ever.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._shut = threading.Lock()
+        self._shut.acquire()
+
+    def open(self) -> None:
+        """Open the gate. No two threads may do so at the same time."""
+        if not self.is_open:
+            self.is_open = True
+            self._shut.release()
+
+    def wait(self, timeout: float = -1) -> bool:
+        """Wait until the gate is open, at most ``timeout`` seconds (no limit if negative), and return whether it is open."""
+        if not self.is_open and self._shut.acquire(timeout=timeout if timeout >= 0 else -1):
+            self._shut.release()  # for the next thread that waits
+        return self.is_open
+
+
 class Job(Generic[T]):
     """A piece of work for the thread of a :class:`Worker`, and its result or exception.
 
     Attributes:
-        ended: set when the job is over.
+        ended: gate that opens when the job is over.
     """
 
     def __init__(self, what: Callable[[], T]) -> None:
-        self.ended = threading.Event()
+        self.ended = Gate()
         self._what = what
         self._made: list[T] = []
         self._failures: list[BaseException] = []
 
     def __call__(self) -> None:
-        """Run the job on this thread, and set ``ended``."""
+        """Run the job on this thread, and open the gate."""
         self.run()
-        self.ended.set()
+        self.ended.open()
 
     def run(self) -> None:
-        """Run the job on this thread; the caller has to set ``ended``."""
+        """Run the job on this thread; the caller has to open the gate."""
         try:
             self._made.append(self._what())
         except BaseException as error:  # noqa: BLE001 (``result`` raises it in the thread that waits)
             self._failures.append(error)
 
     def result(self) -> T:
-        """Return the job's result, or raise its exception, once; call it when ``ended`` is set."""
+        """Return the job's result, or raise its exception, once; call it after the gate has opened."""
         if self._failures:
             raise self._failures.pop()  # popped, so that the exception does not keep its own frames alive
         return self._made[0]
@@ -69,13 +95,13 @@ def apart(job: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) 
 
 def within(seconds: float, job: Callable[[], None]) -> bool:
     """Run a job on a new thread and return whether it ended within some seconds; otherwise it continues."""
-    ended = threading.Event()
+    ended = Gate()
     worker = Worker("placeit closing")
     worker.submit(job)
-    worker.submit(ended.set)
+    worker.submit(ended.open)
     if ended.wait(seconds):
         worker.close()
-    return ended.is_set()
+    return ended.is_open
 
 
 class Worker:
@@ -102,33 +128,35 @@ class Worker:
         self.lane = _core.Lane()
         self.submit: Callable[[Callable[[], object]], object] = self.lane.submit
         # a callback in C, since one in Python could be interrupted, and then nothing would tell the thread to end
-        self._state = _State(weakref.ref(self, self.lane.close))
-        self._thread = threading.Thread(target=_work, args=(self.lane, cores, around, self._state), name=name, daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise DeviceError(f"{name}: its thread cannot be started ({error}): close what runs beside it.") from error
-        self._state.started.wait()
-        if isinstance(unbound := self._state.error, OSError):
+        self._fate = _Fate(weakref.ref(self, self.lane.close))
+        self._thread = threading.Thread(target=_work, args=(self.lane, cores, around, self._fate), name=name, daemon=True)
+        # started on another thread, since Thread.start waits for an event
+        _thread.start_new_thread(self._fate.start, (self._thread,))
+        while not self._fate.settled.wait(CHECK_S):
+            pass
+        error = self._fate.error
+        if isinstance(error, OSError):
             raise DeviceError(
-                f"{name}: no thread can be bound to the CPU cores {', '.join(map(str, cores))} ({unbound.strerror}): they do "
-                "not exist, or this process may not use them; see `placeit devices`."
-            ) from unbound
+                f"{name}: no thread can be bound to the CPU cores {', '.join(map(str, cores))} ({error.strerror}): they do not "
+                "exist, or this process may not use them; see `placeit devices`."
+            ) from error
+        if error is not None:
+            raise DeviceError(f"{name}: its thread cannot be started ({error}): close what runs beside it.") from error
 
     def check(self) -> None:
         """Raise ExecutionError if the thread has ended, in which case submitted jobs will never be reported."""
         if not self.alive:
-            if self._state.error is None:
+            if self._fate.error is None:
                 self._refuse(self.check)
             raise ExecutionError(
-                f"{self._thread.name} has died of {type(self._state.error).__name__}: {self._state.error}. Nothing more can "
-                "run there: open a new session or runtime."
-            ) from self._state.error
+                f"{self._thread.name} has died of {type(self._fate.error).__name__}: {self._fate.error}. Nothing more can run "
+                "there: open a new session or runtime."
+            ) from self._fate.error
 
     @property
     def alive(self) -> bool:
         """True if the thread runs or is about to start."""
-        return not self._state.ended  # Thread.is_alive is false for ever if a signal handler raised in it
+        return not self._fate.ended  # Thread.is_alive is false for ever if a signal handler raised in it
 
     def _refuse(self, job: Callable[[], object]) -> None:  # noqa: ARG002
         raise ExecutionError(f"{self._thread.name} is closed, and nothing more can run there: open a new session or runtime.")
@@ -144,41 +172,48 @@ class Worker:
             self._thread.join(_PATIENCE_S)
 
 
-class _State:
+class _Fate:
     """State of a worker's thread, without a reference to the worker itself.
 
     Attributes:
         worker: the worker; when nothing else refers to it, the lane is closed.
-        started: set when the thread is bound to its cores, or cannot be.
+        ``settled``: gate that opens when the thread has started, or has failed to start.
         ended: whether the thread runs nothing any more.
-        error: why the thread could not be bound, or the exception that ended it.
+        error: why the thread could not start, or the exception that ended it.
     """
 
     def __init__(self, worker: weakref.ref[Worker]) -> None:
         self.worker = worker
-        self.started = threading.Event()
+        self.settled = Gate()
         self.ended = False
         self.error: BaseException | None = None
+
+    def start(self, thread: threading.Thread) -> None:
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self.error = error
+            self.settled.open()
 
 
 def _work(
     lane: _core.Lane,
     cores: tuple[int, ...],
     around: Callable[[], AbstractContextManager[object]],
-    state: _State,
+    fate: _Fate,
 ) -> None:
     try:
         if cores:
             os.sched_setaffinity(0, cores)
     except OSError as error:
-        state.error, state.ended = error, True
+        fate.error, fate.ended = error, True
         return
     finally:
-        state.started.set()
+        fate.settled.open()
     try:
         with around():
             lane.work()
     except BaseException as error:  # noqa: BLE001 (``Worker.check`` reports it)
-        state.error = error
+        fate.error = error
     finally:
-        state.ended = True
+        fate.ended = True

@@ -241,7 +241,7 @@ class ReferenceRun(Deployed):
         patience = self._patience() if patience is None else patience
         self._stuck = True
         self._worker.submit(job)
-        ended = job.ended.wait(None if patience == math.inf else patience)
+        ended = job.ended.wait(patience if patience < math.inf else -1)
         self._stuck = not ended
         if not ended:
             raise ExecutionError(f"OpenVINO did not finish within {patience:.0f} s, so the run was abandoned.")

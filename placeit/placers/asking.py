@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import inspect
@@ -10,8 +9,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +16,12 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.core.errors import FileError, PlaceitError, PlacementError, UsageError
 from placeit.core.problem import CostFunction, Problem
-from placeit.core.threads import CHECK_S, Worker
+from placeit.core.threads import CHECK_S, Gate, Worker
 from placeit.placers.base import Measured, Placer, RefiningPlacer
 from placeit.placers.exact import Exact
 
 __all__ = ["ask", "check_able"]
 
-_T = TypeVar("_T")
 _GRACE_S = 1.0  # seconds that a placer may run after its deadline, and once more after it has been told to end
 
 
@@ -69,42 +65,41 @@ def ask(
         answer = functools.partial(placer.refine, problem, cost, measured)
     parameters = inspect.signature(answer).parameters
     told = {"deadline": deadline} if "deadline" in parameters and deadline < math.inf else {}
-    answered, ident = SimpleQueue[NDArray[np.int32] | BaseException](), [0]
+    made: list[NDArray[np.int32]] = []
+    failures: list[BaseException] = []
+    over, ident = Gate(), [0]
 
     def run() -> None:
         ident[0] = threading.get_ident()
         try:
-            answered.put(answer(seed=seed, **told))
+            made.append(answer(seed=seed, **told))
         except BaseException as error:  # noqa: BLE001 (the caller of ``ask`` raises it)
-            answered.put(error)
+            failures.append(error)
+        over.open()
 
-    worker, found = Worker("placeit placer"), None
+    worker = Worker("placeit placer")
     try:
         worker.submit(run)
         # placeit's own placers keep to their deadline
         own = type(placer).__module__.startswith("placeit.")
-        found = _wait(answered, math.inf if own else deadline - clock.now() + _GRACE_S)
-        if found is None:
+        if not _wait(over, math.inf if own else deadline - clock.now() + _GRACE_S):
             _end(ident[0])
-            found = _wait(answered, _GRACE_S)
+            _wait(over, _GRACE_S)
     except BaseException:
-        if answered.empty():
+        if not over.is_open:
             _end(ident[0])
         raise
     finally:
-        if found is not None or not answered.empty():
+        if over.is_open:
             worker.close()
-    if isinstance(found, np.ndarray):
-        return problem.check(found)
-    if found is None or isinstance(found, _Ended):
-        state = "It still runs, and slows down what is measured" if found is None else "It was ended"
+    if made:
+        return problem.check(made[0])
+    if not failures or isinstance(failures[0], _Ended):
+        state = "It was ended" if failures else "It still runs, and slows down what is measured"
         raise PlacementError(f"It gave no answer by its deadline. {state}: give it fewer evaluations, or a larger budget.")
-    try:
-        if isinstance(found, PlaceitError | KeyboardInterrupt):
-            raise found
-        raise PlacementError(f"It failed: {type(found).__name__}: {found}") from found
-    finally:
-        del found  # or the error and this frame would keep each other
+    if isinstance(failures[0], PlaceitError | KeyboardInterrupt):
+        raise failures.pop()
+    raise PlacementError(f"It failed: {type(failures[0]).__name__}: {failures[0]}") from failures.pop()
 
 
 def check_able(name: str, placer: Placer, devices: int) -> None:
@@ -132,13 +127,11 @@ def check_able(name: str, placer: Placer, devices: int) -> None:
         return  # other errors are reported when the search runs the placer on the model
 
 
-def _wait(answered: SimpleQueue[_T], seconds: float) -> _T | None:
-    """Return what is put into a queue in some seconds; None if nothing is."""
+def _wait(over: Gate, seconds: float) -> bool:
     until = time.perf_counter() + seconds
-    while (left := until - time.perf_counter()) > 0:
-        with contextlib.suppress(Empty):
-            return answered.get(timeout=min(CHECK_S, left))
-    return None
+    while not over.is_open and (left := until - time.perf_counter()) > 0:
+        over.wait(min(CHECK_S, left))
+    return over.is_open
 
 
 def _end(thread: int) -> None:

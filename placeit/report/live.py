@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from placeit.core.threads import Worker
+from placeit.core.threads import Gate, Worker
 from placeit.core.units import about_bytes
 from placeit.report import text
 from placeit.runtime.device_stats import DeviceStats
@@ -46,7 +46,7 @@ class LiveView:
         self._looks = deque([self._begin])
         self._console = Console(stderr=True, force_terminal=sys.stderr.isatty()) if console is None else console
         self._live: Live | None = None
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._lock, self._over = threading.Lock(), Gate()
         self._worker: Worker | None = None
 
     def start(self) -> None:
@@ -69,9 +69,9 @@ class LiveView:
     def close(self) -> None:
         """Show the last numbers, and end the view; a second call has no effect."""
         with self._lock:
-            if self._over.is_set():
+            if self._over.is_open:
                 return
-            self._over.set()
+            self._over.open()
         try:
             if self._worker is not None:
                 self._worker.close()

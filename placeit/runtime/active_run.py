@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from placeit.core.errors import PlaceitError
+from placeit.core.threads import Gate
 
 if TYPE_CHECKING:
     from placeit.runtime.feed import Bell
@@ -48,7 +49,7 @@ class ActiveRun:
         self.failures: dict[int, PlaceitError] = {}
         self.begin = perf_counter()
         self.end = 0.0
-        self.over = threading.Event()
+        self.over = Gate()
 
     @property
     def stopped(self) -> bool:
@@ -70,4 +71,4 @@ class ActiveRun:
     @property
     def quiet(self) -> bool:
         """True if nothing of it runs; if it has been stopped, this stays true when it was read with the executor's lock."""
-        return self.over.is_set() or (self.stopped and not self.begun)
+        return self.over.is_open or (self.stopped and not self.begun)

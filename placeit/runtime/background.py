@@ -88,7 +88,7 @@ class Background:
             started = _started(before)  # by one of these, before its priority was raised
         self.seconds += spent
         self._rest = time.monotonic() + spent * (1 / self._core - 1)
-        job.ended.set()
+        job.ended.open()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
+from placeit.core.threads import Gate
 from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.devices.accelerator import Streams
 from placeit.runtime.devices.base import RuntimeDevice, Transport
@@ -55,7 +56,7 @@ class DevicePool:
         devices: Sequence[RuntimeDevice] | None = None,
         transports: Mapping[tuple[int, int], Transport] | None = None,
         streams: Streams | None = None,
-        wait: Callable[[threading.Event], object] | None = None,
+        wait: Callable[[Gate], object] | None = None,
         expected: Collection[str] = (),
         spin_s: float = 0.0,
     ) -> None:

@@ -40,16 +40,17 @@ _EXIT_PATIENCE_S = 2.0  # for segments that run when the interpreter exits
 
 
 class _Over:
-    """The end of a run, with the interface of ``threading.Event``."""
+    """The end of a run, with the interface of :class:`placeit.core.threads.Gate`."""
 
     def __init__(self, engine: _core.Executor) -> None:
         self._engine = engine
 
-    def is_set(self) -> bool:
+    @property
+    def is_open(self) -> bool:
         return self._engine.over
 
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._engine.watch(math.inf if timeout is None else perf_counter() + timeout)
+    def wait(self, timeout: float = -1) -> bool:
+        return self._engine.watch(perf_counter() + timeout if timeout >= 0 else math.inf)
 
 
 class _EngineRun(ActiveRun):

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import select
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from time import perf_counter
@@ -17,13 +18,14 @@ from numpy.typing import NDArray
 
 from placeit import _core
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
-from placeit.core.threads import CHECK_S
+from placeit.core.threads import CHECK_S, Gate
 from placeit.runtime.spans import Moved, Ran
 
 __all__ = ["Bell", "Feed", "Outcome", "Slots", "report"]
 
 T = TypeVar("T")
 _LOG = logging.getLogger("placeit")
+_SHORT_S = 1e-3
 
 
 class Bell:
@@ -61,8 +63,19 @@ def report(what: str, error: BaseException) -> None:
         _LOG.error("%s %s: %s", what, type(error).__name__, error, exc_info=error)
 
 
+class _Condition(threading.Condition):
+    """A condition whose ``with`` calls its lock's methods, in C: in Python's own, an exception can leave the lock taken."""
+
+    __enter__ = property(lambda self: self._lock.__enter__)
+    __exit__ = property(lambda self: self._lock.__exit__)
+
+
 class Outcome(Future[T]):
-    """A future that ends once, whatever its callbacks or its owner do.
+    """A future that ends once, whatever its callbacks or its owner do, and that survives signal handlers that raise.
+
+    An exception inside a method of ``concurrent.futures.Future`` can leave the future's lock taken, and a thread that sets its
+    result then hangs for ever (as with ``Event``, see :class:`placeit.core.threads.Gate`). Here no thread waits while it holds
+    that lock, and every thread that holds it releases it.
 
     All callbacks are called, each once, even if one before raises an exception, such as ``SystemExit``.
     """
@@ -71,16 +84,20 @@ class Outcome(Future[T]):
 
     def __init__(self) -> None:
         super().__init__()
+        self._condition = _Condition()
+        self._gate = Gate()
         self._begun = False
         self.helper: Callable[[float], object] | None = None  # waits for the result until a time, and may end the future
 
     def result(self, timeout: float | None = None) -> T:
         """See ``concurrent.futures.Future``."""
-        return super().result(self._wait(timeout))
+        self._wait(timeout)
+        return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """See ``concurrent.futures.Future``."""
-        return super().exception(self._wait(timeout))
+        self._wait(timeout)
+        return super().exception(0)
 
     @property
     def has_callbacks(self) -> bool:
@@ -127,6 +144,7 @@ class Outcome(Future[T]):
 
     def _invoke_callbacks(self) -> None:
         """Call each callback once; then raise the first ``SystemExit`` or the like that one of them has raised."""
+        self._gate.open()
         raised: BaseException | None = None
         while self._done_callbacks:
             callback = self._done_callbacks.pop(0)
@@ -139,12 +157,19 @@ class Outcome(Future[T]):
         if raised is not None:
             raise raised
 
-    def _wait(self, timeout: float | None) -> float | None:
-        """Have this thread wait for the result and end the future, if there is a helper for that; return the seconds left."""
+    def _wait(self, timeout: float | None) -> None:
         until = math.inf if timeout is None else perf_counter() + timeout
-        while (helper := self.helper) is not None and not self._done_callbacks and (now := perf_counter()) < until:
-            helper(min(until, now + CHECK_S))
-        return None if timeout is None else max(0.0, until - perf_counter())
+        while not self._gate.is_open:
+            patience = min(until, perf_counter() + CHECK_S)
+            if self.helper is not None and not self._done_callbacks:
+                self.helper(patience)
+                patience = min(patience, perf_counter() + _SHORT_S)  # while another thread resolves it
+            if self._gate.wait(max(0.0, patience - perf_counter())):
+                return
+            if self.done():  # the thread that cancelled it was interrupted before it opened the gate
+                return
+            if perf_counter() >= until:
+                raise TimeoutError
 
 
 class Slots(Protocol):

@@ -393,7 +393,7 @@ class PlanExecutor(ABC):
     def give_up(self, why: str) -> None:
         """End a run of any thread, if there is one: nothing more of it starts, and an ExecutionError tells its caller why."""
         run = self._run
-        if run is not None and not run.over.is_set():
+        if run is not None and not run.over.is_open:
             run.error = run.error or ExecutionError(why)
             run.stop()
 

@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from placeit.backends.base import Model
 from placeit.core.cluster import Cluster
+from placeit.core.threads import Gate
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Plan
 from placeit.runtime.accelerators.executor import StreamExecutor
@@ -72,7 +73,7 @@ class Runtime:
         devices: Sequence[RuntimeDevice] | None = None,
         transports: Mapping[tuple[int, int], Transport] | None = None,
         streams: Streams | None = None,
-        wait: Callable[[threading.Event], object] | None = None,
+        wait: Callable[[Gate], object] | None = None,
         expected: Collection[str] = (),
         compiling: Compiling | None = None,
         spin_s: float = 0.0,

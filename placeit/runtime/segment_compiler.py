@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
@@ -14,7 +13,7 @@ from placeit.core import clock
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.memory import Use
-from placeit.core.threads import apart
+from placeit.core.threads import Gate, apart
 from placeit.devices.host import memory_bytes
 from placeit.planning.segments import Plan, Segment
 from placeit.runtime.background import in_background
@@ -90,7 +89,7 @@ class SegmentCompiler:
                 return self._compile_all(segments, batch)
             return apart(functools.partial(self._compile_all, segments, batch), functools.partial(self._tell, batch))
         except BaseException:
-            batch.given_up.set()
+            batch.given_up.open()
             raise
 
     def _tell(self, batch: _Batch) -> None:
@@ -132,7 +131,7 @@ class SegmentCompiler:
             self.compiling.book(self._kind(segment), share, len(self.book.ops(segment)), from_disk=from_disk)
 
     def _compile(self, batch: _Batch, segment: Segment) -> tuple[Program | StreamProgram, float]:
-        if batch.given_up.is_set():
+        if batch.given_up.is_open:
             raise ExecutionError("Compiling this segment was given up.")
         compile_one = self.pool.devices[segment.device].compile if self.pool.streams is None else self.pool.streams.compile
         begin, whole = clock.now(), len(segment.groups) == len(self.book.grouping.groups)
@@ -182,7 +181,7 @@ class _Batch:
     """
 
     def __init__(self) -> None:
-        self.given_up, self.devices = threading.Event(), ""
+        self.given_up, self.devices = Gate(), ""
         self.total = self.done = 0
         self.begin = self.expected = 0.0
 

@@ -8,7 +8,6 @@ import functools
 import math
 import socket
 import ssl
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import grpc
 import uvicorn
 
 from placeit.core.errors import ExecutionError, UsageError
-from placeit.core.threads import Job, Worker
+from placeit.core.threads import Gate, Job, Worker
 from placeit.report.metrics import registry_of
 from placeit.serve.connection import Connection
 from placeit.serve.http import application
@@ -87,7 +86,7 @@ class NetworkServer:
         self.port: int = self.socket.getsockname()[1]
         self.grpc_port: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._up = threading.Event()
+        self._up = Gate()
         self._job = Job(self._work)
         self._worker = Worker("placeit network")
         self._worker.submit(self._job)
@@ -130,7 +129,7 @@ class NetworkServer:
         try:
             asyncio.run(self._serve())
         finally:
-            self._up.set()
+            self._up.open()
 
     async def _serve(self) -> None:
         options, self._stop = self._options, asyncio.Event()
@@ -152,7 +151,7 @@ class NetworkServer:
             stack.callback(setattr, self._http, "should_exit", True)
             await _until(self._http.up, http)
             self._loop = asyncio.get_running_loop()
-            self._up.set()
+            self._up.open()
             await _until(self._stop, http)
             await self._service.drain()
 

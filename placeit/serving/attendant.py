@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from placeit.core.threads import Worker
+from placeit.core.threads import Gate, Worker
 from placeit.measuring.measure import FAILURES
 from placeit.planning.segments import Plan
 from placeit.runtime.spans import Ran
@@ -58,7 +58,7 @@ class Attendant(ABC):
     def __init__(self, name: str) -> None:
         self.report: Refinement | None = None
         self._ended: deque[Request] = deque(maxlen=_MOST_UNHEARD)  # appended to by the threads that serve
-        self._lock, self._closing, self._gone = threading.Lock(), threading.Event(), threading.Event()
+        self._lock, self._closing, self._gone = threading.Lock(), Gate(), Gate()
         self._thread = Worker(name)
 
     def start(self) -> None:
@@ -72,8 +72,8 @@ class Attendant(ABC):
     def close(self, seconds: float) -> None:
         """Stop the thread, and wait at most ``seconds`` for its end; a compilation in progress ends first."""
         with self._lock:
-            if not self._closing.is_set():
-                self._closing.set()
+            if not self._closing.is_open:
+                self._closing.open()
                 self._thread.submit(self._thread.close)
         self._gone.wait(min(seconds, threading.TIMEOUT_MAX))
 
@@ -96,4 +96,4 @@ class Attendant(ABC):
         except FAILURES as error:
             self.failed(error)
         finally:
-            self._gone.set()
+            self._gone.open()

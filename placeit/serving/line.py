@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,6 +10,7 @@ import numpy as np
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import PlaceitError, SequenceError
+from placeit.core.threads import Gate
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.slots import Slot
 
@@ -44,7 +44,7 @@ class Line:
         flying: whether a request of the sequence is in flight.
         moving: token of the thread that copies or resets the state just now; None if no thread does.
         holds: positions of requests. A request at a higher position than one of them has to wait.
-        noted: event for threads that wait for a request, a copy or a reset to end; None if no thread waits.
+        noted: gate for threads that wait for a request, a copy or a reset to end; None if no thread waits.
         submitted: number of requests submitted so far.
         resets: number of resets so far.
         begun: number of these resets that have been carried out.
@@ -67,7 +67,7 @@ class Line:
     flying: bool = False
     moving: object = None
     holds: list[int] = field(default_factory=list)
-    noted: threading.Event | None = None
+    noted: Gate | None = None
     submitted: int = 0
     resets: int = 0
     begun: int = 0
@@ -104,7 +104,7 @@ class Line:
     def note(self) -> None:
         """Wake the threads that wait for a request, a copy or a reset of the sequence to end."""
         if self.noted is not None:
-            self.noted.set()
+            self.noted.open()
             self.noted = None
 
     def reset(self, resets: int) -> None:

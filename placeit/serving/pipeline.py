@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import DeadlineError, ExecutionError, QueueFullError, UsageError
-from placeit.core.threads import CHECK_S, Worker, apart
+from placeit.core.threads import CHECK_S, Gate, Worker, apart
 from placeit.runtime.feed import Outcome
 from placeit.runtime.plan_executor import check_process
 from placeit.serving.server import PATIENCE_S, Answer, Outputs, Server
@@ -95,14 +95,14 @@ class Pipeline:
         self.requests = {stage.name: 0 for stage in stages}
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._room: threading.Event | None = None  # set when an item leaves; None if no thread waits for room
+        self._room: Gate | None = None  # opens when an item leaves; None if no thread waits for room
         self._under_way: deque[_Tuple] = deque()
         self._closed = self._dropping = self._over = False
         self._first = stages[0].name
         self._queues: list[SimpleQueue[_Tuple | None]] = [SimpleQueue() for _ in range(len(stages) + 1)]
         self._workers: list[Worker] = []
         self._threads: set[int] = set()
-        self._ended = threading.Event()
+        self._ended = Gate()
         for number, stage in enumerate(stages):
             before = stages[number - 1] if number else None
             self._start(f"placeit stage {stage.name}", functools.partial(self._work, number, stage, before))
@@ -138,7 +138,7 @@ class Pipeline:
                     self._under_way.append(made)
                     self.entered += 1
                     return made.future
-                room = self._room = self._room or threading.Event()
+                room = self._room = self._room or Gate()
             if threading.get_ident() in self._threads:
                 raise QueueFullError(
                     f"{self._held_up()}, and none can leave while a callback or a function of a stage waits: submit elsewhere."
@@ -222,7 +222,7 @@ class Pipeline:
             one.error = ExecutionError(f"The pipeline was closed before this item had gone through the stage '{one.stage}'.")
             one.end()
         for worker in self._workers:
-            if self._ended.is_set():
+            if self._ended.is_open:
                 worker.close()
             else:
                 with suppress(ExecutionError):  # the thread ends already
@@ -291,7 +291,7 @@ class Pipeline:
     def _sink(self, last: Stage) -> None:
         """Join items at the last stage, and resolve their futures."""
         self._each(self._queues[-1], last, self._leave)
-        self._ended.set()
+        self._ended.open()
 
     def _leave(self, one: _Tuple) -> None:
         with self._lock:
@@ -299,6 +299,6 @@ class Pipeline:
                 self._under_way.popleft()
                 self.left += 1
             if self._room is not None:
-                self._room.set()
+                self._room.open()
                 self._room = None
         one.end()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from placeit import _core
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
 from placeit.core.narrowing import narrowed
-from placeit.core.threads import Worker
+from placeit.core.threads import Gate, Worker
 from placeit.runtime.feed import Bell, Slots, report
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
 from placeit.runtime.spans import Moved, Ran
@@ -151,7 +151,7 @@ class Replica:
         flying: requests in flight; read and changed with the server's lock.
         lost: whether it cannot run requests any more.
         retired: whether it is to take no more requests.
-        gone: set when its thread has nothing left to do.
+        gone: opens when its thread has nothing left to do.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Replica:
     ) -> None:
         self.executor, self._server, self._replacement, self.exploring = executor, server, replacement, every > 0
         self._ready = perf_counter()
-        self.bell, self.gone = Bell(), threading.Event()
+        self.bell, self.gone = Bell(), Gate()
         self.flying: list[Pending] = []
         self.lost = self.retired = False
         self._thread = 0
@@ -202,7 +202,7 @@ class Replica:
 
     def close(self) -> None:
         """End the thread and release the executor, now or when the thread has ended its current work."""
-        if self.gone.is_set():
+        if self.gone.is_open:
             self._end()
         else:
             with contextlib.suppress(ExecutionError):  # the thread ends already
@@ -230,7 +230,7 @@ class Replica:
                 self._server.queued.close(self.number)
             self._server.lose(self, reason)
         finally:
-            self.gone.set()
+            self.gone.open()
 
     def _run_what_waits(self) -> bool:
         """Run requests until none waits; return False if no more will come. Requests in flight after an error begin again."""

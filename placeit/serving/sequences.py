@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError, PlaceitError, SequenceError, StateMemoryError
-from placeit.core.threads import CHECK_S
+from placeit.core.threads import CHECK_S, Gate
 from placeit.core.units import about_bytes
 from placeit.devices.host import free_bytes
 from placeit.runtime.plan_executor import failure_of
@@ -447,10 +447,10 @@ class Sequences:
                 if self._is_idle(line, hold):
                     line.moving = me
                     return
-                ended = line.noted = line.noted or threading.Event()
+                gate = line.noted = line.noted or Gate()
             if perf_counter() >= until:
                 raise ExecutionError(f"The time-out is over, and requests of sequence {line.number} have not ended.")
-            ended.wait(max(0.0, min(CHECK_S, until - perf_counter())))
+            gate.wait(max(0.0, min(CHECK_S, until - perf_counter())))
 
     def _is_idle(self, line: Line, hold: int) -> bool:
         """Return whether no thread uses a sequence's state, and its first ``hold`` requests have ended; with the lock."""

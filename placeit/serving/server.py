@@ -504,7 +504,7 @@ class Server(Watched):
                 left += flying
             self._over = True
         for replica in self._replicas:
-            if not replica.gone.is_set():
+            if not replica.gone.is_open:
                 replica.executor.give_up("The server was closed, and this had not ended in time.")
         self._end_late()
         fail(left, _too_late())
@@ -830,7 +830,7 @@ class Server(Watched):
             stack.callback(replica.close)
             with self._lock:
                 if self._closed:
-                    replica.gone.set()
+                    replica.gone.open()
                     raise self._why()
                 self._every, self._since = every, 0
                 self._add(replica)

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import logging
 import math
-import threading
 import time
 import weakref
 from collections import deque
@@ -19,7 +18,7 @@ from time import perf_counter
 import numpy as np
 
 from placeit.core.errors import PlaceitError
-from placeit.core.threads import Worker
+from placeit.core.threads import Gate, Worker
 from placeit.measuring.measure import FAILURES
 from placeit.planning.moving import Moves
 from placeit.planning.segments import Plan
@@ -94,7 +93,7 @@ class Adapter(Attendant):
         self._asked: object = None  # the state of devices and executors at the last search
         self._found: tuple[PlanExecutor | None, Better] | None = None
         self._lost = frozenset(planning.lost())
-        self._looking: threading.Event | None = None  # set when the search for lost devices has ended; None if there is none
+        self._looking: Gate | None = None  # opens when the search for lost devices has ended; None if no search runs
         self._pause, self._next, self._back = _PAUSE_S, math.inf, -math.inf
 
     def attend(self) -> None:
@@ -132,7 +131,7 @@ class Adapter(Attendant):
             self._pause, self._back = min(2 * self._pause, _LONGEST_PAUSE_S), now
         self._lost = lost
         if self._looking is not None:
-            if self._looking.is_set():
+            if self._looking.is_open:
                 self._looking, self._next = None, now + self._pause
         elif not lost:
             self._next = math.inf
@@ -141,17 +140,17 @@ class Adapter(Attendant):
         elif math.isinf(self._next):
             self._next = now + self._pause
         elif now >= self._next:
-            worker, self._looking = Worker("placeit looking"), threading.Event()
+            worker, self._looking = Worker("placeit looking"), Gate()
             worker.submit(functools.partial(self._reopen, self._looking))
             worker.submit(worker.close)
 
-    def _reopen(self, over: threading.Event) -> None:
+    def _reopen(self, over: Gate) -> None:
         try:
             self._planning.reopen()
         except FAILURES as error:
             _LOG.warning("Lost devices could not be looked for: %s", error)
         finally:
-            over.set()
+            over.open()
 
     def _learn(self, now: float) -> None:
         """Record the pace of devices in the last requests, and the slow devices that are due to be tried again."""

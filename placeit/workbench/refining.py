@@ -203,7 +203,7 @@ class Refiner(Attendant):
                 self._say(reason=f"a candidate was left out: {error}")
                 return
             self._pump()
-            if self._closing.is_set():
+            if self._closing.is_open:
                 raise _Closing
             stack.pop_all()
         adopted = False

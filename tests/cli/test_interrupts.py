@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from placeit.core.interrupts import INTERRUPTED
+from placeit.core.threads import Gate
 from placeit.devices.host import allowed_cores
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.emulated import EmulatedLink
@@ -223,9 +223,9 @@ def test_no_emulated_sleep_is_too_long(command: str, tiny: Path, tmp_path: Path,
 
 def test_closing_wakes_an_emulated_link_that_sleeps() -> None:
     link = EmulatedLink("a -> b", bandwidth=1e-9, latency=0.0)
-    ended = threading.Event()
+    ended = Gate()
     buffer = HostBuffer(BufferSpec((1024,), "float32"))
-    link.start(buffer, buffer, lambda *_: ended.set())
+    link.start(buffer, buffer, lambda *_: ended.open())
     assert not ended.wait(0.05)
     link.close()
     assert ended.wait(PATIENCE_S)

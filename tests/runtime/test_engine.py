@@ -465,7 +465,7 @@ def test_a_bell_that_is_closed_while_a_lane_runs_is_nobody_elses_file(bench: Cal
         feed = Troubled(made, 2, MemoryError())
         with pytest.raises(MemoryError):
             executor.serve(feed)
-        assert not executor._run.over.is_set()  # type: ignore[union-attr]
+        assert not executor._run.over.is_open  # type: ignore[union-attr]
         feed.bell.close()
         files = [(tmp_path / f"{i}").open("wb") for i in range(8)]
         executor.time(timeout=120)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from placeit.core.errors import ExecutionError
-from placeit.core.threads import Worker
+from placeit.core.threads import Gate, Worker
 from placeit.runtime.accelerators.stream_device import StreamDevice
 from placeit.runtime.devices.accelerator import Streams
 from placeit.runtime.devices.hand_over import HandOver
@@ -211,8 +211,8 @@ def run_paced(seed, *, in_flight=1, rounds=1, segment=None, wait=(None, None), *
                     want, got = case.expected(case.inputs(number + request)), executor.outputs(request=request)
                     right &= got.keys() == want.keys() and all(np.array_equal(got[name], want[name]) for name in want)
             for lane in (*devices, *links.values()):  # or its thread might be the last to let go of a buffer
-                let_go = threading.Event()
-                lane.worker.submit(let_go.set)
+                let_go = Gate()
+                lane.worker.submit(let_go.open)
                 let_go.wait(30)
             told.forget()
         del executor

@@ -154,7 +154,7 @@ class StreamExecutor(PlanExecutor):
                     failure = failure_of("The run failed", error)
                 run.error = failure
         with self._lock:
-            run.over.set()
+            run.over.open()
             if run.bell is not None:
                 run.bell.ring()
             ended = self._let_go()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from time import perf_counter
 
-from placeit.core.threads import Worker
+from placeit.core.threads import Gate, Worker
 from placeit.runtime.devices.base import (
     Buffer,
     BufferSpec,
@@ -33,7 +33,7 @@ def wake_on_time() -> None:
         _precise.set = True
 
 
-def _sleep(seconds: float, closing: threading.Event) -> None:
+def _sleep(seconds: float, closing: Gate) -> None:
     """Sleep for some seconds, to within a few microseconds, or until ``closing`` is open."""
     wake_on_time()
     if seconds > 0:
@@ -49,7 +49,7 @@ class SlowedDevice:
     """
 
     def __init__(self, inner: RuntimeDevice, slowdown: float) -> None:
-        self._inner, self.slowdown, self._closing = inner, slowdown, threading.Event()
+        self._inner, self.slowdown, self._closing = inner, slowdown, Gate()
         self.name, self.space, self.program_key = inner.name, inner.space, inner.program_key
 
     @property
@@ -113,7 +113,7 @@ class SlowedDevice:
 
     def close(self) -> None:
         """Wake its thread and close the real device."""
-        self._closing.set()
+        self._closing.open()
         self._inner.close()
 
 
@@ -171,7 +171,7 @@ class EmulatedLink:
 
     def __init__(self, name: str, bandwidth: float, latency: float) -> None:
         self._bandwidth, self._latency = bandwidth, latency
-        self._free_at, self._closing = 0.0, threading.Event()
+        self._free_at, self._closing = 0.0, Gate()
         self._worker = Worker(name)
 
     @property
@@ -192,9 +192,9 @@ class EmulatedLink:
         start = max(asked, self._free_at)
         self._free_at = start + seconds
         _sleep(self._free_at - perf_counter(), self._closing)
-        done(start, perf_counter() if self._closing.is_set() else self._free_at, None)
+        done(start, perf_counter() if self._closing.is_open else self._free_at, None)
 
     def close(self) -> None:
         """Wake the link's thread and stop it."""
-        self._closing.set()
+        self._closing.open()
         self._worker.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.narrowing import narrowed
-from placeit.core.threads import Worker
+from placeit.core.threads import Gate, Worker
 from placeit.devices.nodes.connection import Nodes, answer_of, connected, pinned, ray_module
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
@@ -84,7 +84,7 @@ class NodeDevice(RemoteDevice):
         self.arrivals: weakref.WeakKeyDictionary[Buffer, int] = weakref.WeakKeyDictionary()
         self._offset, self._trips = 0.0, list[tuple[float, float]]()
         self._heard, self._asked = perf_counter(), 0
-        self._closing = threading.Event()
+        self._closing = Gate()
         self._ends = threading.Lock()
         self._expected = expected
         if expected:
@@ -138,11 +138,11 @@ class NodeDevice(RemoteDevice):
         return found
 
     def _given_up(self) -> bool:
-        return self._closing.is_set() or not self._nodes.connected
+        return self._closing.is_open or not self._nodes.connected
 
     def tell(self, what: str, *arguments: Any) -> None:
         """Call a method of the actor without waiting for its answer."""
-        if self.gone is None and not self._closing.is_set() and self._nodes.connected:
+        if self.gone is None and not self._closing.is_open and self._nodes.connected:
             getattr(self._actor, what).remote(*arguments)
 
     def compile(self, segment: SegmentSource) -> Program:
@@ -309,7 +309,7 @@ class NodeDevice(RemoteDevice):
 
     def lost(self, connection: Connection, why: str) -> None:  # noqa: ARG002
         """Declare the device lost, as the connection has ended; see :class:`placeit.runtime.nodes.wire.Receiver`."""
-        if not self._closing.is_set():
+        if not self._closing.is_open:
             loading = " while it loaded something, as it does when its node has too little memory" if self._asked else ""
             self._lose(f"its process has ended{loading}, or the connection to it has ({why})")
 
@@ -337,9 +337,9 @@ class NodeDevice(RemoteDevice):
 
     def close(self) -> None:
         """End the actor, and the connection and the threads for it in this process. A second call has no effect."""
-        if self._closing.is_set():
+        if self._closing.is_open:
             return
-        self._closing.set()
+        self._closing.open()
         if self._expected:
             return
         self.connection.close()
