@@ -48,9 +48,9 @@ class Server(Watched):
     first in ``executors``. If a request fails, only its future fails: the requests in flight beside it begin again. A request
     depends on its inputs alone, so a second run costs time and changes nothing else.
 
-    Where inputs and outputs are small, and all executors have lanes, requests need no Python from their submission to their
-    end (:class:`placeit._core.RequestQueue`): the thread that waits for a future resolves it. All other requests, and all
-    requests of sequences, are begun and ended by a thread of each executor.
+    Where inputs and outputs are a few megabytes at most, and all executors have lanes, requests need no Python from their
+    submission to their end (:class:`placeit._core.RequestQueue`): the thread that waits for a future resolves it. All other
+    requests, and all requests of sequences, are begun and ended by a thread of each executor.
 
     An executor is lost when its session is closed, a thread of a device has died or a device of another node is lost. Other
     executors take over its requests, and so does the executor that ``replace`` makes. If no executor is left, and ``replace``
