@@ -311,8 +311,8 @@ class Executor:
 
     def set_call(self, node: int, lane: int, run: Callable[[], object], lendable: bool = False) -> None:
         """
-        Run a segment by a Python function without arguments. 'lendable': whether callers may run it on their threads, as it
-        is written in C, and no signal handler can interrupt it.
+        Run a segment by a Python function without arguments.
+        'lendable': whether callers may run it on their threads, as it is in C, so that no signal handler interrupts it.
         """
 
     def set_start(self, node: int, lane: int, start: Callable[[Report], object]) -> None:

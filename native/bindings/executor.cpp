@@ -232,9 +232,8 @@ void bind_executor(nb::module_& module) {
                 set_call(executor, node, lane, std::move(run), false, lendable);
             },
             "node"_a, "lane"_a, "run"_a, "lendable"_a = false,
-            "Run a segment by a Python function without arguments. 'lendable': whether callers may run it on their threads, as "
-            "it\n"
-            "is written in C, and no signal handler can interrupt it.")
+            "Run a segment by a Python function without arguments.\n"
+            "'lendable': whether callers may run it on their threads, as it is in C, so that no signal handler interrupts it.")
         .def(
             "set_start",
             [](PlanExecutor& executor, Index node, Index lane, nb::typed<nb::callable, nb::object(Report)> start) {

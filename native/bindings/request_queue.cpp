@@ -23,7 +23,7 @@ namespace placeit {
 
 namespace {
 
-constexpr std::size_t large = std::size_t{1} << 18U;  // bytes
+constexpr std::size_t large = std::size_t{1} << 18U;  // bytes from which on other Python threads run while they are copied
 
 /// Returns the memory of arrays, which Python keeps alive.
 std::vector<Memory> memory(const nb::sequence& arrays, bool written) {
@@ -111,7 +111,7 @@ void bind_request_queue(nb::module_& module) {
             [](RequestQueue& queue, const RequestQueue::One& submission) {
                 std::size_t bytes = 0;
                 for (const Memory& input : submission->tensors.inputs) bytes += input.bytes;
-                std::optional<nb::gil_scoped_release> released;  // while they are copied
+                std::optional<nb::gil_scoped_release> released;  // the interpreter's lock, while they are copied
                 if (bytes >= large) released.emplace();
                 return queue.put(submission);
             },

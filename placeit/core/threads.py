@@ -71,6 +71,11 @@ class Job(Generic[T]):
         except BaseException as error:  # noqa: BLE001 (``result`` raises it in the thread that waits)
             self._failures.append(error)
 
+    def wait(self, check: Callable[[], object]) -> None:
+        """Wait until the job is over; call ``check``, which may raise, twice a second until then."""
+        while not self.ended.wait(CHECK_S):
+            check()
+
     def result(self) -> T:
         """Return the job's result, or raise its exception, once; call it after the gate has opened."""
         if self._failures:
@@ -78,8 +83,8 @@ class Job(Generic[T]):
         return self._made[0]
 
 
-def apart(job: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
-    """Run a job on a new thread, and return its result or raise its exception; call ``meanwhile`` twice a second until then.
+def apart(job: Callable[[], T], check: Callable[[], object] = lambda: None) -> T:
+    """Run a job on a new thread, and return its result or raise its exception; call ``check`` twice a second until then.
 
     This is for jobs that must not be left half done: a signal handler raises in the thread that waits here, and the job goes on
     to its end.
@@ -87,8 +92,7 @@ def apart(job: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) 
     piece = Job(job)
     worker = Worker("placeit apart")
     worker.submit(piece)
-    while not piece.ended.wait(CHECK_S):
-        meanwhile()
+    piece.wait(check)
     worker.close()
     return piece.result()
 

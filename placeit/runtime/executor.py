@@ -340,8 +340,8 @@ class Executor(PlanExecutor):
         """Shape and type of each output of the model, by name."""
         return self.book.outputs
 
-    def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
-        return {name: end.get() for name, end in self._slots[request].outputs.items()}
+    def _read(self, request: int, given: Mapping[str, NDArray[Any]] = {}) -> dict[str, NDArray[np.generic]]:
+        return {name: given[name] if name in given else end.get() for name, end in self._slots[request].outputs.items()}
 
     # -- runs ---------------------------------------------------------------------------------------------------------------
 

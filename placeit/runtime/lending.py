@@ -136,16 +136,10 @@ class Exit(_End):
     def __init__(self, buffer: Buffer, bind: Bind | None) -> None:
         self.buffer, self._bind = buffer, bind
         self._kept: list[_Memory] = []
-        self._out: NDArray[np.generic] | None = None  # the caller's array that the segment writes to
         self.make_room()
 
     def get(self) -> NDArray[np.generic]:
-        """Return the value that was written last.
-
-        It is a copy, memory that no request writes to while a caller has it, or the caller's array that it was written to.
-        """
-        if self._out is not None:
-            return self._out
+        """Return the value that was written last: a copy, or memory that no request writes to while a caller has it."""
         for memory in self._kept:
             if memory.buffer is self.buffer:
                 return memory.array.view()
@@ -156,7 +150,6 @@ class Exit(_End):
         if self._bind is None or not (out.flags.c_contiguous and out.flags.aligned):
             return False
         self._use(HostBuffer(_spec(self.buffer), _shared(out)))
-        self._out = out
         return True
 
     def make_room(self) -> None:
@@ -179,7 +172,7 @@ class Exit(_End):
     def _use(self, buffer: HostBuffer) -> None:
         assert self._bind is not None  # noqa: S101
         self._bind(buffer)
-        self.buffer, self._out = buffer, None
+        self.buffer = buffer
 
 
 def _spec(buffer: Buffer) -> BufferSpec:

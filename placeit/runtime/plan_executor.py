@@ -328,8 +328,8 @@ class PlanExecutor(ABC):
         """Shape and type of each output of the model, by name."""
 
     @abstractmethod
-    def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
-        """Return copies of the outputs."""
+    def _read(self, request: int, given: Mapping[str, NDArray[Any]] = {}) -> dict[str, NDArray[np.generic]]:
+        """Return copies of the outputs, and arrays of the caller's for outputs that were written there, by name."""
 
     @abstractmethod
     def _blank(self, sentinel: int) -> str | None:
@@ -653,7 +653,7 @@ class PlanExecutor(ABC):
             self._put(checked_inputs(given, self.inputs), request)
         there = self._write_to(out) if out else ()
         self._times(count, deadline)
-        outputs = self._read(0)
+        outputs = self._read(0, {name: out[name] for name in there})
         for request in range(1, min(count, self.in_flight)):
             self._read(request)
         for name, array in out.items():

@@ -7,14 +7,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, UsageError, forget_frames
 from placeit.core.narrowing import narrowed
-from placeit.core.threads import CHECK_S, Job, Worker
+from placeit.core.threads import Job, Worker
 from placeit.core.units import format_quantity
 from placeit.runtime.accelerators.dispatcher import Dispatcher
 from placeit.runtime.accelerators.launcher import Launcher
@@ -278,7 +278,7 @@ class StreamExecutor(PlanExecutor):
         """Shape and type of each output of the model, by name."""
         return {name: self.work.values[value] for name, value in self.work.outputs.items()}
 
-    def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
+    def _read(self, request: int, given: Mapping[str, NDArray[Any]] = {}) -> dict[str, NDArray[np.generic]]:  # noqa: ARG002
         outputs = self._outputs.pop(request, None)
         return self._launching(functools.partial(self._copy_out, request)) if outputs is None else outputs
 
@@ -294,8 +294,7 @@ class StreamExecutor(PlanExecutor):
 
         job = Job(alone)
         self._worker.submit(job)
-        while not job.ended.wait(CHECK_S):
-            self._check_lanes()
+        job.wait(self._check_lanes)
         return job.result()
 
     def _host(self, value: int, request: int) -> View:
