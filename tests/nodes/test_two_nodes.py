@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -179,12 +180,17 @@ def test_what_belongs_to_a_closed_sequence_is_released_on_its_nodes(connected: N
             return connection.ray_module().get(device._actor.__ray_call__.remote(held))
 
         before = count()
-        with server.sequence() as sequence:
-            check(sequence.run(ask(0), timeout=PATIENCE_S), Totals(LAYERS).run(ask(0)["x"]))
-            with sequence.fork(timeout=PATIENCE_S):
-                assert count()[0] == before[0] + 2
-        while count() != before:  # it is told, and not waited for
-            time.sleep(0.05)
+        gc.collect()
+        gc.disable()  # memory of nodes does not wait until this process collects garbage
+        try:
+            with server.sequence() as sequence:
+                check(sequence.run(ask(0), timeout=PATIENCE_S), Totals(LAYERS).run(ask(0)["x"]))
+                with sequence.fork(timeout=PATIENCE_S):
+                    assert count()[0] == before[0] + 2
+            while count() != before:  # it is told, and not waited for
+                time.sleep(0.05)
+        finally:
+            gc.enable()
 
 
 def test_a_decoder_on_two_nodes_generates_the_text_of_the_whole(connected: None, tmp_path: Path) -> None:

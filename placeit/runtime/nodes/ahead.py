@@ -173,7 +173,7 @@ class Ahead:
         self.senders: dict[int, RemoteDevice] = {}
         self.feeds: dict[RemoteDevice, list[tuple[int, HostBuffer]]] = {}
         self._lock, self._going = threading.Lock(), threading.Lock()
-        self._started: set[object] = set()
+        self._started: set[int] = set()  # numbers, as the objects refer to this one
         self._waiting: dict[int, tuple[DoneCallback, tuple[RemoteDevice, ...]]] = {}
         self._come: dict[int, tuple[float, float, BaseException | None]] = {}
 
@@ -181,17 +181,17 @@ class Ahead:
         """Begin another run with the next instance or transfer that is started."""
         self._begun = False
 
-    def go(self, what: object) -> None:
+    def go(self, number: int) -> None:
         """Have nodes begin a run on the inputs in place, unless they have begun it.
 
         Args:
-            what: an instance or a buffer, which is started or sent once in each run: a second time begins another run.
+            number: of an instance or a buffer, which is started or sent once in each run: a second time begins another run.
         """
         with self._going:
-            if self._begun and what not in self._started:
-                self._started.add(what)
+            if self._begun and number not in self._started:
+                self._started.add(number)
                 return
-            self._begun, self._started = True, {what}
+            self._begun, self._started = True, {number}
             with self._lock:
                 self.epoch += 1
                 self._come.clear()

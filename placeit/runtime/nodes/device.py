@@ -208,7 +208,7 @@ class NodeDevice(RemoteDevice):
         made = narrowed(RemoteInstance, instance)
         if made.ahead is None:
             raise ExecutionError(f"{self.name} runs the instances of an executor only.")
-        made.ahead.go(made)
+        made.ahead.go(made.number)
         made.ahead.expect(made.number, done, (self,))
 
     def begin(self, ahead: Ahead, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
@@ -396,7 +396,7 @@ class NodeLink:
             ahead = destination.ahead
             if ahead is None:
                 raise ExecutionError(f"{destination.device.name} is sent the tensors of an executor only.")
-            ahead.go(destination)
+            ahead.go(destination.number)
             if not isinstance(source, RemoteBuffer):
                 destination.device.send(ahead, destination.number, narrowed(HostBuffer, source))
             ahead.expect(destination.number, done, self._ends)
