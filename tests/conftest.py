@@ -112,7 +112,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     return Cache(tmp_path_factory.mktemp("costs"), runs=False)
 
 
-_POLLS_GRPC = "_poller_wrapper"  # one thread of gRPC's, which ends when the last of its objects is collected
+_POLLS_GRPC = "_poll_wrapper"  # one thread of gRPC's, which ends when the last of its objects is collected
 
 
 @pytest.fixture(autouse=True)
