@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -63,6 +64,12 @@ class NetworkOptions:
             "--token-file", metavar="FILE", help="Answer only requests with 'Authorization: Bearer' and the token in this file."
         ),
     ] = None
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host", metavar="NAME", help="Another name by which clients call a server that is for this machine alone."
+        ),
+    ] = None
     max_request_bytes: Annotated[
         int, typer.Option("--max-request-bytes", metavar="N", min=1, max=(2 << 30) - 1, help="Most bytes of a request.")
     ] = 64 << 20
@@ -99,6 +106,7 @@ class NetworkOptions:
             token=token,
             most_bytes=self.max_request_bytes,
             patience_s=self.client_timeout,
+            allowed_hosts=tuple(self.allow_host or ()),
         )
 
 
@@ -131,6 +139,8 @@ def serve(
     if placement is not None and len(models) > 1:
         raise UsageError("A placement is of one model: build bundles of several models with 'placeit build', and serve these.")
     options, ending = network.checked(), Gate()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     with contextlib.ExitStack() as stack:
         served = [_opened(given, placement, rematch, queue, stack, terminal) for given in models]
         with ended_by(ending.open), NetworkServer(served, options) as server:

@@ -7,11 +7,42 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "Crowd"]
 
 _HEAD_BYTES: Final = 1 << 16  # most bytes of the request line and headers
 _PIPELINED: Final = 64  # requests that a client may send before the first of them is answered
 _SPARE: Final = 2  # times the limit of a body that are read before the connection is closed, so that a client sees its answer
+
+
+class Crowd:
+    """The connections of a server, of which those without a request give way to new ones.
+
+    Args:
+        most: open connections.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._open = most, 0
+        self._waiting: dict[Connection, None] = {}  # for a request to arrive, the one that waits for longest first
+
+    def enter(self) -> None:
+        """Count a new connection, and close the one that waits for longest if there are too many."""
+        self._open += 1
+        if self._open > self._most and self._waiting:
+            first = next(iter(self._waiting))
+            del self._waiting[first]
+            first.transport.abort()
+
+    def leave(self, one: Connection) -> None:
+        """Count a connection that has been closed."""
+        self._open -= 1
+        self._waiting.pop(one, None)
+
+    def wait(self, one: Connection, *, waits: bool) -> None:
+        """Record whether a connection waits for a request to arrive."""
+        self._waiting.pop(one, None)
+        if waits and not one.transport.is_closing():
+            self._waiting[one] = None
 
 
 class Connection(HttpToolsProtocol):
@@ -21,11 +52,12 @@ class Connection(HttpToolsProtocol):
         patience_s: seconds for a request to arrive, from its first byte or from the start of the connection, and for the client
             to receive an answer.
         most_bytes: of the body of a request.
+        crowd: all connections of the server.
     """
 
-    def __init__(self, *args: Any, patience_s: float, most_bytes: int, **options: Any) -> None:
+    def __init__(self, *args: Any, patience_s: float, most_bytes: int, crowd: Crowd, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._patience_s, self._most = patience_s, most_bytes
+        self._patience_s, self._most, self._crowd = patience_s, most_bytes, crowd
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._bytes, self._in_head = 0, True
@@ -33,10 +65,13 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
+        self._crowd.enter()
+        self._crowd.wait(self, waits=True)
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers of the connection."""
+        self._crowd.leave(self)
         self._cancel()
         self.resume_writing()
         super().connection_lost(exc)
@@ -64,8 +99,15 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Stop the time limit of a request, which has arrived."""
         self._cancel()
+        self._crowd.wait(self, waits=False)
         self._bytes, self._in_head = 0, True
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, unless it has arrived already."""
+        super().on_response_complete()
+        if self.cycle is None or self.cycle.response_complete:
+            self._crowd.wait(self, waits=True)
 
     def pause_writing(self) -> None:
         """Start the time limit for the client to receive its answer."""

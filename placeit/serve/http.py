@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -22,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from placeit.backends.base import TensorSpec
+from placeit.serve.arriving import Room
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid, none_of
 from placeit.serve.sequences import Asked
 from placeit.serve.service import Call, ServedModel, Service
@@ -36,13 +39,24 @@ _HEADER = "inference-header-content-length"
 _JSON_BYTES: Final = 16 << 20  # most bytes of JSON in a request, as Python needs many times the memory for it
 _LONGEST_US: Final = 1 << 62  # longest time-out in microseconds, which a float can hold
 _APART_BYTES: Final = 1 << 16  # bytes of JSON from which on another thread reads and writes it
+_FIELDS: Final = 4096  # most fields, names and lists of a request's JSON, besides the values of its tensors
+_SCANNED_BYTES: Final = 1 << 16  # bytes of JSON that are scanned at a time; other threads can run in between
 _AT_ONCE: Final = 16  # most bytes of all bodies that are kept at once, in multiples of the limit of one body
+
+_WINDOWS: Final = {"identity": 0, "gzip": 31, "deflate": 15}  # content encodings, with zlib's number for them
 
 T = TypeVar("T")
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-def application(service: Service, metrics: CollectorRegistry, *, most_bytes: int, token: bytes | None = None) -> ASGIApp:
+def application(
+    service: Service,
+    metrics: CollectorRegistry,
+    *,
+    most_bytes: int,
+    token: bytes | None = None,
+    hosts: Container[str] | None = None,
+) -> ASGIApp:
     """Return the ASGI application of a service.
 
     Args:
@@ -51,21 +65,24 @@ def application(service: Service, metrics: CollectorRegistry, *, most_bytes: int
         most_bytes: of the body of a request.
         token: token that clients have to send, as ``Authorization: Bearer TOKEN``, except for the health pages; None for no
             token.
+        hosts: names by which clients may call the server; None for any. They protect a server of this machine alone from web
+            pages that people look at on this machine.
     """
-    bodies = _Bodies(most_bytes)
+    bodies = _Bodies(service, most_bytes)
 
     async def live(_: Request) -> Response:
-        return Response()
+        return JSONResponse({"live": True})
 
     async def ready(_: Request) -> Response:
-        return Response(status_code=200 if service.ready else 503)
+        return JSONResponse({"ready": service.ready}, 200 if service.ready else 503)
 
     async def server(_: Request) -> Response:
         return JSONResponse(service.metadata())
 
     async def model_ready(request: Request) -> Response:
         model = _model(service, request)
-        return Response(status_code=200 if model.ready and not service.draining else 503)
+        able = model.ready and not service.draining
+        return JSONResponse({"name": model.name, "ready": able}, 200 if able else 503)
 
     async def metadata(request: Request) -> Response:
         return JSONResponse(_model(service, request).metadata())
@@ -96,6 +113,7 @@ def application(service: Service, metrics: CollectorRegistry, *, most_bytes: int
         (_HEALTH[0], live, "GET"),
         (_HEALTH[1], ready, "GET"),
         ("/v2", server, "GET"),
+        ("/v2/", server, "GET"),
         ("/v2/models/stats", statistics, "GET"),
         ("/v2/repository/index", index, "POST"),
         ("/metrics", numbers, "GET"),
@@ -112,7 +130,7 @@ def application(service: Service, metrics: CollectorRegistry, *, most_bytes: int
         routes=[Route(path, handler, methods=[method]) for path, handler, method in routes],
         exception_handlers={RefusedError: _refuse, HTTPException: _no_page, Exception: _fail},
     )
-    return app if token is None else _Guarded(app, token)
+    return app if token is None and hosts is None else _Guarded(app, token, hosts)
 
 
 def _model(service: Service, request: Request) -> ServedModel:
@@ -124,40 +142,55 @@ class _Bodies:
     """Reads the bodies of requests, within a limit of the bytes that are kept at once.
 
     Args:
+        service: whose requests they are.
         most_bytes: of one body; all bodies together may have 16 times as many.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most, self._left = most_bytes, most_bytes * _AT_ONCE
+    def __init__(self, service: Service, most_bytes: int) -> None:
+        self._service = service
+        self._most, self._room = most_bytes, Room(most_bytes * _AT_ONCE, "bytes of requests are being read")
 
     @contextlib.asynccontextmanager
     async def of(self, request: Request) -> AsyncIterator[bytes]:
         """Read the body of a request, which counts towards the limit until the context ends. Raises RefusedError."""
         encoding = request.headers.get("content-encoding", "identity")
-        if encoding != "identity":
-            raise RefusedError(Status.ENCODED, f"The content encoding '{encoding}' is not supported: send the body unencoded.")
+        if encoding not in _WINDOWS:
+            raise RefusedError(Status.ENCODED, f"The content encoding '{encoding}' is not supported: gzip and deflate are.")
         if int(request.headers.get("content-length", 0)) > self._most:
             raise self._too_large()
         parts: list[bytes] = []
         size, more = 0, True
-        try:
+        async with self._room.arrival() as arrival:
             while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise RefusedError(Status.GONE, "The client has gone.")
                 part, more = message.get("body", b""), message.get("more_body", False)
                 size += len(part)
-                self._left -= len(part)
-                parts.append(part)
                 if size > self._most:
                     raise self._too_large()
-                if self._left < 0:
-                    raise RefusedError(Status.FULL, "Too many requests are being read at once: send fewer, or try again later.")
+                self._room.take(arrival, len(part))
+                parts.append(part)
+            self._room.arrived(arrival)
             body = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
+            if encoding != "identity":
+                body = await self._service.apart(self._decoded, body, _WINDOWS[encoding])
+                self._room.take(arrival, len(body))
             yield body
-        finally:
-            self._left += size
+
+    def _decoded(self, body: bytes, window: int) -> bytes:
+        """Decompress a body. Raises RefusedError if it is larger than a body may be, or not compressed in this way."""
+        reader = zlib.decompressobj(window)
+        try:
+            found = reader.decompress(body, self._most + 1)
+        except zlib.error as error:
+            raise invalid(f"The body is not compressed as its content encoding says: {error}.") from None
+        if len(found) > self._most:
+            raise self._too_large()
+        if not reader.eof:
+            raise invalid("The compressed body ends too early.")
+        return found
 
     def _too_large(self) -> RefusedError:
         return RefusedError(
@@ -199,18 +232,18 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes) ->
             raise RefusedError(
                 Status.TOO_LARGE, f"At most {_JSON_BYTES} bytes of a request may be JSON: send large tensors in binary form."
             )
-        asked = await _apart(size, _read, model, body, size)
+        asked = await _apart(service, size, _read, model, body, size)
     outputs = await service.run(call, asked.inputs, asked.timeout_s, partial(_gone, request.receive), asked.sequence)
     as_json = sum(outputs[name].nbytes for name, binary in asked.outputs if not binary)
-    head, tail = await _apart(as_json, _written, model, asked, outputs)
+    head, tail = await _apart(service, as_json, _written, model, asked, outputs)
     if not tail:
         return Response(head, media_type="application/json")
     return Response(b"".join([head, *tail]), media_type="application/octet-stream", headers={_HEADER: str(len(head))})
 
 
-async def _apart(size: int, function: Callable[..., T], *args: Any) -> T:
+async def _apart(service: Service, size: int, function: Callable[..., T], *args: Any) -> T:
     """Call a function, on another thread if there are many bytes of JSON."""
-    return function(*args) if size < _APART_BYTES else await asyncio.to_thread(function, *args)
+    return function(*args) if size < _APART_BYTES else await service.apart(function, *args)
 
 
 async def _gone(receive: Receive) -> None:
@@ -229,7 +262,10 @@ def _raw(model: ServedModel, body: bytes) -> _Asked:
 
 def _read(model: ServedModel, body: bytes, size: int) -> _Asked:
     """Read a request whose first bytes are JSON. Raises RefusedError."""
-    asked = _parsed(body[:size])
+    text = body[:size]
+    if size >= _APART_BYTES:
+        _check_bounds(text, model.most_values)
+    asked = _parsed(text)
     parameters = _field(asked, "parameters", dict, {})
     if "id" in asked:
         _field(asked, "id", str)
@@ -259,7 +295,7 @@ def _read(model: ServedModel, body: bytes, size: int) -> _Asked:
     if len(rest):
         raise invalid(f"Behind the JSON, {len(rest)} bytes belong to no input.")
     binary = _field(parameters, "binary_data_output", bool, False)
-    wanted = _objects(asked, "outputs", [{"name": name} for name in model.outputs])
+    wanted = _objects(asked, "outputs", []) or [{"name": name} for name in model.outputs]
     model.named_once("output", [_field(one, "name", str) for one in wanted])
     outputs = []
     for one in wanted:
@@ -276,6 +312,34 @@ def _spec(model: ServedModel, tensor: Mapping[str, Any]) -> TensorSpec:
     if any(_number(size) is None for size in shape):
         raise invalid(f"The 'shape' of the input '{tensor['name']}' has to consist of whole numbers of at least 0.")
     return model.spec(tensor["name"], _field(tensor, "datatype", str), shape)
+
+
+def _check_bounds(text: bytes, values: int) -> None:
+    """Refuse JSON that has more parts than any request of its model, before it is parsed: it would take many times its memory.
+
+    Args:
+        text: the JSON.
+        values: most values of all inputs of the model together.
+
+    Raises:
+        RefusedError: it has too many parts.
+    """
+    lists = min(values, _SCANNED_BYTES) + _FIELDS
+    bounds = (
+        (b"{", _FIELDS, "objects"),
+        (b"[", lists, "lists"),
+        (b'"', 4 * _FIELDS, "texts"),
+        (b",", values + _FIELDS, "values"),
+    )
+    for sign, most, what in bounds:
+        found = 0
+        for at in range(0, len(text), _SCANNED_BYTES):
+            found += text.count(sign, at, at + _SCANNED_BYTES)
+            if found > most:
+                raise invalid(
+                    f"The JSON of this request has more {what} than the inputs of the model can have: check their shapes, and "
+                    "send large tensors in binary form, or as flat lists."
+                )
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
@@ -354,19 +418,35 @@ async def _fail(_: Request, error: Exception) -> Response:
 
 
 class _Guarded:
-    """An application that requires a token of each request, except for the health pages."""
+    """An application that requires a token of each request, except for the health pages, and to be called by known names."""
 
-    def __init__(self, app: ASGIApp, token: bytes) -> None:
-        self._app, self._token = app, token
+    def __init__(self, app: ASGIApp, token: bytes | None, hosts: Container[str] | None) -> None:
+        self._app, self._token, self._hosts = app, token, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        headers = dict(scope["headers"])
         try:
-            if scope["path"] not in _HEALTH:
-                check_token(given, self._token)
+            if self._hosts is not None:
+                self._check_host(b"//" + headers.get(b"host", b""))
+                self._check_host(headers.get(b"origin", b""))
+            if self._token is not None and scope["path"] not in _HEALTH:
+                check_token(headers.get(b"authorization", b""), self._token)
         except RefusedError as error:
             answer = await _refuse(Request(scope), error)
             await answer(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    def _check_host(self, url: bytes) -> None:
+        """Raise RefusedError if a URL has a host by which this server is not called."""
+        try:
+            host = urlsplit(url.decode("latin-1")).hostname
+        except ValueError:
+            host = "?"
+        if self._hosts is not None and url.strip(b"/") and host not in self._hosts:
+            raise RefusedError(
+                Status.FORBIDDEN,
+                f"This server is for this machine alone, and was called by the name '{host}', or by a page from there: call it "
+                "by its address, or start it with --allow-host for this name.",
+            )

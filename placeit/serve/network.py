@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import ipaddress
 import math
+import resource
 import socket
 import ssl
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ import uvicorn
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.threads import Gate, Job, Worker
 from placeit.report.metrics import registry_of
-from placeit.serve.connection import Connection
+from placeit.serve.connection import Connection, Crowd
 from placeit.serve.http import application
 from placeit.serve.rpc import make_server
 from placeit.serve.service import ServedModel, Service
@@ -29,6 +31,7 @@ __all__ = ["NetworkServer", "Options"]
 
 _KEEP_ALIVE_S = 75  # seconds; longer than clients keep an idle connection
 _BACKLOG = 2048
+_OTHER_FILES = 256  # most open files of a process besides connections
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Options:
         token: token that clients have to send; None for no token.
         most_bytes: most bytes of a request.
         patience_s: seconds in which a request has to arrive, and in which the client has to receive its answer.
+        allowed_hosts: names besides ``localhost`` and its addresses by which clients may call a server that listens on this
+            machine alone. Without this rule, web pages that people look at on this machine could call it.
+        connections: most open connections of HTTP, and most of gRPC. Beyond it, connections of HTTP that send no request are
+            closed, the one that has been waiting for longest first, and new connections of gRPC are refused. None for what the
+            limit of this process on open files allows.
     """
 
     host: str = "127.0.0.1"
@@ -52,6 +60,15 @@ class Options:
     token: bytes | None = None
     most_bytes: int = 64 << 20
     patience_s: float = 60.0
+    allowed_hosts: tuple[str, ...] = ()
+    connections: int | None = None
+
+    @property
+    def most_connections(self) -> int:
+        """Most open connections of each protocol."""
+        if self.connections is not None:
+            return self.connections
+        return max(16, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES) // 2)
 
 
 class NetworkServer:
@@ -79,10 +96,12 @@ class NetworkServer:
         self._options = options
         self._service = Service(models)
         metrics = registry_of(lambda: [({"model": model.name}, model.server.stats()) for model in models])
-        app = application(self._service, metrics, most_bytes=options.most_bytes, token=options.token)
-        self._http = _Http(_configured(app, options))
         self._rpc_credentials = None if options.tls is None else _grpc_credentials(*options.tls)
         self.socket = _bound(options.host, options.port)
+        app = application(
+            self._service, metrics, most_bytes=options.most_bytes, token=options.token, hosts=_hosts(self.socket, options)
+        )
+        self._http = _Http(_configured(app, options))
         self.port: int = self.socket.getsockname()[1]
         self.grpc_port: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -135,7 +154,13 @@ class NetworkServer:
         options, self._stop = self._options, asyncio.Event()
         async with contextlib.AsyncExitStack() as stack:
             if options.grpc_port is not None:
-                rpc = make_server(self._service, most_bytes=options.most_bytes, token=options.token)
+                rpc = make_server(
+                    self._service,
+                    most_bytes=options.most_bytes,
+                    token=options.token,
+                    patience_s=options.patience_s,
+                    connections=options.most_connections,
+                )
                 stack.push_async_callback(rpc.stop, options.patience_s)
                 address = f"{_host(options.host)}:{options.grpc_port}"
                 try:
@@ -182,7 +207,8 @@ class _Http(uvicorn.Server):
 
 def _configured(app: Any, options: Options) -> uvicorn.Config:
     certificate, key = options.tls or (None, None)
-    connection = functools.partial(Connection, patience_s=options.patience_s, most_bytes=options.most_bytes)
+    crowd = Crowd(options.most_connections)
+    connection = functools.partial(Connection, patience_s=options.patience_s, most_bytes=options.most_bytes, crowd=crowd)
     return uvicorn.Config(
         app,
         http=connection,  # type: ignore[arg-type] # it is called like the class
@@ -200,6 +226,13 @@ def _configured(app: Any, options: Options) -> uvicorn.Config:
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
+
+
+def _hosts(listening: socket.socket, options: Options) -> frozenset[str] | None:
+    """Return the names by which clients may call a server; None for any, unless it listens on this machine alone."""
+    if not ipaddress.ip_address(listening.getsockname()[0]).is_loopback:
+        return None
+    return frozenset({"localhost", "127.0.0.1", "::1", options.host.lower(), *map(str.lower, options.allowed_hosts)})
 
 
 def _host(host: str) -> str:

@@ -14,6 +14,7 @@ import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError, Message
 
+from placeit.serve.arriving import Room
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid, none_of
 from placeit.serve.sequences import Asked
 from placeit.serve.service import ServedModel, Service
@@ -24,7 +25,14 @@ __all__ = ["Messages", "make_server"]
 _LOG = logging.getLogger("placeit")
 _SERVICE: Final = "inference.GRPCInferenceService"
 _HEALTH: Final = ("ServerLive", "ServerReady")
-_AT_ONCE: Final = 1024  # most requests under way
+_ARRIVING: Final = 1024  # most requests that are arriving
+_SLOWLY: Final = 16  # most requests that are arriving for longer than _SLOW_S: each may keep all bytes of a request
+_SLOW_S: Final = 0.25
+_STREAMS: Final = 256  # most requests of a connection at a time
+_FIELDS: Final = 4096  # most fields of a request, as each of them takes many times its bytes
+_TYPED_BYTES: Final = (
+    16 << 20
+)  # most bytes of a request besides raw contents, as values that are read take many times their bytes
 _APART_BYTES: Final = 1 << 16  # bytes of a request with typed values, from which on another thread reads them
 
 
@@ -46,7 +54,9 @@ class Messages:
         return found
 
 
-def make_server(service: Service, *, most_bytes: int, token: bytes | None) -> grpc.aio.Server:
+def make_server(
+    service: Service, *, most_bytes: int, token: bytes | None, patience_s: float, connections: int | None = None
+) -> grpc.aio.Server:
     """Return a gRPC server, without a port.
 
     Args:
@@ -54,17 +64,43 @@ def make_server(service: Service, *, most_bytes: int, token: bytes | None) -> gr
         most_bytes: of a request.
         token: token that clients have to send, as ``authorization: Bearer TOKEN``, except for the health methods; None for no
             token.
+        patience_s: seconds in which a request has to arrive.
+        connections: most open connections; None for no limit.
     """
     messages = Messages()
     answers = _Answers(service, messages)
+    arriving, slow = Room(_ARRIVING, "requests are arriving"), Room(_SLOWLY, "requests are arriving slowly")
 
-    def guarded(name: str, kind: Any) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    async def received(context: Any) -> bytes:
+        async with arriving.arrival(patience_s) as one:
+            arriving.take(one, 1)
+            coming = asyncio.ensure_future(context.read())
+            try:
+                if not (await asyncio.wait([coming], timeout=_SLOW_S))[0]:
+                    async with slow.arrival() as slowly:
+                        slow.take(slowly, 1)
+                        await asyncio.wait([coming])
+                sent = await coming
+            finally:
+                coming.cancel()
+        if sent is grpc.aio.EOF:
+            raise invalid("This call has no request.")
+        found: bytes = sent
+        return found
+
+    def guarded(name: str, kind: Any) -> Callable[[Any, Any], Awaitable[bytes]]:
         answer = getattr(answers, name)
 
-        async def method(sent: bytes, context: Any) -> bytes:
+        async def method(_: Any, context: Any) -> bytes:
             try:
-                if token is not None and name not in _HEALTH:
-                    check_token(_authorization(context), token)
+                if name in _HEALTH:  # answered whatever arrives, and at once
+                    sent = b""
+                else:
+                    if token is not None:
+                        check_token(_authorization(context), token)
+                    sent = await received(context)
+                    if len(sent) >= _APART_BYTES:
+                        _check_bounds(sent, kind.DESCRIPTOR)
                 found: bytes = (await answer(kind.FromString(sent), context)).SerializeToString()
                 return found
             except RefusedError as error:
@@ -80,15 +116,80 @@ def make_server(service: Service, *, most_bytes: int, token: bytes | None) -> gr
 
         return method
 
-    # without serializers that gRPC calls: it would send their exceptions to clients
+    # As if clients streamed their one request, which is the same to them: the server then decides when to read it, and for how
+    # long. And without serializers that gRPC calls: it would send their exceptions to clients.
     handlers = {
-        name: grpc.unary_unary_rpc_method_handler(guarded(name, getattr(messages, method.input_type.name)))
+        name: grpc.stream_unary_rpc_method_handler(guarded(name, getattr(messages, method.input_type.name)))
         for name, method in messages.methods.items()
     }
-    options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", most_bytes), ("grpc.max_send_message_length", -1)]
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_AT_ONCE)
+    options = [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", most_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", _STREAMS),
+        ("grpc.max_connection_idle_ms", round(patience_s * 1e3)),
+        ("grpc.server_handshake_timeout_ms", round(patience_s * 1e3)),
+    ]
+    if connections is not None:
+        options.append(("grpc.max_allowed_incoming_connections", connections))
+    server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
     return server
+
+
+def _check_bounds(sent: bytes, kind: Any) -> None:
+    """Refuse a message that would take many times its bytes, before it is parsed.
+
+    Args:
+        sent: the message.
+        kind: its descriptor.
+
+    Raises:
+        RefusedError: it has too many fields, or too many bytes that are no raw contents.
+        DecodeError: it is no protobuf.
+    """
+    fields, typed = 0, len(sent)
+    todo = [(0, len(sent), kind)]
+    while todo:
+        at, end, kind = todo.pop()
+        known = kind.fields_by_number
+        while at < end:
+            fields += 1
+            if fields > _FIELDS:
+                raise invalid(f"This request has more than {_FIELDS} fields: send tensors as raw contents.")
+            tag, at = _varint(sent, at)
+            field = known.get(tag >> 3)
+            match tag & 7:
+                case 0:
+                    _, at = _varint(sent, at)
+                case 1:
+                    at += 8
+                case 2:
+                    size, at = _varint(sent, at)
+                    if field is not None and field.message_type is not None:
+                        todo.append((at, min(at + size, end), field.message_type))
+                    elif field is not None and field.name == "raw_input_contents":
+                        typed -= size
+                    at += size
+                case 5:
+                    at += 4
+                case _:
+                    raise DecodeError
+    if typed > _TYPED_BYTES:
+        raise RefusedError(Status.TOO_LARGE, f"At most {_TYPED_BYTES} bytes of a request may be other than raw contents.")
+
+
+def _varint(sent: bytes, at: int) -> tuple[int, int]:
+    """Read a number at an offset; return it with the offset of what follows. Raises DecodeError."""
+    found = shift = 0
+    while shift < 64 and at < len(sent):
+        byte = sent[at]
+        at += 1
+        found |= (byte & 127) << shift
+        if byte < 128:
+            return found, at
+        shift += 7
+    raise DecodeError
 
 
 def _authorization(context: Any) -> bytes:
@@ -143,7 +244,7 @@ class _Answers:
             if request.raw_input_contents or request.ByteSize() < _APART_BYTES:
                 inputs = _inputs(call.model, request)
             else:
-                inputs = await asyncio.to_thread(_inputs, call.model, request)
+                inputs = await self._service.apart(_inputs, call.model, request)
             names = [one.name for one in request.outputs] or list(call.model.outputs)
             call.model.named_once("output", names)
             for one in request.outputs:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from placeit.core.errors import PlaceitError
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
@@ -12,6 +13,8 @@ from placeit.serving.sequences import Sequence
 from placeit.serving.server import Server
 
 __all__ = ["IDLE_S", "Asked", "Sequences"]
+
+T = TypeVar("T")
 
 IDLE_S = 60.0
 _MOST = 1024  # open sequences of one model; each has separate buffers
@@ -60,6 +63,7 @@ class Sequences:
     def __init__(self, server: Server, idle_s: float = IDLE_S) -> None:
         self._server, self._idle_s = server, idle_s
         self._open: dict[int | str, Sequence] = {}
+        self._slow = asyncio.Semaphore(1)  # calls that may ask nodes take one of the loop's threads at a time
         self._timers: dict[int | str, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
@@ -82,21 +86,31 @@ class Sequences:
             if len(self._open) >= _MOST:
                 raise RefusedError(Status.FULL, f"{_MOST} sequences are open: end some with 'sequence_end'.")
             try:
-                found = await asyncio.to_thread(self._server.sequence)
+                found = await self._apart(self._server.sequence)
             except PlaceitError as error:
                 raise refusal_of(error, closed=True) from error
             if self._open.setdefault(asked.name, found) is not found:  # another request began it while this one waited
                 found.close(drain=False)
                 found = self._open[asked.name]
-                found.reset()
+                await self._apart(found.reset)
         elif asked.start:
-            found.reset()
+            await self._apart(found.reset)
         self._wait(asked.name)
         return found
 
-    def ended(self, asked: Asked) -> None:
-        """Close the sequence of a request that ended it, however the request ended; else restart the sequence's idle time."""
-        if asked.end:
+    async def _apart(self, function: Callable[[], T]) -> T:
+        """Call a function that may ask nodes, on another thread."""
+        async with self._slow:
+            return await asyncio.to_thread(function)
+
+    def ended(self, asked: Asked, *, began: bool) -> None:
+        """Close the sequence of a request that ended it; else restart the sequence's idle time.
+
+        Args:
+            asked: the parameters of the request.
+            began: whether the server accepted the request; if not, the client may send it again.
+        """
+        if asked.end and began:
             self._close(asked.name)
         elif asked.name in self._open:
             self._wait(asked.name)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.core.errors import PlaceitError, UsageError
@@ -25,7 +25,12 @@ from placeit.serving.server import Server
 
 __all__ = ["Call", "ServedModel", "Service", "is_name"]
 
+_APART = 2  # functions that run apart at a time
+_PAGES = ("stats",)  # of /v2/models/
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "sequence", "statistics")
+
+
+T = TypeVar("T")
 
 
 def is_name(text: str) -> bool:
@@ -90,6 +95,8 @@ class ServedModel:
     ) -> None:
         if not is_name(name):
             raise UsageError(f"A model cannot be served as '{name}': take letters, digits, '-', '_' and '.', as in NAME=PATH.")
+        if name in _PAGES:
+            raise UsageError(f"A model cannot be served as '{name}', which names a page of the server: give it another name.")
         for spec in (*inputs, *outputs):
             if spec.dtype not in DATATYPES:
                 raise UsageError(
@@ -107,6 +114,13 @@ class ServedModel:
     def ready(self) -> bool:
         """True if its server takes requests and has devices that run them."""
         return self.server.able
+
+    @property
+    def most_values(self) -> int:
+        """Number of values of all inputs together, at their largest sizes."""
+        return sum(
+            math.prod(spec.shape if spec.limits is None else (high for _, high in spec.limits)) for spec in self.inputs.values()
+        )
 
     def spec(self, name: str, datatype: str, shape: Listed[int]) -> TensorSpec:
         """Return the spec of an input as it is sent. Raises RefusedError if its name, type or shape does not fit the model."""
@@ -214,8 +228,14 @@ class Service:
         if not self.models:
             raise UsageError("There is no model to serve.")
         self.draining = False
+        self._apart = asyncio.Semaphore(_APART)
         self._accepted = 0
         self._idle = asyncio.Event()
+
+    async def apart(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function that takes long on another thread; two of them run at a time, which leaves threads to other work."""
+        async with self._apart:
+            return await asyncio.to_thread(function, *args)
 
     @property
     def ready(self) -> bool:
@@ -293,7 +313,7 @@ class Service:
         try:
             return await self._run(call, await sequences.find(sequence), inputs, timeout_s, gone)
         finally:
-            sequences.ended(sequence)
+            sequences.ended(sequence, began=call.answer is not None)
 
     async def _run(
         self,

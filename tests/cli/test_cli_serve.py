@@ -118,7 +118,7 @@ def test_a_request_whose_head_has_arrived_is_finished_unless_there_is_a_second_s
     for patient in (True, False):
         made = serving(tiny, "-p", placement)
         with socket.create_connection(("127.0.0.1", made.port), timeout=120) as client:
-            client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n".encode())
+            client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n".encode())
             client.sendall(b"Expect: 100-continue\r\n\r\n")
             assert client.recv(100).startswith(b"HTTP/1.1 100 ")  # it is accepted
             made.process.send_signal(signal.SIGTERM)

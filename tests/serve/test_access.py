@@ -20,6 +20,7 @@ import tritonclient.http
 from placeit.core.errors import UsageError
 from placeit.serve.network import NetworkServer
 from placeit.serve.service import ServedModel
+from placeit.serving.server import Server
 from tests.serve.network_server import SHAPE, call, values
 from tests.serve.test_clients import tensors
 from tests.serve.test_hostile import INFER, asking
@@ -77,6 +78,26 @@ def test_tls_and_a_token_keep_others_out_of_both_protocols(network: Callable[...
                 client.infer("types", tensors(client, values()), headers=headers)
     with pytest.raises((ConnectionError, OSError)):
         call(made, "/v2/health/live")  # without TLS
+
+
+def test_pages_of_browsers_cannot_call_a_server_of_this_machine(network: Callable[..., NetworkServer]) -> None:
+    """Neither by a name that its owner points at this machine, nor across sites."""
+    made = network(allowed_hosts=("Models.example",))
+    for headers, status in (
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost:1", "Origin": "https://evil.example"}, 403),
+        ({"Host": "[::1", "Origin": "null"}, 403),
+        ({"Host": f"127.0.0.1:{made.port}", "Origin": f"http://localhost:{made.port}"}, 200),
+        ({"Host": "models.example:80"}, 200),
+    ):
+        found, answer, _ = call(made, INFER, GOOD, **headers)
+        assert (headers, found) == (headers, status)
+        assert status == 200 or "start it with --allow-host" in answer["error"]
+
+
+def test_a_model_cannot_be_named_as_a_page_is(server: Server) -> None:
+    with pytest.raises(UsageError, match="'stats', which names a page of the server"):
+        ServedModel("stats", server, [], [])
 
 
 def test_a_port_that_is_taken_or_not_there_is_said(network: Callable[..., NetworkServer]) -> None:

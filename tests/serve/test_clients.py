@@ -25,6 +25,7 @@ from placeit.serve.tensors import DATATYPES, of_contents
 from placeit.serving.server import Server
 from placeit.session import Session
 from tests.serve.network_server import SHAPE, TYPES, Arrays, call, values
+from tests.serve.test_hostile import asking
 
 PROTOCOLS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 
@@ -89,6 +90,25 @@ def test_outputs_can_be_chosen(client: Any) -> None:
     found = client.infer("types", tensors(client, given), outputs=wanted)
     np.testing.assert_array_equal(found.as_numpy("out_int64"), given["in_int64"].T)
     assert found.as_numpy("out_float32") is None
+
+
+def test_bodies_may_be_compressed_and_no_chosen_output_means_all(network: Callable[..., NetworkServer]) -> None:
+    made, given = network(), values(2)
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{made.port}") as client:
+        for encoding in ("gzip", "deflate"):
+            found = client.infer("types", tensors(client, given), request_compression_algorithm=encoding)
+            np.testing.assert_array_equal(found.as_numpy("out_int64"), given["in_int64"].T)
+    status, answer, _ = call(made, "/v2/models/types/infer", json.dumps(asking() | {"outputs": []}))
+    assert (status, len(answer["outputs"])) == (200, len(TYPES))
+
+
+def test_health_is_told_as_json_too(network: Callable[..., NetworkServer]) -> None:
+    """As clients of KServe read it."""
+    made = network()
+    assert call(made, "/v2/health/live")[:2] == (200, {"live": True})
+    assert call(made, "/v2/health/ready")[:2] == (200, {"ready": True})
+    assert call(made, "/v2/models/types/ready")[:2] == (200, {"name": "types", "ready": True})
+    assert call(made, "/v2/")[1] == call(made, "/v2")[1]
 
 
 def test_json_carries_numbers_exactly(network: Callable[..., NetworkServer], server: Server) -> None:

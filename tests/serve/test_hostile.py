@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import socket
@@ -58,7 +59,11 @@ BAD: dict[str, tuple[Any, str]] = {
     "no JSON": ("{", "no valid JSON"),
     "not in UTF-8": (b'{"id": "\xff"}', "no valid JSON"),
     "a list": ("[]", "has to be an object"),
-    "nested deeply": ("[" * 100_000, "nested too deeply"),
+    "nested deeply": ("[" * 10_000, "nested too deeply"),
+    "many lists": ("[" * 100_000, "more lists than"),
+    "many objects": (f'{{"inputs": [{"{}," * 50_000}{{}}]}}', "more objects than"),
+    "many texts": (json.dumps({"p": {f"{n:x}": [] for n in range(4000)}, "q": ["x" * 8] * 4000 + ["y"] * 9000}), "more"),
+    "many values": (json.dumps({"inputs": [{"name": "in_bool", "data": [1] * 50_000}]}), "more values than"),
     "no inputs": ({}, "'inputs' is missing"),
     "inputs that are no list": ({"inputs": {}}, "'inputs' has to be a list"),
     "inputs that are no objects": ({"inputs": [1]}, "'inputs' has to be a list of objects"),
@@ -213,7 +218,7 @@ def test_what_is_too_large_is_refused_before_it_is_read(made: NetworkServer) -> 
         (b"431", b"X: ", b"y" * (1 << 14)),
     ):
         with socket.create_connection(("127.0.0.1", made.port), timeout=60) as client:
-            client.sendall(b"POST " + INFER.encode() + b" HTTP/1.1\r\nHost: x\r\n" + head)
+            client.sendall(b"POST " + INFER.encode() + b" HTTP/1.1\r\nHost: localhost\r\n" + head)
             answer = b""
             try:
                 for _ in range(1000):  # 64 MB
@@ -222,8 +227,14 @@ def test_what_is_too_large_is_refused_before_it_is_read(made: NetworkServer) -> 
             except ConnectionError:  # in the midst of sending, once it is far too much
                 answer = b"HTTP/1.1 " + status
             assert answer.startswith(b"HTTP/1.1 " + status)
-    status, answer, _ = call(made, INFER, b"", Content_Encoding="gzip")
-    assert (status, answer["error"]) == (415, "The content encoding 'gzip' is not supported: send the body unencoded.")
+    for encoding, body, status, said in (
+        ("br", b"", 415, "The content encoding 'br' is not supported: gzip and deflate are."),
+        ("gzip", b"xyz", 400, "The body is not compressed as its content encoding says"),
+        ("gzip", gzip.compress(b"{}")[:-1], 400, "The compressed body ends too early."),
+        ("gzip", gzip.compress(bytes(3 << 20)), 413, "The body of a request has at most 2097152 bytes here"),
+    ):
+        found, answer, _ = call(made, INFER, body, Content_Encoding=encoding)
+        assert (found, answer["error"][: len(said)]) == (status, said)
 
 
 def raw(given: Arrays) -> Any:

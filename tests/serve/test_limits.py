@@ -6,23 +6,43 @@ import contextlib
 import json
 import select
 import socket
+import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
+import onnx
 import pytest
 import tritonclient.grpc
+from onnx import TensorProto, helper
 
+from placeit.core.placement import Placement
+from placeit.profiler.cache import Cache
 from placeit.serve.network import NetworkServer
+from placeit.serve.service import ServedModel
 from placeit.serving.server import Server
-from tests.serve.network_server import call, held, values
-from tests.serve.test_hostile import INFER, asking, raw
+from placeit.session import Session
+from tests.serve.network_server import call, held, open_on_a_core, values
+from tests.serve.test_hostile import INFER, asking, messages, raw
 
 GOOD = json.dumps(asking())
+
+
+@pytest.fixture
+def large(tmp_path: Path, cache: Cache) -> Iterator[tuple[Session, Placement]]:
+    """A model with an input of 4 MB."""
+    node = helper.make_node("Relu", ["x"], ["y"])
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1 << 20]) for name in "xy"]
+    graph = helper.make_graph([node], "large", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "large.onnx")
+    with open_on_a_core(tmp_path / "large.onnx", cache) as found:
+        yield found
 
 
 @contextlib.contextmanager
@@ -85,7 +105,7 @@ def test_a_request_whose_client_leaves_is_taken_out(network: Callable[..., Netwo
     made = network()
     with stub_of(made) as stub, held(server):
         client = socket.create_connection(("127.0.0.1", made.port), timeout=60)
-        client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(GOOD)}\r\n\r\n{GOOD}".encode())
+        client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(GOOD)}\r\n\r\n{GOOD}".encode())
         coming = stub.ModelInfer.future(raw(values()))
         until(lambda: server.waiting == 2)
         client.close()
@@ -98,7 +118,7 @@ def test_a_request_whose_client_leaves_is_taken_out(network: Callable[..., Netwo
 def test_clients_that_are_slow_are_left(network: Callable[..., NetworkServer]) -> None:
     """Before a request, in its head, in its body, between chunks, and in the midst of what is refused."""
     made = network(patience_s=0.2, most_bytes=1000)
-    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\n"
+    head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\n"
     for sent, answer in (
         ("", b"HTTP/1.1 408"),
         (head, b"HTTP/1.1 408"),
@@ -120,11 +140,11 @@ def test_a_client_that_takes_no_answers_is_left(network: Callable[..., NetworkSe
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         client.settimeout(120)
         client.connect(("127.0.0.1", made.port))
-        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 60)
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 60)
         client.recv(1)
         until(lambda: made.connections == 0)
     with socket.create_connection(("127.0.0.1", made.port), timeout=60) as client, pytest.raises(ConnectionError):
-        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 1_000_000)  # far more than are read ahead
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1_000_000)  # far more than are read ahead
     assert call(made, "/v2/health/live")[0] == 200
 
 
@@ -165,18 +185,130 @@ def test_a_model_that_nothing_runs_is_not_ready(network: Callable[..., NetworkSe
     assert call(made, "/v2/repository/index", "")[1][0]["state"] == "UNAVAILABLE"
 
 
-def test_large_json_does_not_keep_others_waiting(network: Callable[..., NetworkServer]) -> None:
+def test_large_json_does_not_keep_others_waiting(
+    network: Callable[..., NetworkServer], server: Server, large: tuple[Session, Placement]
+) -> None:
     """While a large document is read, which then is refused, others are answered."""
-    made, others = network(), 0
-    connection = HTTPConnection("127.0.0.1", made.port, timeout=120)
-    connection.request("POST", INFER, json.dumps(asking(data=np.arange(1_000_000).tolist())))
-    while not select.select([connection.sock], [], [], 0)[0]:
-        assert call(made, "/v2/health/live")[0] == 200
-        others += 1
-    answer = connection.getresponse()
-    assert (answer.status, "1000000 values" in json.loads(answer.read())["error"]) == (400, True)
-    connection.close()
+    session, placement = large
+    with session.serve(placement) as other:
+        made, others = network(beside=ServedModel("large", other, session.model.inputs, session.model.outputs)), 0
+        connection = HTTPConnection("127.0.0.1", made.port, timeout=120)
+        asked = {"name": "x", "shape": [1, 1 << 20], "datatype": "FP32", "data": np.arange(1_000_000).tolist()}
+        connection.request("POST", "/v2/models/large/infer", json.dumps({"inputs": [asked]}))
+        while not select.select([connection.sock], [], [], 0)[0]:
+            assert call(made, "/v2/health/live")[0] == 200
+            others += 1
+        answer = connection.getresponse()
+        assert (answer.status, "1000000 values" in json.loads(answer.read())["error"]) == (400, True)
+        connection.close()
     assert others > 2
     status, refused, _ = call(made, INFER, " " * (17 << 20))
     assert status == 413
     assert "send large tensors in binary form" in refused["error"]
+
+
+def answered(network: NetworkServer) -> None:
+    """Send requests over both protocols until one is answered: which others keep from it for a second at most."""
+    until(lambda: call(network, INFER, GOOD)[0] == 200)
+    with stub_of(network) as stub:
+
+        def infer() -> bool:
+            coming = stub.ModelInfer.future(raw(values()), timeout=60)
+            assert coming.code() in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
+            return coming.code() is grpc.StatusCode.OK
+
+        until(infer)
+
+
+def test_bodies_of_which_a_part_is_missing_give_way_to_others(network: Callable[..., NetworkServer]) -> None:
+    made = network(most_bytes=100_000)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=60)) for _ in range(16)]
+        for client in clients:
+            client.sendall(
+                f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n".encode() + bytes(99_999)
+            )
+        answered(made)
+        assert clients[0].recv(100).startswith(b"HTTP/1.1 503")
+
+
+def test_calls_without_a_request_give_way_to_others(network: Callable[..., NetworkServer]) -> None:
+    """More than arrive at a time, of which nothing comes but their heads."""
+    made = network()
+    with contextlib.ExitStack() as stack:
+        done = threading.Event()
+        for _ in range(5):
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            channel = stack.enter_context(grpc.insecure_channel(made.grpc_address, options))
+            asking = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+            for _ in range(250):
+                asking.future(_nothing(done))
+        stack.callback(done.set)
+        with stub_of(made) as stub:
+            assert stub.ServerLive(messages.ServerLiveRequest(), timeout=60).live
+            assert stub.ServerReady(messages.ServerReadyRequest(), timeout=60).ready
+        answered(made)
+
+
+def _nothing(done: threading.Event) -> Iterator[bytes]:
+    done.wait(120)
+    yield from ()
+
+
+def test_calls_of_which_a_part_is_missing_give_way_to_others(network: Callable[..., NetworkServer]) -> None:
+    made = network()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(_half_sent(made)) for _ in range(20)]
+        answered(made)
+        seen = [client.recv(1 << 16) for client in clients]
+        assert all(seen)
+    made.close()
+    timely = network(patience_s=0.5)
+    with _half_sent(timely) as client:
+        while b"not arrived in time" not in (found := client.recv(1 << 16)):
+            assert found
+
+
+def _half_sent(made: NetworkServer) -> socket.socket:
+    """Open a connection of HTTP/2 by hand, and send a call of which the last byte of its message is missing."""
+    client = socket.create_connection(("127.0.0.1", made.grpc_port), timeout=60)
+    head = {":method": "POST", ":scheme": "http", ":path": "/inference.GRPCInferenceService/ModelInfer", ":authority": "x"}
+    head |= {"te": "trailers", "content-type": "application/grpc"}
+    fields = b"".join(b"\0" + bytes([len(n)]) + n.encode() + bytes([len(v)]) + v.encode() for n, v in head.items())
+    message = struct.pack(">BI", 0, 1000) + bytes(999)
+    client.sendall(
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"") + _frame(1, 4, 1, fields) + _frame(0, 0, 1, message)
+    )
+    return client
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def test_connections_without_a_request_give_way_to_new_ones(network: Callable[..., NetworkServer]) -> None:
+    made = network(connections=8)
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=60)) for _ in range(12)]
+        assert call(made, INFER, GOOD)[0] == 200
+        assert idle[0].recv(1) == b""
+        until(lambda: made.connections <= 8)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x0a\x05types" + b"\x2a\x00" * 100_000,  # inputs
+        b"\x0a\x05types" + b"\x32\x00" * 100_000,  # outputs
+        b"\x0a\x05types" + b"\x3a\x00" * 100_000,  # raw contents
+        b"\x0a\x05types" + b"\x22\x08\x0a\x04abcd\x12\x00" * 10_000,  # parameters
+        b"\x0a\x05types\x2a\x90\xa1\x0f" + b"\x22\x08\x0a\x04abcd\x12\x00" * 25_000,  # parameters of an input
+    ],
+)
+def test_messages_of_many_fields_are_refused_before_they_are_parsed(network: Callable[..., NetworkServer], sent: bytes) -> None:
+    made = network()
+    with grpc.insecure_channel(made.grpc_address) as channel:
+        with pytest.raises(grpc.RpcError, match=r"INVALID_ARGUMENT[^$]*more than 4096 fields"):
+            channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(sent, timeout=60)
+        with pytest.raises(grpc.RpcError, match=r"INVALID_ARGUMENT[^$]*no ModelInferRequest in protobuf"):
+            channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"\xff" * 100_000, timeout=60)

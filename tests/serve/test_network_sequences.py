@@ -76,6 +76,14 @@ def test_a_sequence_that_is_begun_again_begins_anew(served: tuple[NetworkServer,
     assert len(served[1].sequences) == 0
 
 
+def test_a_last_request_that_is_refused_can_be_sent_again(served: tuple[NetworkServer, ServedModel], ask: Any) -> None:
+    ask([3, 1, 4], sequence_id=9, sequence_start=True)
+    with pytest.raises(InferenceServerException, match="had to be answered is over"):
+        ask([1], 3, sequence_id=9, sequence_end=True, timeout=1)
+    np.testing.assert_allclose(ask([1], 3, sequence_id=9, sequence_end=True), ask([3, 1, 4, 1]), atol=0.02)
+    assert len(served[1].sequences) == 0
+
+
 def test_one_that_nobody_goes_on_with_is_closed(served: tuple[NetworkServer, ServedModel]) -> None:
     async def forgotten() -> None:
         sequences = Sequences(served[1].server, idle_s=0.01)
