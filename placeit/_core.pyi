@@ -619,6 +619,20 @@ def earliest_start_placement(tables: Tables, order: numpy.typing.NDArray[numpy.i
     Write the device of each op, int32[V], where it starts earliest behind all that was placed before.
     """
 
+class SplitCost(enum.Enum):
+    """What a split costs."""
+
+    busiest = 0
+    """The seconds of its busiest run."""
+
+    sum = 1
+    """The seconds of all runs in turn."""
+
+def contiguous_split(tables: Tables, order: numpy.typing.NDArray[numpy.int32], borders: numpy.typing.NDArray[numpy.int32], kinds: numpy.typing.NDArray[numpy.int32], cost: SplitCost, place: numpy.typing.NDArray[numpy.int32]) -> float:
+    """
+    Write the device of each op, int32[V], in the best contiguous split of an order over devices of some kinds, int32[D]; return its seconds, inf if there is none.
+    """
+
 def earliest_finish_devices(tables: Tables, place: numpy.typing.NDArray[numpy.int32], ops: numpy.typing.NDArray[numpy.int64], devices: numpy.typing.NDArray[numpy.int32]) -> None:
     """
     Write the device where each op would finish first if moved alone, int32[K].

@@ -1,10 +1,13 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <functional>
+#include <vector>
 
 #include "bindings/arrays.hpp"
 #include "bindings/exclusive.hpp"
 #include "placers/annealing.hpp"
+#include "placers/contiguous.hpp"
 #include "placers/earliest_finish.hpp"
 #include "placers/list_scheduling.hpp"
 
@@ -16,6 +19,8 @@ namespace {
 
 using Ints = Array<const std::int32_t>;
 using Doubles = Array<const double>;
+
+constexpr std::size_t kMostStates = std::size_t{1} << 26;  // of a split's dynamic program, with its borders
 
 std::size_t ops_of(const Tables& tables) {
     return tables.compute.rows();
@@ -79,7 +84,60 @@ void bind_list_scheduling(nb::module_& module) {
         "Write the device of each op, int32[V], where it starts earliest behind all that was placed before.");
 }
 
+/// Checks that every op is in an order once, behind its producers.
+Span<const std::int32_t> topological(const Tables& tables, const Ints& order) {
+    const auto found = order.vector("order", ops_of(tables));
+    check_range("order", found, 0, tables.ops() - 1);
+    std::vector<std::int32_t> position(found.size(), -1);
+    for (std::size_t i = 0; i < found.size(); ++i) position[at(found[i])] = static_cast<std::int32_t>(i);
+    for (const std::int32_t i : position) {
+        if (i < 0) throw nb::value_error("'order' must have every op once.");
+    }
+    for (const Edge& edge : tables.edge) {
+        if (position[edge.tail] > position[edge.head]) throw nb::value_error("'order' must have producers before consumers.");
+    }
+    return found;
+}
+
+std::vector<DeviceClass> device_classes(const Tables& tables, const Ints& kinds, std::size_t borders) {
+    const auto of = kinds.vector("kinds", devices_of(tables));
+    check_range("kinds", of, 0, tables.devices() - 1);
+    std::vector<DeviceClass> classes;
+    for (std::size_t d = 0; d < of.size(); ++d) {
+        if (at(of[d]) >= classes.size()) classes.resize(at(of[d]) + 1);
+        classes[at(of[d])].push_back(static_cast<std::int32_t>(d));
+    }
+    std::size_t states = 1;
+    for (const DeviceClass& one : classes) {
+        if (one.empty()) throw nb::value_error("'kinds' must be numbers from 0 on, without a gap.");
+        states *= one.size() + 1;
+        if (states * borders > kMostStates) throw nb::value_error("'kinds' has too many kinds of devices for so many borders.");
+    }
+    return classes;
+}
+
 void bind_searches(nb::module_& module) {
+    nb::enum_<SplitCost>(module, "SplitCost", "What a split costs.")
+        .value("busiest", SplitCost::busiest, "The seconds of its busiest run.")
+        .value("sum", SplitCost::sum, "The seconds of all runs in turn.");
+    module.def(
+        "contiguous_split",
+        [](const Tables& tables, const Ints& order, const Ints& borders, const Ints& kinds, SplitCost cost,
+           const Array<std::int32_t>& place) {
+            const auto turns = topological(tables, order);
+            const auto between = borders.vector("borders");
+            if (between.size() < 2 || between[0] != 0 || between[between.size() - 1] != tables.ops() ||
+                std::adjacent_find(between.begin(), between.end(), std::greater_equal<>()) != between.end()) {
+                throw nb::value_error("'borders' must ascend from 0 to the number of ops.");
+            }
+            const auto classes = device_classes(tables, kinds, between.size());
+            const auto chosen = place.vector("place", ops_of(tables));
+            const nb::gil_scoped_release released;
+            return contiguous_split(tables, turns, between, classes, cost, chosen);
+        },
+        "tables"_a, "order"_a, "borders"_a, "kinds"_a, "cost"_a, "place"_a,
+        "Write the device of each op, int32[V], in the best contiguous split of an order over devices of some kinds, int32[D]; "
+        "return its seconds, inf if there is none.");
     module.def(
         "earliest_finish_devices",
         [](const Tables& tables, const Ints& place, const Array<const std::int64_t>& ops, const Array<std::int32_t>& devices) {

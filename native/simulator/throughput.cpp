@@ -22,12 +22,13 @@ double busy_seconds(const Tables& tables, Span<const Index> place, Span<double> 
         const Edge& edge = tables.edge[p];
         const Index src = place[edge.tail], target = place[edge.head];
         if (src < 0) continue;
-        if (!tables.cut.empty() && edge.enters && target >= 0 && target != src) busy[at(target)] += tables.cut(p, at(target));
         if (!edge.opens) continue;
         if (edge.following < 0) {  // most tensors: they have one consumer
             if (target < 0 || target == src) continue;
             busy[links + at(src) * devices + at(target)] += tables.link(at(src), at(target)).seconds(edge.size);
-            if (!tables.cut.empty()) busy[at(src)] += tables.cut(p, at(src));
+            if (tables.cut.empty()) continue;
+            busy[at(src)] += tables.cut(p, at(src));
+            busy[at(target)] += tables.cut(p, at(target));
             continue;
         }
         const auto first = static_cast<Index>(p);
@@ -40,6 +41,7 @@ double busy_seconds(const Tables& tables, Span<const Index> place, Span<double> 
             while (before != q && place[tables.edge[at(before)].head] != dst) before = tables.edge[at(before)].following;
             if (before == q) {
                 busy[links + at(src) * devices + at(dst)] += tables.link(at(src), at(dst)).seconds(tables.edge[at(q)].size);
+                if (!tables.cut.empty()) busy[at(dst)] += tables.cut(at(q), at(dst));
             }
         }
         if (leaves && !tables.cut.empty()) busy[at(src)] += tables.cut(p, at(src));

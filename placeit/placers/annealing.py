@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from placeit import _core
 from placeit.core import clock
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, is_over, option
+from placeit.placers.dp import splits
 from placeit.placers.list_scheduling import links_of
 from placeit.placers.local_search import LocalSearch, starts
 from placeit.simulator.simulate import SimulatedCost
@@ -18,12 +20,15 @@ from placeit.simulator.throughput import ThroughputCost
 
 __all__ = ["Annealing"]
 
+_SPLITS = 8  # contiguous splits among the starts
 _SLICE, _SIZE = 5000, 256  # steps between two checks of the deadline, for up to _SIZE ops and edges; fewer for larger graphs
 
 
 @dataclass(frozen=True)
 class Annealing:
-    """Simulated annealing (Kirkpatrick et al. 1983) in the compiled simulator, from the best list schedule or single device.
+    """Simulated annealing (Kirkpatrick et al. 1983) in the compiled simulator, from the best list schedule, split or device.
+
+    Contiguous splits (``dp``) are among the starts if throughput is bounded, or no device can hold all ops.
 
     Half of the moves are of an op on the critical path of the current schedule, which no move of another op alone can shorten
     much. Some moves take an op to the device of one of its neighbours. Half take along most of its neighbours on its device,
@@ -56,7 +61,11 @@ class Annealing:
             InfeasibleError: the weights fit in no way that was found.
         """
         budget = self.evaluations if evaluations is None else evaluations
-        return self._from(starts(problem, links_of(cost), deadline), problem, cost, seed, budget, deadline)
+        begin = starts(problem, links_of(cost), deadline)
+        busiest = isinstance(cost, ThroughputCost)
+        if busiest or not problem.single_devices:  # list schedules are for one request, and know little of full memories
+            begin = np.stack([*begin, *islice(splits(problem, seed, busiest=busiest, deadline=deadline), _SPLITS)])
+        return self._from(begin, problem, cost, seed, budget, deadline)
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None

@@ -27,6 +27,7 @@ _BUILTIN = {
     "cp-sat": "placeit.placers.cp_sat:CpSat",
     "cpop": "placeit.placers.cpop:Cpop",
     "critical-path": "placeit.placers.critical_path:CriticalPath",
+    "dp": "placeit.placers.dp:Dp",
     "enumerative": "placeit.placers.enumerative:Enumerative",
     "exact": "placeit.placers.exact:Exact",
     "fuser": "placeit.placers.fuser:Fuser",

@@ -3,7 +3,9 @@
 At best, many requests in flight keep one resource busy all the time. So no order of work takes less, per request, than the
 seconds that one request keeps the busiest resource busy. The resources are
 
-- each device: ``compute``, and ``cut`` as :mod:`placeit.simulator.simulate` charges it;
+- each device: ``compute``, and ``cut`` once for each tensor that enters the device or leaves it. (For one request,
+  :mod:`placeit.simulator.simulate` charges ``cut`` to each consumer of a device: the segments of a plan are few, and read a
+  tensor once each.);
 - each set of devices of which only one runs at a time (``Problem.conflicts``): their busy seconds, summed;
 - each ordered pair of devices, a ``channel``: ``latency + bytes / bandwidth`` of every tensor that goes that way, once.
 """

@@ -28,6 +28,10 @@ class TestCriticalPath(PlacerConformance):
     placer = "critical-path"
 
 
+class TestDp(PlacerConformance):
+    placer = "dp"
+
+
 class TestEnumerative(PlacerConformance):
     placer = "enumerative"
 

@@ -20,8 +20,15 @@ def some_placements(problem, seed, count=4):
 def slow_bound(problem, place):
     """The busiest device, pair of devices that conflict, larger set of such, or link."""
     place = place.tolist()
-    seconds, moves = slow.durations(problem, place)
-    device = [sum(s for s, at in zip(seconds, place, strict=True) if at == d) for d in range(problem.devices)]
+    _, moves = slow.durations(problem, place)
+    device = [sum(problem.compute[v, d] for v, at in enumerate(place) if at == d) for d in range(problem.devices)]
+    crossed = {}  # the cost of each tensor on each device that it enters or leaves
+    for e, (u, v) in enumerate(problem.edges.tolist()):
+        if place[u] != place[v]:
+            for at in (place[u], place[v]):
+                crossed.setdefault((problem.edge_tensor[e], at), problem.cut[e, at])
+    for (_, at), taken in crossed.items():
+        device[at] += taken
     link = {}
     for (tensor, dst), taken in moves.items():
         src = place[problem.edges[problem.edge_tensor == tensor][0, 0]]
