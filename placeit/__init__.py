@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from placeit.placers.registry import placer_names
     from placeit.planning.coarsen import Grouping, coarsen
     from placeit.profiler.cache import Cache
-    from placeit.serving.pipeline import Pipeline, Stage
     from placeit.serving.sequences import Sequence
     from placeit.serving.server import Server
     from placeit.session import Session, optimize
@@ -54,7 +53,6 @@ __all__ = [
     "OpGraph",
     "Optimized",
     "OutputDifference",
-    "Pipeline",
     "PlacedStages",
     "PlaceitError",
     "Placement",
@@ -64,7 +62,6 @@ __all__ = [
     "Sequence",
     "Server",
     "Session",
-    "Stage",
     "Traffic",
     "Unplanned",
     "coarsen",
@@ -100,7 +97,6 @@ _NAMES = {
     "placeit.planning.coarsen": "Grouping coarsen",
     "placeit.profiler.cache": "Cache",
     "placeit.measuring.check": "OutputDifference",
-    "placeit.serving.pipeline": "Pipeline Stage",
     "placeit.measuring.run_report": "RunReport",
     "placeit.serving.sequences": "Sequence",
     "placeit.serving.server": "Server",
