@@ -145,9 +145,9 @@ def _tell(name: str, rate: float, load: _Load, found: Refinement, seconds: float
         report.row(
             trial=trial,
             before_p95_ms=said.before[0] * 1e3 if said.before else None,
-            meanwhile_p95_ms=said.meanwhile[0] * 1e3 if said.meanwhile else None,
+            others_p95_ms=said.others[0] * 1e3 if said.others else None,
             before_p99_ms=said.before[1] * 1e3 if said.before else None,
-            meanwhile_p99_ms=said.meanwhile[1] * 1e3 if said.meanwhile else None,
+            others_p99_ms=said.others[1] * 1e3 if said.others else None,
             ratio=said.ratio.ratio if said.ratio else None,
             low=said.ratio.ci_low if said.ratio else None,
             high=said.ratio.ci_high if said.ratio else None,
