@@ -27,7 +27,7 @@ from placeit.devices.openvino import openvino_core
 from placeit.measuring.check import OutputDifference
 from placeit.measuring.measure import faster, timed
 from placeit.serving.answers import Answer
-from placeit.serving.sequences import Sequence
+from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.workbench.options import Inputs

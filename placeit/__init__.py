@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from placeit.placers.registry import placer_names
     from placeit.planning.coarsen import Grouping, coarsen
     from placeit.profiler.cache import Cache
-    from placeit.serving.sequences import Sequence
+    from placeit.serving.sequence import Sequence
     from placeit.serving.server import Server
     from placeit.session import Session, optimize
     from placeit.simulator.simulate import schedule, simulate
@@ -98,7 +98,7 @@ _NAMES = {
     "placeit.profiler.cache": "Cache",
     "placeit.measuring.check": "OutputDifference",
     "placeit.measuring.run_report": "RunReport",
-    "placeit.serving.sequences": "Sequence",
+    "placeit.serving.sequence": "Sequence",
     "placeit.serving.server": "Server",
     "placeit.session": "Session optimize",
     "placeit.simulator.scheduler": "Rules",

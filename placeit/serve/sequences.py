@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from placeit.core.errors import PlaceitError
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
-from placeit.serving.sequences import Sequence
+from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
 
 __all__ = ["IDLE_S", "Asked", "Sequences"]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from placeit.core.errors import DeadlineError, ExecutionError
-from placeit.runtime import executor, feed, plan_executor
+from placeit.runtime import executor, feed, plan_executor, run_ends, serving_loop
 from placeit.runtime.accelerators import executor as stream_executor
-from placeit.serving import answers, history, replica, waiting
+from placeit.serving import admitting, answering, answers, history, queueing, replacing, replica, replica_thread, turns, waiting
 from placeit.serving import server as serving
 from placeit.serving.server import Answer, Server
 from tests.injected import Failures
@@ -20,7 +20,8 @@ from tests.runtime.test_faults import Bench, bench, expected, inputs_of, models 
 pytestmark = pytest.mark.timeout(900, method="thread")  # of work that takes seconds, on a busy machine
 
 LOOP: tuple[ModuleType, ...] = (
-    serving, replica, waiting, answers, feed, history, plan_executor, executor, stream_executor
+    serving, replacing, admitting, queueing, answering, turns, replica_thread, replica, waiting, answers, feed, history,
+    plan_executor, run_ends, serving_loop, executor, stream_executor,
 )  # fmt: skip
 SERVING = ("placeit serving",)  # names of threads
 BAD = 1000  # an index that kernels refuse
