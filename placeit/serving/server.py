@@ -155,8 +155,6 @@ class Server(Replacing, Watched):
             now = perf_counter()
             self._expire(now)
             outcomes, latency_s, busy = history.outcomes.copy(), history.latency_s, history.busy.copy()
-            outcomes["expired"] += self._waiting.expired
-            outcomes["cancelled"] += self._waiting.cancelled
             waiting, replicas = self.waiting, self._replicas
             sequences, state_bytes = len(self.sequences), self.sequences.bytes
             flying = len(self.queued.flying()) + sum(len(replica.flying) for replica in replicas)

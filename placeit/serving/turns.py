@@ -34,7 +34,7 @@ class Turns:
         self.busy = self._history.busy
         self._lock = threading.Lock()
         self.queued = _core.RequestQueue()
-        self._waiting = Waiting(self.queued.make_room)
+        self._waiting = Waiting(self.queued.make_room, self._history.outcomes)
         self._closed = self._over = False
         self._reason: PlaceitError | None = None  # why nothing can run any more; None while requests can run
         self.sequences = Sequences(self._lock, self._waiting, self._for_sequences, self._wake_replicas, state_memory)
