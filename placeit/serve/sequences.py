@@ -14,7 +14,7 @@ from placeit.serving.server import Server
 __all__ = ["IDLE_S", "Asked", "Sequences"]
 
 IDLE_S = 60.0
-_MOST = 1024  # open sequences of one model; each has separate buffers
+_MOST_OPEN = 1024  # open sequences of one model; each has separate buffers
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Sequences:
                 "none begins it: begin one with 'sequence_start'.",
             )
         if found is None:
-            if len(self._open) >= _MOST:
-                raise RefusedError(Status.FULL, f"{_MOST} sequences are open: end some with 'sequence_end'.")
+            if len(self._open) >= _MOST_OPEN:
+                raise RefusedError(Status.FULL, f"{_MOST_OPEN} sequences are open: end some with 'sequence_end'.")
             try:
                 found = await asyncio.to_thread(self._server.sequence)
             except PlaceitError as error:
