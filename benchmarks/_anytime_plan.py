@@ -9,7 +9,7 @@ from benchmarks._anytime_journal import Answer
 __all__ = ["answered", "ended", "in_time", "problems_at", "too_slow"]
 
 _LATE, _LATE_S = 1.25, {"seconds": 0.1, "measured": 1.0}  # an answer is in time up to this factor on its budget, plus seconds
-_MOST_S = 20.0  # a run with a number of evaluations is left out if it is expected to take longer, in seconds
+_LONGEST_RUN_S = 20.0  # a run with a number of evaluations is left out if it is expected to take longer, in seconds
 _EARLY = 0.9  # share of its seconds; a run that ends before it has ended by itself
 
 
@@ -54,7 +54,7 @@ def too_slow(answer: Answer, unit: str, before: float, budget: float) -> bool:
     """Whether a run that took this long with the budget before would give no answer that counts for a larger one."""
     if unit != "evaluations":
         return not in_time(answer, unit, budget)
-    return answer.took_s * budget / before > _MOST_S
+    return answer.took_s * budget / before > _LONGEST_RUN_S
 
 
 def answered(runs: Mapping[float, Answer], unit: str, budgets: Sequence[float]) -> dict[float, Answer | None]:

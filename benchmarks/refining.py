@@ -37,7 +37,7 @@ from placeit.simulator.load import poisson_arrivals
 _SLOWDOWN, _LOAD, _INPUTS = 2.0, 0.5, 3
 _SECONDS, _QUICK = 1200.0, 60.0  # time limits in seconds, in full and quick
 _MORE = 200  # requests after the last trial
-_MOST = 1_000_000  # maximum number of requests
+_MOST_REQUESTS = 1_000_000  # maximum number of requests
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def run(args: Args, report: Report) -> None:
         rate = _LOAD / float(np.median(alone[1:]))
         with session.serve(placement, refine=True) as server:
             load = _Load(server, batches, expected, session.tolerance)
-            load.offer(poisson_arrivals(rate, _MOST, seed=args.seed), _QUICK if args.quick else _SECONDS)
+            load.offer(poisson_arrivals(rate, _MOST_REQUESTS, seed=args.seed), _QUICK if args.quick else _SECONDS)
             found, seconds = load.refinement, time.perf_counter() - load.start
     _tell(name, rate, load, found, seconds, report)
 
@@ -145,9 +145,9 @@ def _tell(name: str, rate: float, load: _Load, found: Refinement, seconds: float
         report.row(
             trial=trial,
             before_p95_ms=said.before[0] * 1e3 if said.before else None,
-            meanwhile_p95_ms=said.meanwhile[0] * 1e3 if said.meanwhile else None,
+            others_p95_ms=said.others[0] * 1e3 if said.others else None,
             before_p99_ms=said.before[1] * 1e3 if said.before else None,
-            meanwhile_p99_ms=said.meanwhile[1] * 1e3 if said.meanwhile else None,
+            others_p99_ms=said.others[1] * 1e3 if said.others else None,
             ratio=said.ratio.ratio if said.ratio else None,
             low=said.ratio.ci_low if said.ratio else None,
             high=said.ratio.ci_high if said.ratio else None,

@@ -23,7 +23,7 @@ from placeit.devices import discover
 from placeit.session import Session
 
 _PLACEMENTS, _QUICK, _EVERY, _RUNS = 300, 60, 30, 2
-_MOST = Use(2e9, 10)
+_GROWTH = Use(2e9, 10)  # most bytes and threads that a session may take more than at the start
 
 
 @dataclass
@@ -73,8 +73,8 @@ def run(args: Args, report: Report) -> None:
     give_back_freed_memory()
     row("session closed", number, time.perf_counter() - begin)
     left = growth.now()
-    report.claim(f"{name}: most memory over the start", growth.most.bytes / 1e9, "GB", at_most=_MOST.bytes / 1e9)
-    report.claim(f"{name}: most threads over the start", growth.most.threads, "", at_most=_MOST.threads)
+    report.claim(f"{name}: most memory over the start", growth.most.bytes / 1e9, "GB", at_most=_GROWTH.bytes / 1e9)
+    report.claim(f"{name}: most threads over the start", growth.most.threads, "", at_most=_GROWTH.threads)
     report.claim(f"{name}: memory left after the session", left.bytes / 1e9, "GB")
     report.claim(f"{name}: threads left after the session", left.threads, "")
 

@@ -14,7 +14,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -144,16 +144,17 @@ def read(devices: Sequence[str], rate: float, count: int) -> None:
             print(f"{name} on {', '.join(where)}")
         print(f"by that, {placed.capacity:.2f} pictures per second at most: {placed.bottleneck.name} is busy all the time then")
         ended: SimpleQueue[tuple[float, int]] = SimpleQueue()
-        with placed.open() as reader:
+        with placed.open() as servers, ThreadPoolExecutor(16) as pool:
             begin, futures = time.perf_counter(), list[Future[list[str]]]()
             for number, lines in enumerate(pages):
                 time.sleep(max(0.0, begin + number / rate - time.perf_counter()))
-                futures.append(reader.submit(draw_page(lines)))
+                futures.append(pool.submit(placed.run, servers, draw_page(lines)))
                 futures[-1].add_done_callback(lambda _, number=number: ended.put((time.perf_counter(), number)))
-            right = sum(future.result() == lines for future, lines in zip(futures, pages, strict=True))
+            read = [future.result() for future in futures]
         ends = [ended.get() for _ in pages]  # a callback may run after result() has returned
-    print(f"{reader.entered} pictures in, {reader.left} out, {right} read as they were written")
-    print(", ".join(f"{count} requests to the {name}" for name, count in reader.requests.items()))
+    right = sum(found == lines for found, lines in zip(read, pages, strict=True))
+    print(f"{len(pages)} pictures in, {len(read)} out, {right} read as they were written")
+    print(", ".join(f"{server.stats().outcomes['succeeded']} requests to the {name}" for name, server in servers.items()))
     p50, p95 = np.percentile([at - begin - number / rate for at, number in ends], (50, 95)) * 1e3
     seconds = max(at for at, _ in ends) - begin
     print(f"{len(pages) / seconds:.2f} pictures per second; latency p50 {p50:.0f} ms, p95 {p95:.0f} ms from arrival")

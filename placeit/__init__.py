@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from placeit.placers.registry import placer_names
     from placeit.planning.coarsen import Grouping, coarsen
     from placeit.profiler.cache import Cache
-    from placeit.serving.pipeline import Pipeline, Stage
-    from placeit.serving.sequences import Sequence
+    from placeit.serving.sequence import Sequence
     from placeit.serving.server import Server
     from placeit.session import Session, optimize
     from placeit.simulator.simulate import schedule, simulate
@@ -54,7 +53,6 @@ __all__ = [
     "OpGraph",
     "Optimized",
     "OutputDifference",
-    "Pipeline",
     "PlacedStages",
     "PlaceitError",
     "Placement",
@@ -64,7 +62,6 @@ __all__ = [
     "Sequence",
     "Server",
     "Session",
-    "Stage",
     "Traffic",
     "Unplanned",
     "coarsen",
@@ -100,9 +97,8 @@ _NAMES = {
     "placeit.planning.coarsen": "Grouping coarsen",
     "placeit.profiler.cache": "Cache",
     "placeit.measuring.check": "OutputDifference",
-    "placeit.serving.pipeline": "Pipeline Stage",
     "placeit.measuring.run_report": "RunReport",
-    "placeit.serving.sequences": "Sequence",
+    "placeit.serving.sequence": "Sequence",
     "placeit.serving.server": "Server",
     "placeit.session": "Session optimize",
     "placeit.simulator.scheduler": "Rules",

@@ -152,8 +152,8 @@ def test_a_candidate_that_holds_up_others_is_dropped_and_tried_three_times_at_mo
         first = refinement(server)
         assert (first.tried, first.switches) == (1, 0)
         assert first.before is not None
-        assert first.meanwhile is not None
-        assert first.meanwhile[0] > 1.1 * first.before[0]
+        assert first.others is not None
+        assert first.others[0] > 1.1 * first.before[0]
         assert first.ratio is None  # it was over before that was known
         serve_many(server, session, "no other placement")
         last = refinement(server)
@@ -292,7 +292,7 @@ def test_runs_that_check_a_candidate_are_explored_and_who_waits_for_them_does_so
             assert (first.checks, first.explored) == (2, 0)
             assert first.requests >= 100
             assert first.share == pytest.approx(2 / (first.requests + 2))
-            while refinement(server).meanwhile is None:
+            while refinement(server).others is None:
                 server.submit(inputs).result(PATIENCE_S)
         finally:
             go_on.set()
@@ -367,8 +367,8 @@ def test_a_trial_ends_when_others_take_longer_than_before(session: Session) -> N
         count += not trial.over
     assert trial.too_slow
     assert not trial.adopt
-    assert trial.meanwhile is not None
-    assert trial.meanwhile[0] > 3
+    assert trial.others is not None
+    assert trial.others[0] > 3
     assert count < 120
 
 

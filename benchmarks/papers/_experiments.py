@@ -78,7 +78,7 @@ class Experiments:
             results.mkdir(parents=True, exist_ok=True)
         figures = Figures(results)
         if figures.missing:
-            report.note("matplotlib is not installed, so figures are left out; install it with: pip install 'placeit[plot]'")
+            report.note("matplotlib is not installed, so figures are left out; install it with: pip install matplotlib")
         return figures, tell(lab, self.parts, parts, report, *([figures] if self.figures else []))
 
     def main(self, description: str | None, arguments: Sequence[str] | None = None) -> int:

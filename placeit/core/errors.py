@@ -74,7 +74,7 @@ class QueueFullError(ExecutionError):
 
 
 class DeadlineError(ExecutionError):
-    """A request had not begun by its deadline, or an item of a pipeline had not ended by its deadline."""
+    """A request had not begun by its deadline."""
 
 
 class SequenceError(ExecutionError):

@@ -34,7 +34,7 @@ __all__ = [
 
 _PROBE = 4096
 _CHUNK = 1 << 20
-_MOST_LINKS = 40
+_MOST_LINKS = 40  # symbolic links that a path may lead through, as in Linux
 _LONGEST_SUFFIX = 16
 _LARGEST_TEXT = 1 << 29
 

@@ -1,4 +1,4 @@
-"""Base classes of objects with views: results as tables, figures and pages, and servers while they serve.
+"""Base classes of objects with views: results as tables and pages, and servers while they serve.
 
 The code that draws them is in a higher layer, :mod:`placeit.report.views`. It is found by name when it is needed, as commands
 and placers are, so that no result imports it.
@@ -36,10 +36,7 @@ class Shown:
 
 
 class Drawn(Shown):
-    """A result that can be drawn. Views that need a run of the placement run it, once, and keep its recording.
-
-    Figures are matplotlib figures without a window: ``savefig`` writes them as PNG, SVG or PDF.
-    """
+    """A result that can be drawn. If that needs a run of the placement, it is run once, and its recording is kept."""
 
     def report(self, path: str | Path) -> None:
         """Write the result as a page for browsers: one HTML file that loads nothing.
@@ -49,46 +46,6 @@ class Drawn(Shown):
             FileError: the file cannot be written.
         """
         _view("page")(self, path)
-
-    def plot_timeline(self) -> Any:
-        """Return a figure of the run, the run on the best single device and the simulated run, on one time axis.
-
-        Raises:
-            UsageError: matplotlib is not installed, or nothing ran.
-        """
-        return _view("timeline")(self)
-
-    def plot_utilization(self) -> Any:
-        """Return a figure of the share of the time that each device spent in each state.
-
-        Raises:
-            UsageError: matplotlib is not installed, or nothing ran.
-        """
-        return _view("utilization")(self)
-
-    def plot_candidates(self) -> Any:
-        """Return a figure of each candidate's simulated and measured times, with 95 % intervals.
-
-        Raises:
-            UsageError: matplotlib is not installed, or nothing was searched for.
-        """
-        return _view("candidates")(self)
-
-    def plot_pareto(self) -> Any:
-        """Return a figure of the Pareto front of latency and energy, from a search for that front.
-
-        Raises:
-            UsageError: matplotlib is not installed, or no front was searched for.
-        """
-        return _view("pareto")(self)
-
-    def plot_graph(self) -> Any:
-        """Return a figure of the task graph by layers, each op in the colour and shape of its device.
-
-        Raises:
-            UsageError: matplotlib is not installed.
-        """
-        return _view("graph")(self)
 
 
 class Closable(Protocol):

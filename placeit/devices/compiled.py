@@ -29,7 +29,7 @@ VARIABLE = "PLACEIT_MODEL_CACHE"
 """Environment variable: ``0`` for no cache; ``1`` for a cache that CPUs use as well, or the path of its folder. Without the
 variable, only devices that compile slowly have a cache."""
 
-_MOST_BYTES = 2e9
+_MOST_BYTES = 2e9  # of all compiled models that are kept, by default
 _FAILURES = (RuntimeError, OSError)
 _NAMES = "[0-9a-f]" * 16
 _DRIVERS = re.compile(r"/lib(OpenCL|igdrcl|intelocl|ze_\w+)\.")

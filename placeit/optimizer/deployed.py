@@ -31,7 +31,7 @@ __all__ = ["Deployed", "ReferenceRun", "fewest_requests", "is_pipeline", "run_le
 
 _T = TypeVar("_T")
 
-_FEWEST, _MOST = 4, 10_000  # least and most requests of a run with several in flight
+_FEWEST, _MOST_REQUESTS = 4, 10_000  # least and most requests of a run with several in flight
 _FULL, _FEWEST_FULL, _MOST_FULL = 5, 8, 24  # requests of a pipeline's run: per request in a full pipeline; least and most
 _TURNS = 2  # requests of a run per request in flight, for plans that are not pipelines
 _ONE = 1.01  # a plan that holds more requests than this is a pipeline
@@ -43,7 +43,7 @@ _LOOK_S, _QUIET, _MOST_REST_S = 0.004, 0.25, 2.0  # seconds between looks; share
 def run_lengths(plans: Sequence[Plan]) -> list[int]:
     """Return how many requests each replica serves in a measured run, so that all are busy for about the same time."""
     fewest, seconds = [fewest_requests(plan) for plan in plans], [Throughput().of_plan(plan) for plan in plans]
-    return _as_long(fewest, seconds, [_MOST] * len(plans))
+    return _as_long(fewest, seconds, [_MOST_REQUESTS] * len(plans))
 
 
 def fewest_requests(plan: Plan) -> int:
@@ -96,10 +96,10 @@ class Deployed:
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self.executors = [stack.enter_context(contextlib.closing(each())) for each in open_each]
-            self._most = [float(_MOST)] * len(self._fewest)
+            self._most = [float(_MOST_REQUESTS)] * len(self._fewest)
             for i, executor in enumerate(self.executors[: len(self._fewest)]):
                 if i in self._pipelines:
-                    self._most[i] = min(_MOST, executor.most_overlapping)
+                    self._most[i] = min(_MOST_REQUESTS, executor.most_overlapping)
                     self._lengths[i] = int(min(self._most[i], self._lengths[i]))
                 else:
                     self._fewest[i] = max(self._fewest[i], _TURNS * executor.in_flight)

@@ -24,7 +24,6 @@ from placeit.core.problem import Problem
 from placeit.measuring.measure import Race
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
-from placeit.serving.pipeline import Pipeline, Stage
 from placeit.serving.server import QUEUE, Answer, Outputs, Server
 from placeit.simulator.throughput import Bottleneck, ThroughputCost, bottleneck
 from placeit.workbench import Workbench
@@ -36,19 +35,24 @@ _WORTH = 0.98  # share of the seconds per item that a stage on several devices m
 
 @dataclass(frozen=True, eq=False)
 class ModelStage:
-    """A stage of a pipeline that is to be placed.
+    """A model among several in a row: it splits an item into requests, and joins their outputs to the item for the next model.
 
     Attributes:
         name: name of the stage.
         session: session of its model, on the devices that it may run on.
-        split: see :class:`placeit.Stage`.
-        join: see :class:`placeit.Stage`.
+        split: returns the inputs of each request for an item; there may be no request at all.
+        join: returns the item for the next stage, given an item and the outputs of its requests, in the order of ``split``.
     """
 
     name: str
     session: Workbench
     split: Callable[[Any], Sequence[Arrays]]
     join: Callable[[Any, Sequence[Outputs]], Any]
+
+    def run(self, server: Server, item: Any) -> Any:
+        """Run the requests of an item on a server of the stage's model, wait for them, and return the next stage's item."""
+        answers = [server.submit(inputs) for inputs in self.split(item)]
+        return self.join(item, [answer.result() for answer in answers])
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,23 +95,28 @@ class PlacedStages:
         return {stage.name: _whole(stage.session, self.where[stage.name]) for stage in self.stages}
 
     @contextlib.contextmanager
-    def open(self, *, window: int = 16, queue: int = QUEUE) -> Iterator[Pipeline]:
-        """Open a server for each stage, and the pipeline through them; all are closed in the end.
+    def open(self, *, queue: int = QUEUE) -> Iterator[dict[str, Server]]:
+        """Open a server for each stage, by the stage's name; all are closed when the context ends.
 
         Args:
-            window: most items in flight.
             queue: most requests that wait at each server.
         """
+        placements = self.placements
         with contextlib.ExitStack() as stack:
-            servers = [
-                stack.enter_context(stage.session.serve(self.placements[stage.name], queue=queue)) for stage in self.stages
-            ]
-            stages = [Stage(one.name, server, one.split, one.join) for one, server in zip(self.stages, servers, strict=True)]
-            yield stack.enter_context(Pipeline(stages, window=window))
+            yield {one.name: stack.enter_context(one.session.serve(placements[one.name], queue=queue)) for one in self.stages}
+
+    def run(self, servers: Mapping[str, Server], item: Any) -> Any:
+        """Take an item through all stages, on the servers of :meth:`open`, and return the item after the last one.
+
+        Any number of threads may do so at once: ``ThreadPoolExecutor(16).map`` has 16 items in flight, and keeps their order.
+        """
+        for stage in self.stages:
+            item = stage.run(servers[stage.name], item)
+        return item
 
 
 def place_stages(stages: Sequence[ModelStage], items: Sequence[Any], *, rounds: int = 6, seed: int = 0) -> PlacedStages:
-    """Find the devices on which a pipeline of stages serves the most items per second.
+    """Find the devices on which models in a row serve the most items per second.
 
     The requests of some items are run on each device, one at a time, in rounds. The best placement by these times is chosen (by
     simulated annealing, if there are too many for an exact search). A stage is on one device unless several devices serve at

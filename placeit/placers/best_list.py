@@ -31,7 +31,7 @@ from placeit.simulator.scheduler import LinkModel
 __all__ = ["BestList"]
 
 _SHARES = (0.0, 1.0, 0.5)
-_MOST, _SPREAD = 1.2, 0.2  # for random mixtures: largest share, standard deviation of the logarithm of a rank
+_LARGEST_SHARE, _SPREAD = 1.2, 0.2  # for random mixtures: largest share, standard deviation of the logarithm of a rank
 
 
 @dataclass(frozen=True)
@@ -82,4 +82,4 @@ def _plans(problem: Problem, links: LinkModel, rng: np.random.Generator) -> Iter
         yield placer.plan(problem)
     while True:
         rank = rng.dirichlet(np.ones(len(ranks))) @ ranks * rng.lognormal(0.0, _SPREAD, len(problem))
-        yield shortest_schedule(problem, priority_order(problem, rank), rng.uniform(0, _MOST) * onward, links=links)
+        yield shortest_schedule(problem, priority_order(problem, rank), rng.uniform(0, _LARGEST_SHARE) * onward, links=links)

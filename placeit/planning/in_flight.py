@@ -10,8 +10,8 @@ from placeit.simulator.simulate import schedule
 
 __all__ = ["held", "in_flight", "in_service"]
 
-_MOST = 16
-_AS_MANY = 1.01  # most seconds per request, as a multiple of the seconds with _MOST in flight
+_MOST_REQUESTS = 16  # in flight in an executor, by default
+_AS_MANY = 1.01  # most seconds per request, as a multiple of the seconds with _MOST_REQUESTS in flight
 _SIMULATED = 64  # requests per simulated run
 
 
@@ -27,9 +27,9 @@ def in_flight(plan: Plan) -> int:
     One more than :func:`held` may not be enough where segments alternate between devices: a request waits for a device that
     works for another request, and then both want the same device.
     """
-    least = min(_MOST, math.ceil(held(plan) - 1e-9) + 1)
-    enough = _AS_MANY * _seconds(plan, _MOST)
-    return next((requests for requests in range(least, _MOST) if _seconds(plan, requests) <= enough), _MOST)
+    least = min(_MOST_REQUESTS, math.ceil(held(plan) - 1e-9) + 1)
+    enough = _AS_MANY * _seconds(plan, _MOST_REQUESTS)
+    return next((requests for requests in range(least, _MOST_REQUESTS) if _seconds(plan, requests) <= enough), _MOST_REQUESTS)
 
 
 def in_service(plan: Plan) -> int:

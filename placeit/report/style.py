@@ -23,36 +23,32 @@ class Look:
     Attributes:
         color: colour of its area.
         pattern: pattern of its area, by Bokeh's name; empty for none.
-        hatch: pattern of its area, by matplotlib's name.
         marker: marker of its ops, by Bokeh's name.
-        mark: marker of its ops, by matplotlib's name.
     """
 
     color: str
     pattern: str = ""
-    hatch: str = ""
     marker: str = "circle"
-    mark: str = "o"
 
 
 _DEVICES = (
-    Look("#0f7fc4", "", "", "circle", "o"),
-    Look("#e69f00", "/", "//", "square", "s"),
-    Look("#009e73", ".", "..", "triangle", "^"),
-    Look("#cc79a7", "\\", "\\\\", "diamond", "D"),
-    Look("#56b4e9", "x", "xx", "inverted_triangle", "v"),
-    Look("#b8a900", "|", "||", "hex", "h"),
-    Look("#a05195", "-", "--", "star", "*"),
-    Look(GREY, "+", "++", "plus", "P"),
+    Look("#0f7fc4", "", "circle"),
+    Look("#e69f00", "/", "square"),
+    Look("#009e73", ".", "triangle"),
+    Look("#cc79a7", "\\", "diamond"),
+    Look("#56b4e9", "x", "inverted_triangle"),
+    Look("#b8a900", "|", "hex"),
+    Look("#a05195", "-", "star"),
+    Look(GREY, "+", "plus"),
 )
 
 STATES = {
     "executing": Look("#0f7fc4"),
-    "sending": Look("#e69f00", "/", "//"),
-    "waiting for data": Look("#cc79a7", "\\", "\\\\"),
-    "waiting for a conflicting device": Look("#d55e00", "x", "xx"),
-    "waiting for the scheduler": Look("#b8a900", ".", ".."),
-    "idle": Look("#b3b3b3", "-", "--"),
+    "sending": Look("#e69f00", "/"),
+    "waiting for data": Look("#cc79a7", "\\"),
+    "waiting for a conflicting device": Look("#d55e00", "x"),
+    "waiting for the scheduler": Look("#b8a900", "."),
+    "idle": Look("#b3b3b3", "-"),
 }
 
 
@@ -62,7 +58,7 @@ def looks(devices: Iterable[str]) -> dict[str, Look]:
     for i, name in enumerate(devices):
         round_, at = divmod(i, len(_DEVICES))
         area, mark = _DEVICES[at], _DEVICES[(at + round_) % len(_DEVICES)]
-        found[name] = Look(area.color, mark.pattern, mark.hatch, mark.marker, mark.mark)
+        found[name] = Look(area.color, mark.pattern, mark.marker)
     return found
 
 

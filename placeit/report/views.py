@@ -1,4 +1,4 @@
-"""Show results as a page, as figures and as tables, for :mod:`placeit.core.views`."""
+"""Show results as pages and tables, for :mod:`placeit.core.views`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from placeit.optimizer.compare import Comparison
 from placeit.optimizer.result import Optimized
 from placeit.profiler.profile_report import ProfileReport
 from placeit.profiler.recording import Recording
-from placeit.report import as_json, figures
+from placeit.report import as_json
 from placeit.report.page import check_page, write_page
 from placeit.report.shown import decision, name_of, op_rows
 from placeit.report.text import NOTHING, percent, seconds, signed_seconds
 
-__all__ = ["candidates", "frame", "graph", "html", "page", "pareto", "recording", "timeline", "utilization"]
+__all__ = ["frame", "html", "page", "recording"]
 
 _ROWS = 12  # most rows of a table in a notebook
 
@@ -37,31 +37,6 @@ def page(found: Recording | Optimized, path: str | Path) -> None:
     """Write a result as a page."""
     check_page()  # before anything runs
     write_page(path, recording(found))
-
-
-def timeline(found: Recording | Optimized) -> Any:
-    """Return a figure of what ran when."""
-    return figures.timeline_figure(recording(found))
-
-
-def utilization(found: Recording | Optimized) -> Any:
-    """Return a figure of the states of devices."""
-    return figures.utilization_figure(recording(found))
-
-
-def graph(found: Recording | Optimized) -> Any:
-    """Return a figure of the task graph."""
-    return figures.graph_figure(recording(found))
-
-
-def candidates(found: Recording | Optimized) -> Any:
-    """Return a figure of the candidates of a search."""
-    return figures.candidates_figure(found.search if isinstance(found, Recording) else as_json.search(found))
-
-
-def pareto(found: Recording | Optimized) -> Any:
-    """Return a figure of the front of latency and energy of a search."""
-    return figures.pareto_figure(found.search if isinstance(found, Recording) else as_json.search(found))
 
 
 @functools.singledispatch

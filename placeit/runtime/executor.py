@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import math
 import os
 import time
@@ -17,74 +16,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit import _core
-from placeit.core.errors import ExecutionError, PlaceitError, UsageError
+from placeit.core.errors import ExecutionError, PlaceitError
 from placeit.core.narrowing import narrowed
-from placeit.core.threads import Worker
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
+from placeit.runtime.calls import failure_of, segment_failure
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.device_stats import DeviceStats
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, KeepsState, Program, RunsInC, Transport
-from placeit.runtime.feed import Bell
+from placeit.runtime.devices.base import BufferSpec, Program
+from placeit.runtime.engine_run import EngineRun, Over
+from placeit.runtime.feed import Bell, Slots
 from placeit.runtime.lending import COPIED, Entrance, Exit
-from placeit.runtime.plan_executor import PlanExecutor, failure_of
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
-from placeit.runtime.slots import Slot
+from placeit.runtime.slots import Slot, check_keeping, continuing
 from placeit.runtime.spans import Labels, Moved, Ran, Timed, blended
-from placeit.simulator.scheduler import Scheduler, Start, Transfer
+from placeit.runtime.step_names import StepNames
+from placeit.runtime.wiring import Wiring
+from placeit.simulator.scheduler import Scheduler, Transfer
 
 __all__ = ["Executor"]
 
 _EXIT_PATIENCE_S = 2.0  # for segments that run when the interpreter exits
-
-
-class _Over:
-    """The end of a run, with the interface of :class:`placeit.core.threads.Gate`."""
-
-    def __init__(self, engine: _core.Executor) -> None:
-        self._engine = engine
-
-    @property
-    def is_open(self) -> bool:
-        return self._engine.over
-
-    def wait(self, timeout: float = -1) -> bool:
-        return self._engine.watch(perf_counter() + timeout if timeout >= 0 else math.inf)
-
-
-class _EngineRun(ActiveRun):
-    """The current run of an engine, or its last one."""
-
-    over: Any
-
-    def __init__(self, engine: _core.Executor, bell: Bell | None = None) -> None:
-        super().__init__(bell)
-        self._engine, self.over = engine, _Over(engine)
-        self.begun = True
-
-    @property
-    def begin(self) -> float:
-        return self._engine.begun_at
-
-    @begin.setter
-    def begin(self, _: float) -> None:
-        pass
-
-    @property
-    def end(self) -> float:
-        return self._engine.ended_at
-
-    @end.setter
-    def end(self, _: float) -> None:
-        pass
-
-    @property
-    def stopped(self) -> bool:
-        return self._engine.stopped
-
-    def stop(self) -> None:
-        self._engine.stop()
 
 
 class Executor(PlanExecutor):
@@ -110,90 +64,24 @@ class Executor(PlanExecutor):
     ) -> None:
         super().__init__(plan, in_flight, book.inputs)
         self.book, self.pool, self._has_state = book, pool, bool(book.model.stateful)
-        # kept here: a device that is lost and opened anew is another object
-        self._devices, self._transports = pool.devices, pool.transports
         compiled = iter(programs)
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
         self._scheduler = Scheduler(plan.problem, plan.placement, in_flight=in_flight)
         self._segments, self._nodes = len(plan.segments), len(plan.segments) + len(plan.problem.edges)
         self._numbers, self._free = in_flight, list[int]()  # count of slots with room, and free numbers
         self._uses = {pool.cluster.names[segment.device] for segment in plan.segments}
-        self._needs_python = False
-        self._open_lanes(in_flight)
+        self._wiring = Wiring(pool, plan, self._scheduler, in_flight)
+        self._engine, self._workers, self._devices = self._wiring.engine, self._wiring.workers, self._wiring.devices
+        self._step_names = StepNames(book, plan, pool.cluster.names)
         self._slots = {number: self._slot(number) for number in range(in_flight)}  # later also of sequences
         for slot in self._slots.values():
-            self._connect(slot)
-        self._run = self._single = _EngineRun(self._engine)  # of all calls of times(), one after the other
+            self._wiring.connect(slot)
+        self._run = self._single = EngineRun(self._engine)  # of all calls of times(), one after the other
         self._blended: tuple[list[Ran], list[Moved]] | None = None  # replaces the last run in the first slot
         _OPEN.add(self)
 
-    def _open_lanes(self, in_flight: int) -> None:
-        """Make the engine, with a lane for each device and link that the plan uses."""
-        used = dict.fromkeys([s.device for s in self.plan.programs] or [s.device for s in self.plan.segments])
-        self._workers: list[Worker] = []
-        lanes: dict[tuple[int, ...], int] = {}
-        slowdown: list[float] = []
-        self._several = {d for d in used if hasattr(self._devices[d], "worker_of")}
-        for d in used:
-            device: Any = self._devices[d]
-            workers: list[tuple[tuple[int, ...], Worker | None]] = [((d,), _worker_of(device))]
-            if d in self._several:
-                workers = [((d, number), device.worker_of(number)) for number in range(in_flight)]
-            for key, worker in workers:
-                if worker is not None:
-                    lanes[key] = len(self._workers)
-                    self._workers.append(worker)
-                    slowdown.append(float(getattr(device, "slowdown", 1.0)))
-        for pair, link in self._transports.items():
-            if used.keys() >= set(pair) and (worker := _worker_of(link)) is not None:
-                lanes[(-1, *pair)] = len(self._workers)
-                self._workers.append(worker)
-                slowdown.append(0.0)
-        self._lanes = lanes
-        machine = self._scheduler.machine
-        for d in self._several:
-            machine.share(d)
-        self._engine = _core.Executor(machine, [worker.lane for worker in self._workers], np.array(slowdown, np.float64))
-        self._engine.spin(self.pool.spin_s)
-        for worker in self._workers:
-            worker.lane.spins = self.pool.spin_s
-
     def _slot(self, number: int, *, keep_state: bool = False) -> Slot:
         return Slot(self.book, self.pool, self.plan, self.programs, number, keep_state=keep_state)
-
-    def _connect(self, slot: Slot) -> None:
-        """Tell the engine how the segments and transfers of a slot are carried out."""
-        engine, base = self._engine, slot.number * self._nodes
-        for s, (segment, instance) in enumerate(zip(self.plan.segments, slot.instances, strict=True)):
-            if instance is None:
-                continue
-            d, device = segment.device, self._devices[segment.device]
-            lane = self._lanes.get((d, slot.number) if d in self._several else (d,), -1)
-            native: tuple[int, int] | None = getattr(instance, "native", None)
-            call = getattr(device, "call", None)
-            if native is not None and lane >= 0:
-                engine.set_entry(base + s, lane, *native)
-                continue
-            self._needs_python = True
-            if call is not None and lane >= 0:
-                in_c = instance.in_c if isinstance(instance, RunsInC) else None
-                engine.set_call(base + s, lane, call(instance) if in_c is None else in_c, lendable=in_c is not None)
-            else:
-                engine.set_start(base + s, lane, functools.partial(_start, slot, (s,), device.start, instance))
-        for p in range(len(self.plan.problem.edges)):
-            step = narrowed(Transfer, self._scheduler.instruction(0, self._segments + p))
-            copy = slot.copies.get((step.tensor, step.dst))
-            if copy is None or step.src == step.dst:
-                continue
-            src, source, destination = copy
-            lane, node = self._lanes.get((-1, src, step.dst), -1), base + self._segments + p
-            transport: Any = self._transports[src, step.dst]
-            if lane >= 0 and hasattr(transport, "seconds"):
-                engine.set_transfer(node, lane, transport.seconds(destination))
-            else:
-                self._needs_python = True
-                what = step.tensor, step.dst
-                engine.set_start(node, lane, functools.partial(_move, slot, what, transport, source, destination))
 
     def open_slot(self) -> Slot:
         """Make a slot for a sequence; see :meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`."""
@@ -206,10 +94,10 @@ class Executor(PlanExecutor):
                 self._numbers = 2 * number
         try:
             slot = self._slot(number, keep_state=True)
-            self._check_keeping(slot)
+            check_keeping(slot, self.book, self.plan, self.pool)
             with self._lock:
                 self._check_open()
-                self._connect(slot)
+                self._wiring.connect(slot)
                 self._slots[number] = slot
         except BaseException:
             with self._lock:
@@ -225,17 +113,6 @@ class Executor(PlanExecutor):
                 del self._slots[slot.number]
                 self._free.append(slot.number)
 
-    def _check_keeping(self, slot: Slot) -> None:
-        """Raise UsageError if a device cannot keep the state of a segment."""
-        stateful = self.book.model.stateful
-        for segment, instance in zip(self.plan.segments, slot.instances, strict=True):
-            held = sorted(stateful.intersection(self.book.op_names(segment)))
-            if held and not isinstance(instance, KeepsState):
-                raise UsageError(
-                    f"{self._devices[segment.device].name} does not keep the state of op '{held[0]}' from one request to the "
-                    "next: place it on a device that OpenVINO drives, here or on a node."
-                )
-
     @property
     def _ordinary(self) -> list[Slot]:
         """Slots for requests outside sequences; empty once the executor is closed."""
@@ -244,7 +121,7 @@ class Executor(PlanExecutor):
     @property
     def native(self) -> bool:
         """True if runs need no Python from their begin to their end."""
-        return not self._needs_python
+        return not self._wiring.needs_python
 
     @property
     def stays(self) -> bool:
@@ -256,7 +133,7 @@ class Executor(PlanExecutor):
         """Seconds that the threads of its lanes have spun, for all executors that use them."""
         return sum(lane.spun for lane in {worker.lane for worker in self._workers})
 
-    def join(self, queue: _core.RequestQueue, bell: Bell, every: int) -> int | None:
+    def join(self, queue: _core.RequestQueue, bell: Bell, every: int) -> Slots | None:
         """Let a queue run its requests here; see :meth:`placeit.runtime.plan_executor.PlanExecutor.join`."""
         slots = self._ordinary
         if self.pool.wait is not None or bell.counter is None or any(slot.renew is not None for slot in slots):
@@ -272,10 +149,10 @@ class Executor(PlanExecutor):
         inputs = [[slot.inputs[name].memory for name in self.inputs] for slot in slots]
         outputs = [[slot.outputs[name].memory for name in self.outputs_wanted] for slot in slots]
         memory = [*zip(inputs, outputs, strict=True)]
-        return queue.add(self._engine, memory, bell.counter, every)
+        return Slots(queue, queue.add(self._engine, memory, bell.counter, every), self._told)
 
-    def told(self, number: int, ran: Sequence[Ran]) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
-        """Return what a request ran and moved; see :meth:`placeit.runtime.plan_executor.PlanExecutor.told`."""
+    def _told(self, number: int, ran: Sequence[Ran]) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
+        """Return the segments and transfers of the request in a slot, from the engine's record ``ran``."""
         segments, moved, base = list[Ran](), list[Moved](), number * self._nodes
         for node, start, finish in ran:
             if node - base < self._segments:
@@ -381,7 +258,7 @@ class Executor(PlanExecutor):
             slot.renew()
         return slot if checked else None
 
-    def _give_up(self, run: _EngineRun, waited: _core.Waited) -> None:
+    def _give_up(self, run: EngineRun, waited: _core.Waited) -> None:
         """Raise the error of a run that its caller does not wait for any longer."""
         if waited == _core.Waited.inside:
             raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
@@ -398,7 +275,7 @@ class Executor(PlanExecutor):
         if not engine.over and not engine.inside:
             engine.stop()
             if self.pool.wait is not None:
-                self.pool.wait(_Over(engine))  # type: ignore[arg-type]
+                self.pool.wait(Over(engine))  # type: ignore[arg-type]
             waited = engine.wait(deadline)
             if waited != _core.Waited.over:
                 self._give_up(self._run, waited)  # type: ignore[arg-type]
@@ -419,7 +296,7 @@ class Executor(PlanExecutor):
                 case _core.Failed():
                     run.failed, run.error = incident.node // self._nodes, self._failure(incident.node)
                 case _core.Late():
-                    run.error = run.error or self._late(run, incident.running)
+                    run.error = run.error or self._overdue(self._names(incident.running))
                 case _core.Broken():
                     self._lost = True
                     run.error = run.error or failure_of("The run cannot go on", ExecutionError(incident.why))
@@ -434,31 +311,15 @@ class Executor(PlanExecutor):
                 raise error  # an interrupt of this thread, and not an error of a device
         if isinstance(step, Transfer):
             why = error if isinstance(error, BaseException) else ExecutionError("its link does not say why")
-            return failure_of(f"Moving {self._transfer(step)} failed", why)
+            return failure_of(f"Moving {self._step_names.step(step)} failed", why)
         segment = self.plan.segments[step.op]
-        first, device = self.book.op_names(segment)[0], self._devices[segment.device]
-        explained: Callable[[BaseException], BaseException] | None = getattr(device, "failure", None)
-        if explained is not None and isinstance(error, BaseException) and not isinstance(error, PlaceitError):
-            error = explained(error)
-        if not isinstance(error, BaseException):
-            explain: Callable[[], str] = getattr(device, "explain", lambda: "its device does not say why")
-            error = ExecutionError(explain())
-        said = f"Inference failed on {device.name}: "
-        return failure_of(f"The segment that starts with '{first}' failed on {device.name}", error, said)
-
-    def _late(self, run: ActiveRun, running: Sequence[int] | None = None) -> ExecutionError:
-        return self._overdue(self._running(run) if running is None else self._names(running))
+        return segment_failure(self.book.op_names(segment)[0], self._devices[segment.device], error)
 
     def _running(self, run: ActiveRun) -> list[str]:  # noqa: ARG002
         return self._names(self._engine.running())
 
     def _names(self, nodes: Sequence[int]) -> list[str]:
-        steps = [self._scheduler.instruction(*divmod(node, self._nodes)) for node in nodes]
-        return [self._segment(step.op) if isinstance(step, Start) else self._transfer(step) for step in steps]
-
-    def _transfer(self, step: Transfer) -> str:
-        names = self.pool.cluster.names
-        return f"'{self.book.grouping.tensor_name(self.plan.tensors[step.tensor])}' from {names[step.src]} to {names[step.dst]}"
+        return [self._step_names.step(self._scheduler.instruction(*divmod(node, self._nodes))) for node in nodes]
 
     # -- requests as they come -----------------------------------------------------------------------------------------------
 
@@ -466,7 +327,7 @@ class Executor(PlanExecutor):
         self._blended = None
         self.pool.check_open()
         _OPEN.check()
-        return _EngineRun(self._engine, bell)
+        return EngineRun(self._engine, bell)
 
     def _start(self, run: ActiveRun) -> None:
         assert run.bell is not None  # noqa: S101
@@ -504,17 +365,14 @@ class Executor(PlanExecutor):
 
     # -- segments and transfers of past runs ---------------------------------------------------------------------------------
 
-    @functools.cached_property
+    @property
     def labels(self) -> Labels:
         """Names of its segments, tensors and devices."""
-        plan, book = self.plan, self.book
-        segments = tuple((segment.device, tuple(book.op_names(segment))) for segment in plan.segments)
-        tensors = (*map(book.grouping.tensor_name, plan.tensors), *book.inputs, *book.outputs)
-        return Labels(self.pool.cluster.names, segments, tensors)
+        return self._step_names.labels
 
     def _ran(self, number: int) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
         """Return the segments and transfers since the request in a slot began, by start."""
-        return self.told(number, self._engine.ran(number))
+        return self._told(number, self._engine.ran(number))
 
     def _record(self, slot: Slot) -> None:
         """Have a slot remember what was written in a checked run."""
@@ -538,28 +396,8 @@ class Executor(PlanExecutor):
 
     @contextlib.contextmanager
     def _sequences(self, slots: int) -> Iterator[Callable[[bool], Callable[[], None]]]:
-        used = self._ordinary[:slots]
-        for slot in used:
-            slot.reset_state()
-            slot.keep_state(keep=True)
-
-        def restart(initial: bool) -> Callable[[], None]:
-            states = [None if initial else slot.states() for slot in used]
-
-            def again() -> None:
-                for slot, state in zip(used, states, strict=True):
-                    if state is None:
-                        slot.reset_state()
-                    else:
-                        slot.set_states(state)
-
-            return again
-
-        try:
+        with continuing(self._ordinary[:slots]) as restart:
             yield restart
-        finally:
-            for slot in used:
-                slot.keep_state(keep=False)
 
     def _blend(self, found: Sequence[Timed], runs: int) -> None:
         self._blended = blended(found)
@@ -572,43 +410,7 @@ class Executor(PlanExecutor):
         found = [what for slot in self._ordinary if (what := slot.blank(sentinel)) is not None]
         if not found:
             return None
-        what, names = found[0], self.pool.cluster.names
-        if len(what) == 1:
-            who = self._segment(what[0])
-        else:
-            who = f"the transfer of '{self.book.grouping.tensor_name(self.plan.tensors[what[0]])}' to {names[what[1]]}"
-        return f"{who} still wrote after it had been reported to have ended"
-
-    def _segment(self, s: int) -> str:
-        segment, names = self.plan.segments[s], self.pool.cluster.names
-        return f"the segment that starts with '{self.book.op_names(segment)[0]}' on {names[segment.device]}"
-
-
-def _start(slot: Slot, what: tuple[int, ...], start: Callable[..., object], instance: Instance, done: DoneCallback) -> None:
-    start(instance, _recording(slot, what, done))
-
-
-def _move(
-    slot: Slot, what: tuple[int, ...], transport: Transport, source: Buffer, destination: Buffer, done: DoneCallback
-) -> None:
-    transport.start(source, destination, _recording(slot, what, done))
-
-
-def _recording(slot: Slot, what: tuple[int, ...], done: DoneCallback) -> DoneCallback:
-    """Return the callback for an end; in a checked run, it also has the slot remember what was written."""
-    return done if slot.written is None else functools.partial(_recorded, slot, what, done)
-
-
-def _recorded(
-    slot: Slot, what: tuple[int, ...], done: DoneCallback, start: float, finish: float, error: BaseException | None
-) -> None:
-    """Report an end in a checked run: writes after this are too late."""
-    slot.reported(what)
-    done(start, finish, error)
-
-
-def _worker_of(driver: object) -> Worker | None:
-    return getattr(driver, "worker", None)
+        return f"{self._step_names.written(found[0])} still wrote after it had been reported to have ended"
 
 
 class _OpenExecutors:

@@ -172,24 +172,39 @@ class Outcome(Future[T]):
                 raise TimeoutError
 
 
-class Slots(Protocol):
-    """The slots of an executor that serves, in which other threads may begin requests, too."""
+class Slots:
+    """The slots of an executor in a compiled queue, where other threads begin requests beside the thread that serves.
+
+    Args:
+        queue: the queue.
+        number: number of the executor in the queue.
+        told: returns the segments and transfers of a request, given its slot and the queue's record of what ran.
+    """
+
+    def __init__(
+        self,
+        queue: _core.RequestQueue,
+        number: int,
+        told: Callable[[int, Sequence[Ran]], tuple[tuple[Ran, ...], tuple[Moved, ...]]],
+    ) -> None:
+        self._queue, self.number, self.told = queue, number, told
 
     def open(self) -> None:
         """Begin a run of the executor, and let other threads use its slots."""
-        ...
+        self._queue.open(self.number)
 
     def reserve(self) -> int | None:
         """Take a slot; None if none is free."""
-        ...
+        slot = self._queue.reserve(self.number)
+        return slot if slot >= 0 else None
 
-    def release(self, number: int) -> None:
+    def release(self, slot: int) -> None:
         """Give a slot back."""
-        ...
+        self._queue.release(self.number, slot)
 
     def retire(self) -> bool:
         """Keep other threads from using the slots; return whether all of their requests have ended."""
-        ...
+        return self._queue.retire(self.number)
 
 
 class Feed(Protocol):

@@ -17,13 +17,14 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Plan
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.work import PlanTasks
+from placeit.runtime.calls import check_process, check_requests
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.accelerator import StreamProgram, Streams
 from placeit.runtime.devices.base import Program, RuntimeDevice, Transport
 from placeit.runtime.devices.throughput import ThroughputDevice
 from placeit.runtime.executor import Executor
-from placeit.runtime.plan_executor import PlanExecutor, check_process, check_requests
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.segment_compiler import SegmentCompiler
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import DeviceError
+from placeit.core.errors import DeviceError, UsageError
 from placeit.core.narrowing import narrowed
 from placeit.planning.segments import Plan
 from placeit.runtime.blank import is_blank
@@ -26,7 +27,7 @@ from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.lending import Bind, Entrance, Exit, is_lendable
 from placeit.runtime.segment_book import SegmentBook
 
-__all__ = ["Slot"]
+__all__ = ["Slot", "check_keeping", "continuing"]
 
 
 class Slot:
@@ -237,3 +238,45 @@ def _shared(pool: DevicePool, spec: BufferSpec, readers: Collection[int], space:
             with pool.on(d):
                 return device.allocate(spec)
     return None
+
+
+def check_keeping(slot: Slot, book: SegmentBook, plan: Plan, pool: DevicePool) -> None:
+    """Raise UsageError if a device cannot keep the state of a segment in a slot."""
+    stateful = book.model.stateful
+    for segment, instance in zip(plan.segments, slot.instances, strict=True):
+        held = sorted(stateful.intersection(book.op_names(segment)))
+        if held and not isinstance(instance, KeepsState):
+            raise UsageError(
+                f"{pool.devices[segment.device].name} does not keep the state of op '{held[0]}' from one request to the "
+                "next: place it on a device that OpenVINO drives, here or on a node."
+            )
+
+
+@contextlib.contextmanager
+def continuing(slots: Sequence[Slot]) -> Iterator[Callable[[bool], Callable[[], None]]]:
+    """Have each request in some slots continue from the state that the one before has left there.
+
+    Yields:
+        As :meth:`placeit.runtime.plan_lanes.PlanLanes._sequences`.
+    """
+    for slot in slots:
+        slot.reset_state()
+        slot.keep_state(keep=True)
+
+    def restart(initial: bool) -> Callable[[], None]:
+        states = [None if initial else slot.states() for slot in slots]
+
+        def again() -> None:
+            for slot, state in zip(slots, states, strict=True):
+                if state is None:
+                    slot.reset_state()
+                else:
+                    slot.set_states(state)
+
+        return again
+
+    try:
+        yield restart
+    finally:
+        for slot in slots:
+            slot.keep_state(keep=False)

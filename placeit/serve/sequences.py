@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from placeit.core.errors import PlaceitError
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
-from placeit.serving.sequences import Sequence
+from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
 
 __all__ = ["IDLE_S", "Asked", "Sequences"]
@@ -17,7 +17,7 @@ __all__ = ["IDLE_S", "Asked", "Sequences"]
 T = TypeVar("T")
 
 IDLE_S = 60.0
-_MOST = 1024  # open sequences of one model; each has separate buffers
+_MOST_OPEN = 1024  # open sequences of one model; each has separate buffers
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Sequences:
                 "none begins it: begin one with 'sequence_start'.",
             )
         if found is None:
-            if len(self._open) >= _MOST:
-                raise RefusedError(Status.FULL, f"{_MOST} sequences are open: end some with 'sequence_end'.")
+            if len(self._open) >= _MOST_OPEN:
+                raise RefusedError(Status.FULL, f"{_MOST_OPEN} sequences are open: end some with 'sequence_end'.")
             try:
                 found = await self._apart(self._server.sequence)
             except PlaceitError as error:

@@ -20,7 +20,7 @@ from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
 from placeit.serve.sequences import Asked, Sequences
 from placeit.serve.tensors import DATATYPES, check_datatype, taken
 from placeit.serving.answers import Answer, Outputs
-from placeit.serving.sequences import Sequence
+from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
 
 __all__ = ["Call", "ServedModel", "Service", "is_name"]

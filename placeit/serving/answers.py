@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from placeit import _core
 from placeit.backends.base import Arrays
-from placeit.core.errors import DeadlineError, PlaceitError
+from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError
+from placeit.runtime.calls import failure_of
 from placeit.runtime.feed import Outcome
 from placeit.serving.line import Line
 
-__all__ = ["Answer", "Outputs", "Pending", "Queued", "fail", "late"]
+__all__ = ["Answer", "Outputs", "Pending", "fail", "late", "too_late"]
 
 Outputs: TypeAlias = dict[str, NDArray[np.generic]]
 
@@ -33,29 +34,31 @@ class Answer(Outcome[Outputs]):
     """
 
     def __init__(self) -> None:
-        self._queued: Queued | None = None
+        self._queued: tuple[_core.RequestQueue, _core.Submission] | None = None  # the compiled queue that has the request
         super().__init__()
         self.arrived, self.begun, self.ended = perf_counter(), math.nan, math.nan
 
     @property
     def _condition(self) -> threading.Condition:
         # read by every way to wait but result() and exception(): the future then has to be resolved once the request is over
-        if self._queued is not None:
-            self._queued.watch()
+        queued = self._queued
+        if queued is not None:
+            queued[0].watch(queued[1])
         return self._own
 
     @_condition.setter
     def _condition(self, condition: threading.Condition) -> None:
         self._own = condition
 
-    def attach(self, queued: Queued, wait: Callable[[float], object]) -> None:
+    def attach(self, queue: _core.RequestQueue, submission: _core.Submission, wait: Callable[[float], object]) -> None:
         """Attach the future to its request in a compiled queue.
 
         Args:
-            queued: the request.
+            queue: the queue.
+            submission: the request.
             wait: waits for the request until a time of ``time.perf_counter``, and resolves the future if the request is over.
         """
-        self._queued, self.helper = queued, wait
+        self._queued, self.helper = (queue, submission), wait
 
     def detach(self) -> None:
         """Detach the future from the compiled queue, which no longer has its request."""
@@ -64,37 +67,18 @@ class Answer(Outcome[Outputs]):
     def running(self) -> bool:
         """See ``concurrent.futures.Future``."""
         queued = self._queued
-        return super().running() or (queued is not None and queued.flying and not super().done())
+        return super().running() or (queued is not None and queued[1].state == _core.State.flying and not super().done())
 
     def cancel(self) -> bool:
         """See ``concurrent.futures.Future``."""
         queued = self._queued
-        return (queued is None or queued.cancel()) and super().cancel()
+        return (queued is None or queued[0].cancel(queued[1])) and super().cancel()
 
     def _invoke_callbacks(self) -> None:
-        if self._queued is not None:
-            self._queued.cancel()  # the caller has resolved the future itself
+        queued = self._queued
+        if queued is not None:
+            queued[0].cancel(queued[1])  # the caller has resolved the future itself
         super()._invoke_callbacks()
-
-
-class Queued:
-    """A request in a compiled queue."""
-
-    def __init__(self, queue: _core.RequestQueue, submission: _core.Submission) -> None:
-        self._queue, self.submission = queue, submission
-
-    @property
-    def flying(self) -> bool:
-        """True if the request was in flight when its state was read."""
-        return self.submission.state == _core.State.flying
-
-    def watch(self) -> None:
-        """Have a thread of the server resolve the future as soon as the request is over, even if no thread waits for it."""
-        self._queue.watch(self.submission)
-
-    def cancel(self) -> bool:
-        """Take the request out of the queue if it waits there; return whether it is cancelled."""
-        return self._queue.cancel(self.submission)
 
 
 @dataclass(eq=False)
@@ -122,6 +106,17 @@ class Pending:
     def slot(self) -> int | None:
         """Number of its sequence's slot in the executor; None without a sequence or a slot."""
         return None if self.line is None or self.line.slot is None else self.line.slot.number
+
+    def uncounted(self, error: BaseException) -> None:
+        """Have its sequence go on after the server failed to count the request; the state of the sequence counts as lost."""
+        if self.line is not None and not self.settled:
+            self.line.failed(failure_of("a request was not counted", error), for_good=True)
+            self.line.flying, self.settled = False, True
+
+
+def too_late() -> ExecutionError:
+    """Return the error of a request that had not ended when its server was closed."""
+    return ExecutionError("The server was closed, and this request had not ended in time.")
 
 
 def late() -> DeadlineError:

@@ -41,7 +41,7 @@ class Refinement:
         switches: how often the server has changed to a candidate.
         before: 95th and 99th percentile of the seconds of requests, from begin to end, before the last trial; None before the
             first trial.
-        ``meanwhile``: 95th and 99th percentile of the seconds of requests that did not try the candidate, during the last trial
+        others: 95th and 99th percentile of the seconds of requests that did not try the candidate, during the last trial
             and during the check before it; None if there were too few of them.
         ratio: time of the last candidate over the time of the plan that it was to replace; None if they were not compared.
         seconds: seconds of one core that searching and compiling took.
@@ -55,7 +55,7 @@ class Refinement:
     tried: int = 0
     switches: int = 0
     before: tuple[float, float] | None = None
-    meanwhile: tuple[float, float] | None = None
+    others: tuple[float, float] | None = None
     ratio: Ratio | None = None
     seconds: float = 0.0
     doing: str = "waiting for requests"

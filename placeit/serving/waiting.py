@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
@@ -24,22 +24,20 @@ class Waiting:
 
     Args:
         given_up: called when the future of a waiting request has ended, on the thread that has ended it.
+        outcomes: counts requests that leave without having run, as "cancelled" or "expired".
 
     Attributes:
         over: requests that left without having run, in order. The server ends their futures, and then removes them from here.
-        cancelled: number of requests whose futures ended while they waited.
-        expired: number of requests that missed their deadline.
     """
 
-    def __init__(self, given_up: Callable[[], object]) -> None:
-        self._given_up = given_up
+    def __init__(self, given_up: Callable[[], object], outcomes: Counter[str]) -> None:
+        self._given_up, self._outcomes = given_up, outcomes
         self._requests: dict[Line | None, OrderedDict[Pending, None]] = {}  # by sequence; None: of no sequence
         self._count = 0
         self._deadlines: list[tuple[float, int, Pending]] = []  # a heap; some of the requests may have left
         self._numbers = itertools.count()
         self._ended: deque[Pending] = deque()  # requests whose futures ended while they waited
         self.over: dict[Pending, None] = {}
-        self.cancelled = self.expired = 0
 
     def __len__(self) -> int:
         return self._count
@@ -80,11 +78,11 @@ class Waiting:
     def expire(self, now: float) -> None:
         """Move requests that were cancelled, or whose deadline is over, to :attr:`over`."""
         while self._ended:
-            self.cancelled += self._leave(self._ended[0])
+            self._outcomes["cancelled"] += self._leave(self._ended[0])
             self._ended.popleft()
         while self._deadlines and (not self._waits(self._deadlines[0]) or self._deadlines[0][0] <= now):
             if self._waits(self._deadlines[0]):
-                self.expired += self._leave(self._deadlines[0][2])
+                self._outcomes["expired"] += self._leave(self._deadlines[0][2])
             heappop(self._deadlines)
         self._tidy()
 
@@ -99,7 +97,7 @@ class Waiting:
         """Remove the requests of a sequence, or of no sequence if ``line`` is None; return those that were not cancelled."""
         requests = self._requests.pop(line, OrderedDict())
         found = [request for request in requests if not request.future.done()]
-        self.cancelled += len(requests) - len(found)
+        self._outcomes["cancelled"] += len(requests) - len(found)
         self._count -= len(requests)
         return found
 

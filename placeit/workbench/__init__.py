@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from placeit.profiler.recording import Recording
     from placeit.serving.load import RateReport
     from placeit.serving.refining import Limits
-    from placeit.serving.sequences import Sequence
+    from placeit.serving.sequence import Sequence
     from placeit.workbench import serving
     from placeit.workbench.estimating import Estimate
 

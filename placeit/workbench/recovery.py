@@ -18,7 +18,8 @@ from placeit.core.errors import DeviceError, PlaceitError
 from placeit.placers.best_list import BestList
 from placeit.placers.local_search import starts
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime.plan_executor import PlanExecutor, failure_of, to_serve
+from placeit.runtime.calls import failure_of
+from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.runtime import SERVING_PRIORITY, Runtime
 from placeit.serving.replica import Replacement
 

@@ -31,7 +31,7 @@ __all__ = ["Refiner", "Trial"]
 T = TypeVar("T")
 
 _WINDOW, _FEWEST = 200, 40  # most and fewest requests that percentiles are taken of
-_FEWEST_MEANWHILE = 100  # fewest other requests during a trial: the few that wait for the candidate's check are at most 5 %
+_FEWEST_OTHERS = 100  # fewest other requests during a trial: the few that wait for the candidate's check are at most 5 %
 _PAIRS = 25  # pairs that decide
 _DEVIATIONS = 1.0  # standard deviations by which each of two percentiles is moved in the candidate's favour
 _TRIALS = 3  # trials of a candidate that failed or slowed other requests down, which may have another cause
@@ -64,9 +64,9 @@ class Trial:
         self.too_slow = False  # whether the other requests have become too slow during the trial
 
     @property
-    def meanwhile(self) -> tuple[float, float] | None:
+    def others(self) -> tuple[float, float] | None:
         """The 95th and 99th percentile of the other requests' seconds; None if they are too few."""
-        return _tails(self._others) if len(self._others) >= _FEWEST_MEANWHILE else None
+        return _tails(self._others) if len(self._others) >= _FEWEST_OTHERS else None
 
     @property
     def over(self) -> bool:
@@ -87,7 +87,7 @@ class Trial:
             self._explored = request if self._warmup < 0 else None
             return
         self._others.append(request.seconds)
-        if len(self._others) >= _FEWEST_MEANWHILE and _p95_within(self._others, -_DEVIATIONS) > self._most:
+        if len(self._others) >= _FEWEST_OTHERS and _p95_within(self._others, -_DEVIATIONS) > self._most:
             self.too_slow = True
             return
         tried = self._explored
@@ -213,7 +213,7 @@ class Refiner(Attendant):
             self._until(lambda: trial.over or not self._server.exploring)
         finally:
             self._trial = None
-            self._say(meanwhile=trial.meanwhile, ratio=trial.ratio)
+            self._say(others=trial.others, ratio=trial.ratio)
             adopted = self._server.settle(adopt=trial.adopt)
         self._others.clear()
         if adopted:
@@ -240,9 +240,7 @@ class Refiner(Attendant):
         self._until(may)
         trial = Trial(self._others, tail=self._limits.tail)
         self._known, self._trial = [self._known[0], _Known(plan)], trial
-        self._say(
-            checks=self.report.checks + RUNS, doing="checking a candidate", before=trial.before, meanwhile=None, ratio=None
-        )
+        self._say(checks=self.report.checks + RUNS, doing="checking a candidate", before=trial.before, others=None, ratio=None)
         return trial
 
     def _until(self, true: Callable[[], bool]) -> bool:
@@ -271,7 +269,7 @@ class Refiner(Attendant):
         if count:
             self._say(requests=self.report.requests + count, explored=self.report.explored + explored)
             if self._trial is not None:
-                self._say(meanwhile=self._trial.meanwhile)
+                self._say(others=self._trial.others)
 
     def _idly(self, what: Callable[[], T], *, starts_threads: bool = False) -> T:
         """Run a job in the background, after the idle time that is due, and return its result."""

@@ -19,7 +19,7 @@ from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.runtime import SERVING_PRIORITY
 from placeit.serving.load import RateReport, keep_busy, offer
 from placeit.serving.refining import Limits
-from placeit.serving.sequences import Sequence
+from placeit.serving.sequence import Sequence
 from placeit.serving.server import QUEUE, Server
 from placeit.workbench.adapting import Adapter
 from placeit.workbench.opened import OpenSession
@@ -71,7 +71,7 @@ def sequence(
     """Open a sequence on a new server; see :meth:`placeit.workbench.Workbench.sequence`."""
     server = serve(session, placement, in_flight=1, queue=QUEUE, refine=False, on_loss=on_loss, state_memory=state_memory)
     try:
-        server.ends_with_sequences = True
+        server.after_sequences = server.close
         return server.sequence(recompute=recompute)
     except BaseException:
         server.close(drain=False)

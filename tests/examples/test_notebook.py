@@ -12,12 +12,11 @@ NOTEBOOK = Path(__file__).parents[2] / "examples/report.ipynb"
 
 
 @pytest.mark.two_cores
-def test_the_notebook_shows_tables_and_figures_and_writes_a_page(tmp_path: Path) -> None:
+def test_the_notebook_shows_tables_and_writes_a_page(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     shown = [output.data for output in outputs if output.output_type == "execute_result"]
-    assert sum("image/png" in data for data in shown) == 4
     assert "is chosen" in shown[0]["text/html"]
     assert "branch0" in shown[-2]["text/html"]
     assert 1e6 < int(shown[-1]["text/plain"]) < 5e6

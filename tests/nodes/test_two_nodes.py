@@ -28,7 +28,7 @@ from placeit.runtime.nodes.device import NodeDevice
 from placeit.runtime.nodes.wire import Frame, Kind
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
-from placeit.serving.sequences import Sequence
+from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.workbench.options import Inputs

@@ -43,7 +43,7 @@ def joined(bench: Callable[..., Bench]) -> Iterator[tuple[_core.RequestQueue, Ex
         executor: Any = stack.enter_context(made.executor(in_flight=2))
         queue, bell = _core.RequestQueue(), Bell()
         stack.callback(bell.close)
-        number = executor.join(queue, bell, 0)
+        number = executor.join(queue, bell, 0).number
         assert number == 0
         yield queue, executor, number
 

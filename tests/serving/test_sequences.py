@@ -30,15 +30,27 @@ from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime import executor, plan_executor, slots
+from placeit.runtime import executor, plan_executor, run_ends, serving_loop, slots
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.spans import Span
-from placeit.serving import answers, line, replica, sequences, waiting
+from placeit.serving import (
+    admitting,
+    answering,
+    answers,
+    line,
+    queueing,
+    replacing,
+    replica,
+    replica_thread,
+    sequences,
+    turns,
+    waiting,
+)
 from placeit.serving import server as serving
-from placeit.serving.sequences import Sequence
+from placeit.serving.sequence import Sequence
 from placeit.serving.server import Answer, Replacement, Server
 from placeit.session import Session
 from placeit.workbench.options import Inputs
@@ -577,10 +589,13 @@ Random.TestCase.settings = settings(max_examples=10, stateful_step_count=40, dea
 TestRandom = Random.TestCase
 
 
-ALL = sequences, line, serving, replica, waiting, answers, plan_executor, executor, slots
+SERVER = serving, replacing, admitting, queueing, answering, turns, replica_thread
+ALL = sequences, line, *SERVER, replica, waiting, answers, plan_executor, run_ends, serving_loop, executor, slots
 
 
-@pytest.mark.parametrize("loop", [(sequences, line, replica), pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize(
+    "loop", [(sequences, line, replica, replica_thread), pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"]
+)
 def test_a_failure_at_any_call_of_the_server_leaves_states_that_are_right_or_said_to_be_lost(
     bench: Callable[[str], Bench], loop: tuple[ModuleType, ...]
 ) -> None:

@@ -1,4 +1,4 @@
-"""A failure at any call of what serves, one at a time: one request or item fails at most, and the others go on."""
+"""A failure at any call of what serves, one at a time: one request fails at most, and the others go on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from placeit.core.errors import DeadlineError, ExecutionError
-from placeit.runtime import executor, feed, plan_executor
+from placeit.runtime import executor, feed, plan_executor, run_ends, serving_loop
 from placeit.runtime.accelerators import executor as stream_executor
-from placeit.serving import answers, history, pipeline, replica, waiting
+from placeit.serving import admitting, answering, answers, history, queueing, replacing, replica, replica_thread, turns, waiting
 from placeit.serving import server as serving
-from placeit.serving.pipeline import Pipeline, Stage
 from placeit.serving.server import Answer, Server
 from tests.injected import Failures
 from tests.runtime.test_faults import Bench, bench, expected, inputs_of, models  # noqa: F401 (fixtures)
@@ -21,10 +20,10 @@ from tests.runtime.test_faults import Bench, bench, expected, inputs_of, models 
 pytestmark = pytest.mark.timeout(900, method="thread")  # of work that takes seconds, on a busy machine
 
 LOOP: tuple[ModuleType, ...] = (
-    serving, replica, waiting, answers, feed, history, plan_executor, executor, stream_executor
+    serving, replacing, admitting, queueing, answering, turns, replica_thread, replica, waiting, answers, feed, history,
+    plan_executor, run_ends, serving_loop, executor, stream_executor,
 )  # fmt: skip
 SERVING = ("placeit serving",)  # names of threads
-BAD_ITEM = None  # which no stage can split
 BAD = 1000  # an index that kernels refuse
 PATIENCE_S = 240.0
 AFTER = 100  # requests that have to be right after each failure
@@ -90,35 +89,3 @@ def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_the_nex
         with made.executor() as other:  # lanes are free for others
             made.check(other, timeout=PATIENCE_S)
     assert len(failures.hit) > 60
-
-
-def test_a_failure_at_any_call_of_a_pipeline_fails_one_item_at_most_and_the_next_ones_are_right(
-    bench: Callable[..., Bench],  # noqa: F811
-) -> None:
-    made = bench("native")
-    failures = Failures((pipeline, feed), ("placeit stage", "placeit sink"), lambda where: MemoryError(f"put in: {where}"))
-
-    def split(item: int) -> list[dict[str, np.ndarray]]:  # type: ignore[type-arg]
-        return [inputs_of(made.model, item % 4)] * (item % 3)
-
-    def count(item: int, outputs: object) -> int:
-        failures.watch()  # the thread of the next stage, or the last one
-        return item + 1
-
-    with Server([made.executor(in_flight=3)], queue=100) as server, failures.watched():
-        stages = [Stage(name, server, split, count) for name in ("first", "second")]
-        with Pipeline(stages, window=8) as pipe:
-            assert list(pipe.map(range(3), timeout=PATIENCE_S)) == [2, 3, 4]  # and all its threads have begun
-            spared = 0
-            while spared < 3:
-                before = len(failures.hit)
-                with failures.armed():
-                    futures = [pipe.submit(item, timeout=PATIENCE_S) for item in (BAD_ITEM, *range(8))]
-                    for future in futures:
-                        future.exception(PATIENCE_S)
-                errors = [str(future.exception()) for future in futures if future.exception() is not None]
-                assert sum("put in" in error for error in errors) <= len(failures.hit) - before
-                assert list(pipe.map(range(20), timeout=PATIENCE_S)) == list(range(2, 22))
-                spared = 0 if len(failures.hit) > before else spared + 1
-        assert pipe.entered == pipe.left
-    assert len(failures.hit) > 20

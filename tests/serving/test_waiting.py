@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -69,7 +70,7 @@ def steps(action: Callable[[], object]) -> int:
 
 def filled(count: int) -> tuple[Waiting, list[Pending]]:
     """Make a queue of ``count`` requests, with deadlines from the latest to the soonest."""
-    waiting = Waiting(lambda: None)
+    waiting = Waiting(lambda: None, Counter())
     requests = [Pending({}, Compared(count - i)) for i in range(count)]
     for request in requests:
         waiting.add(request)

@@ -26,7 +26,7 @@ __all__ = ["HdpAgent"]
 
 _NUMBERS_AT_A_TIME = 1 << 22
 _LARGEST = 100_000
-_MOST_WEIGHTS = 100_000_000
+_MOST_WEIGHTS = 100_000_000  # of a network
 
 
 class _Network(AttentionDecoder):

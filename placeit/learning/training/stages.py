@@ -64,7 +64,7 @@ class Timed(Protocol):
 SIMULATED, MEASURED = "simulated", "measured"
 """Built-in costs of a stage: the instances' own cost functions, and runs on devices, if training is given such a cost."""
 
-_MOST = {
+_LARGEST_OPTIONS = {
     "updates": 10**9,
     "problems": 10_000,
     "episodes": 10_000,
@@ -144,7 +144,7 @@ class Stage:
     teacher: str | None = None
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
+        for name, most in _LARGEST_OPTIONS.items():
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"'{name}' of a training stage is {value}; it must be at least 1.")
@@ -241,8 +241,8 @@ def check_stages(agent: Agent, stages: Sequence[Stage]) -> None:
 
 def scale_updates(stages: Sequence[Stage], updates: int) -> list[Stage]:
     """Return the stages, scaled to a total number of updates in the same proportions, at least one update per stage."""
-    if updates > _MOST["updates"]:
-        raise UsageError(f"A training has at most {_MOST['updates']:,} updates; more were asked for.")
+    if updates > _LARGEST_OPTIONS["updates"]:
+        raise UsageError(f"A training has at most {_LARGEST_OPTIONS['updates']:,} updates; more were asked for.")
     whole = sum(stage.updates for stage in stages)
     return [dataclasses.replace(stage, updates=max(1, round(updates * stage.updates / whole))) for stage in stages]
 

@@ -22,10 +22,11 @@ from placeit.runtime.accelerators.layout import RequestLayout
 from placeit.runtime.accelerators.times import Times
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.active_run import ActiveRun
+from placeit.runtime.calls import failure_of
 from placeit.runtime.devices.accelerator import HOST, Accelerator, View
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.feed import Bell
-from placeit.runtime.plan_executor import PlanExecutor, failure_of
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.spans import Labels, Moved, Ran
 
 __all__ = ["StreamExecutor"]

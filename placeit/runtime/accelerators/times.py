@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
@@ -10,11 +11,11 @@ from numpy.typing import NDArray
 
 from placeit.runtime.accelerators.launcher import Launcher, RequestSlot
 from placeit.runtime.devices.accelerator import Event
-from placeit.runtime.plan_executor import empty_samples, seconds_of
 from placeit.runtime.spans import Moved, Ran
 
 __all__ = ["Times"]
 
+_KEPT_SAMPLES = 1000  # most times kept of a segment
 _ANCHOR_S = 8.0  # seconds per origin: drivers count float32 milliseconds, whose steps are below a microsecond for so long
 
 
@@ -40,7 +41,7 @@ class Times:
         self._left = 0  # requests still to end before those have certainly happened
         self._due = 0.0
         self._last: list[tuple[int, list[tuple[float, float]]]] = []
-        self._samples = empty_samples(len(launcher.layout.runs))
+        self._samples = [deque[float](maxlen=_KEPT_SAMPLES) for _ in launcher.layout.runs]
 
     def begin(self) -> None:
         """Record the time on every device. Nothing may be running."""
@@ -119,4 +120,8 @@ class Times:
 
     def segment_seconds(self, *, last: bool) -> NDArray[np.float64]:
         """Return each segment's median seconds over many runs, or its last ones, ``float64[S]``; zero if it runs nothing."""
-        return seconds_of(self._samples, last=last)
+        seconds = np.zeros(len(self._samples))
+        for s, times in enumerate(self._samples):
+            if times:
+                seconds[s] = times[-1] if last else np.median(times)
+        return seconds

@@ -29,7 +29,7 @@ from placeit.placers.feasibility import fits, repair
 __all__ = ["DopplerAgent"]
 
 _NUMBERS_AT_A_TIME = 1 << 22
-_MOST = {"width": 4096, "rounds": 16}
+_LARGEST_OPTIONS = {"width": 4096, "rounds": 16}
 _OPTIONS = ("width", "rounds", "select", "place", "greedy", "passing", "neighbourhood", "affinity")
 BEST = "best"
 
@@ -130,7 +130,7 @@ class DopplerAgent:
         affinity: bool = True,
     ) -> None:
         for option, value in (("width", width), ("rounds", rounds)):
-            check_size("agent", "doppler", option, value, 1, _MOST[option])
+            check_size("agent", "doppler", option, value, 1, _LARGEST_OPTIONS[option])
         for option, given, fixed in (("select", select, "critical-path"), ("place", place, "earliest-start")):
             if given not in ("learned", fixed):
                 raise UsageError(f"'{option}' of the agent 'doppler' is '{given}'; it must be 'learned' or '{fixed}'.")

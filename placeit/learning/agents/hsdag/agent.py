@@ -25,7 +25,7 @@ from placeit.placers.feasibility import fits, repair
 
 __all__ = ["HsdagAgent"]
 
-_MOST = {"devices": 10_000, "width": 4096, "steps": 1000, "fewest_groups": 10_000, "most_groups": 10_000}
+_LARGEST_OPTIONS = {"devices": 10_000, "width": 4096, "steps": 1000, "fewest_groups": 10_000, "most_groups": 10_000}
 _ABLATIONS: Mapping[str, Sequence[str]] = {
     "output_shape": ("output shape",),
     "node_id": ("position",),
@@ -134,7 +134,7 @@ class HsdagAgent:
         self.devices, self.width, self.steps, self.dropout = devices, width, steps, dropout
         self.fewest_groups, self.most_groups, self.sample_edges = fewest_groups, most_groups, sample_edges
         self.output_shape, self.node_id, self.structure = output_shape, node_id, structure
-        for option, most in _MOST.items():
+        for option, most in _LARGEST_OPTIONS.items():
             check_size("agent", "hsdag", option, getattr(self, option), 1, most)
         check_size("agent", "hsdag", "dropout", dropout, 0, 1)
         if fewest_groups > most_groups:
@@ -149,7 +149,7 @@ class HsdagAgent:
     @property
     def config(self) -> Mapping[str, bool | int | float | str]:
         """Arguments that make an agent of the same shape."""
-        return {name: getattr(self, name) for name in (*_MOST, "dropout", "sample_edges", *_ABLATIONS)}
+        return {name: getattr(self, name) for name in (*_LARGEST_OPTIONS, "dropout", "sample_edges", *_ABLATIONS)}
 
     def default_stages(self, draw: Draw) -> list[Stage]:
         """Return a stage of REINFORCE by Eq. 14: a step counts as its own reward, with 4 epochs over each update (Table 6).

@@ -1,0 +1,69 @@
+"""Calls of executors: what callers may ask for, and the errors that they get."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Arrays
+from placeit.core.errors import ExecutionError, PlaceitError, UsageError
+from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
+
+__all__ = ["check_out", "check_process", "check_requests", "failure_of", "segment_failure"]
+
+
+def failure_of(what: str, error: BaseException, said: str = "") -> ExecutionError:
+    """Wrap ``error`` for the caller of a run as "what: reason", dropping the prefix ``said`` from the reason."""
+    known = isinstance(error, PlaceitError)
+    failure = ExecutionError(f"{what}: {'' if known else f'{type(error).__name__}: '}{str(error).removeprefix(said)}")
+    failure.__cause__ = (error.__cause__ if known else None) or error
+    return failure
+
+
+def segment_failure(first: str, device: RuntimeDevice, error: object) -> ExecutionError:
+    """Return the error of a segment that has failed on a device, by its first op, and what the lane says of the reason."""
+    explained: Callable[[BaseException], BaseException] | None = getattr(device, "failure", None)
+    if explained is not None and isinstance(error, BaseException) and not isinstance(error, PlaceitError):
+        error = explained(error)
+    if not isinstance(error, BaseException):
+        explain: Callable[[], str] = getattr(device, "explain", lambda: "its device does not say why")
+        error = ExecutionError(explain())
+    said = f"Inference failed on {device.name}: "
+    return failure_of(f"The segment that starts with '{first}' failed on {device.name}", error, said)
+
+
+def check_process(process: int) -> None:
+    """Raise ExecutionError if this process was forked from ``process``: it lacks the threads of the devices."""
+    if os.getpid() != process:
+        raise ExecutionError(
+            "This process was forked from the one that opened the session, and the threads that run it stayed there: open a "
+            "session in this process."
+        )
+
+
+def check_out(out: Mapping[str, NDArray[Any]], wanted: Mapping[str, BufferSpec], inputs: Arrays) -> None:
+    """Raise UsageError if outputs cannot be written to some arrays."""
+    others = [(f"the input '{name}'", value) for name, value in inputs.items()]
+    for name, array in out.items():
+        if name not in wanted:
+            raise UsageError(f"'out' has '{name}', and the model has no such output; its outputs are {', '.join(wanted)}.")
+        spec = wanted[name]
+        if not isinstance(array, np.ndarray) or not array.flags.writeable:
+            raise UsageError(f"'out' needs a NumPy array that can be written to for '{name}'.")
+        shape = array.shape if spec.limits is not None else spec.shape
+        if array.dtype != np.dtype(spec.dtype) or array.shape != shape:
+            raise UsageError(f"'out' has {array.dtype} {list(array.shape)} for '{name}', which is {spec.dtype} {list(shape)}.")
+        for other, memory in others:
+            if isinstance(memory, np.ndarray) and np.may_share_memory(array, memory):
+                raise UsageError(f"'out' has an array for '{name}' that shares memory with {other}: use another one.")
+        others.append((f"the array for '{name}'", array))
+
+
+def check_requests(in_flight: int) -> None:
+    """Raise UsageError if ``in_flight`` is below 1."""
+    if in_flight < 1:
+        raise UsageError(f"An executor is made for at least one request in flight; got {in_flight}.")

@@ -1,0 +1,133 @@
+"""The engine of an executor: its lanes, and how the segments and transfers of each slot are carried out there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from placeit import _core
+from placeit.core.narrowing import narrowed
+from placeit.core.threads import Worker
+from placeit.planning.segments import Plan
+from placeit.runtime.device_pool import DevicePool
+from placeit.runtime.devices.base import Buffer, DoneCallback, Instance, RunsInC, Transport
+from placeit.runtime.slots import Slot
+from placeit.simulator.scheduler import Scheduler, Transfer
+
+__all__ = ["Wiring"]
+
+
+class Wiring:
+    """An engine with a lane for each device and link that a plan uses.
+
+    Args:
+        pool: devices and links.
+        plan: what to run.
+        scheduler: rules of the plan.
+        in_flight: how many requests may be in flight at once.
+
+    Attributes:
+        engine: the engine.
+        workers: threads of its lanes.
+        devices: the devices, as they were when the engine was made.
+        needs_python: whether a segment or transfer needs Python.
+    """
+
+    def __init__(self, pool: DevicePool, plan: Plan, scheduler: Scheduler, in_flight: int) -> None:
+        # kept here: a device that is lost and opened anew is another object
+        self.devices, self._transports = pool.devices, pool.transports
+        self._plan, self._scheduler = plan, scheduler
+        self.needs_python = False
+        used = dict.fromkeys([s.device for s in self._plan.programs] or [s.device for s in self._plan.segments])
+        self.workers: list[Worker] = []
+        lanes: dict[tuple[int, ...], int] = {}
+        slowdown: list[float] = []
+        self._several = {d for d in used if hasattr(self.devices[d], "worker_of")}
+        for d in used:
+            device: Any = self.devices[d]
+            workers: list[tuple[tuple[int, ...], Worker | None]] = [((d,), _worker_of(device))]
+            if d in self._several:
+                workers = [((d, number), device.worker_of(number)) for number in range(in_flight)]
+            for key, worker in workers:
+                if worker is not None:
+                    lanes[key] = len(self.workers)
+                    self.workers.append(worker)
+                    slowdown.append(float(getattr(device, "slowdown", 1.0)))
+        for pair, link in self._transports.items():
+            if used.keys() >= set(pair) and (worker := _worker_of(link)) is not None:
+                lanes[(-1, *pair)] = len(self.workers)
+                self.workers.append(worker)
+                slowdown.append(0.0)
+        self._lanes = lanes
+        machine = self._scheduler.machine
+        for d in self._several:
+            machine.share(d)
+        self.engine = _core.Executor(machine, [worker.lane for worker in self.workers], np.array(slowdown, np.float64))
+        self.engine.spin(pool.spin_s)
+        for worker in self.workers:
+            worker.lane.spins = pool.spin_s
+
+    def connect(self, slot: Slot) -> None:
+        """Tell the engine how the segments and transfers of a slot are carried out."""
+        segments = len(self._plan.segments)
+        engine, base = self.engine, slot.number * (len(self._plan.segments) + len(self._plan.problem.edges))
+        for s, (segment, instance) in enumerate(zip(self._plan.segments, slot.instances, strict=True)):
+            if instance is None:
+                continue
+            d, device = segment.device, self.devices[segment.device]
+            lane = self._lanes.get((d, slot.number) if d in self._several else (d,), -1)
+            native: tuple[int, int] | None = getattr(instance, "native", None)
+            call = getattr(device, "call", None)
+            if native is not None and lane >= 0:
+                engine.set_entry(base + s, lane, *native)
+                continue
+            self.needs_python = True
+            if call is not None and lane >= 0:
+                in_c = instance.in_c if isinstance(instance, RunsInC) else None
+                engine.set_call(base + s, lane, call(instance) if in_c is None else in_c, lendable=in_c is not None)
+            else:
+                engine.set_start(base + s, lane, functools.partial(_start, slot, (s,), device.start, instance))
+        for p in range(len(self._plan.problem.edges)):
+            step = narrowed(Transfer, self._scheduler.instruction(0, segments + p))
+            copy = slot.copies.get((step.tensor, step.dst))
+            if copy is None or step.src == step.dst:
+                continue
+            src, source, destination = copy
+            lane, node = self._lanes.get((-1, src, step.dst), -1), base + segments + p
+            transport: Any = self._transports[src, step.dst]
+            if lane >= 0 and hasattr(transport, "seconds"):
+                engine.set_transfer(node, lane, transport.seconds(destination))
+            else:
+                self.needs_python = True
+                what = step.tensor, step.dst
+                engine.set_start(node, lane, functools.partial(_move, slot, what, transport, source, destination))
+
+
+def _start(slot: Slot, what: tuple[int, ...], start: Callable[..., object], instance: Instance, done: DoneCallback) -> None:
+    start(instance, _recording(slot, what, done))
+
+
+def _move(
+    slot: Slot, what: tuple[int, ...], transport: Transport, source: Buffer, destination: Buffer, done: DoneCallback
+) -> None:
+    transport.start(source, destination, _recording(slot, what, done))
+
+
+def _recording(slot: Slot, what: tuple[int, ...], done: DoneCallback) -> DoneCallback:
+    """Return the callback for an end; in a checked run, it also has the slot remember what was written."""
+    return done if slot.written is None else functools.partial(_recorded, slot, what, done)
+
+
+def _recorded(
+    slot: Slot, what: tuple[int, ...], done: DoneCallback, start: float, finish: float, error: BaseException | None
+) -> None:
+    """Report an end in a checked run: writes after this are too late."""
+    slot.reported(what)
+    done(start, finish, error)
+
+
+def _worker_of(driver: object) -> Worker | None:
+    return getattr(driver, "worker", None)

@@ -1,0 +1,167 @@
+"""Admission of a server's requests: replicas take them from the queue, and put them back if they have to begin again."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from placeit.core.errors import PlaceitError, SequenceError
+from placeit.core.threads import CHECK_S
+from placeit.runtime.calls import failure_of
+from placeit.serving.answers import Answer, Pending, fail, too_late
+from placeit.serving.queueing import Queueing
+from placeit.serving.replica import Replica
+
+__all__ = ["Admitting"]
+
+
+class Admitting(Queueing):
+    """The part of a server that gives requests to replicas."""
+
+    def wait_for_work(self, replica: Replica) -> bool:
+        """Wait until a request may wait for a replica; return False if no more will come."""
+        while True:
+            if (gone := replica.executor.gone) is not None:
+                raise gone
+            patience = self.patience()
+            with self._lock:
+                turn = self._waiting.first() is not None and self._next() is replica
+                turn |= self.sequences.next(replica) is not None
+                over = self._closed and not self.waiting and not any(other.load for other in self._replicas)
+                turn |= self.stays(replica)
+            if turn or over or replica.retired:
+                return turn
+            replica.bell.wait(patience)
+
+    def take(self, replica: Replica, *, room: bool) -> Pending | None:
+        """Return the next request for a replica; None if no request waits, or another replica has to take it.
+
+        Args:
+            replica: the replica that asks.
+            room: whether it may be a request of no sequence.
+        """
+        while (request := self._take(replica, room=room)) is not None:
+            try:
+                if request.line is not None:
+                    self.sequences.make_ready(request.line, request, replica)
+            except SequenceError as error:
+                self.failed(replica, request, error, begun=False)
+            except Exception as error:  # noqa: BLE001 (it concerns this sequence alone, unless the executor is lost)
+                replica.executor.check()
+                self.failed(replica, request, failure_of("This request cannot begin", error), begun=False)
+            else:
+                request.started = True
+                return request
+        return None
+
+    def _take(self, replica: Replica, *, room: bool) -> Pending | None:
+        taken = None
+        with self._lock:
+            self._waiting.expire(perf_counter())
+            while taken is None:
+                request = self.sequences.next(replica)
+                if request is None and room and self._is_turn_of(replica):
+                    request = self._waiting.first()
+                if request is None:
+                    break
+                try:
+                    self._waiting.remove(request)
+                    if request.future.begin():
+                        self._hand_over(request, replica)
+                        taken = request
+                except BaseException:
+                    if not request.replay:
+                        self._waiting.add_first(request)
+                    raise
+            self.queued.make_room()
+            self._wake_replicas()
+        self._end_late()
+        return taken
+
+    def _hand_over(self, request: Pending, replica: Replica) -> None:
+        """Record that a replica runs a request; with the lock."""
+        request.alone = not any(other.load for other in self._replicas)
+        request.number = self.queued.enter()
+        request.explored = replica.exploring
+        replica.flying.append(request)
+        if request.line is not None:
+            request.line.flying, request.settled = True, False
+        self._since = 0 if replica.exploring else self._since + 1
+
+    def patience(self) -> float:
+        """End requests that were cancelled or are past their deadline, and return the seconds until the next call is due.
+
+        These are half a second at most, so that the caller regularly checks whether its executor is lost.
+        """
+        with self._lock:
+            now = perf_counter()
+            self._waiting.expire(now)
+            self.sequences.tidy()
+            if self._waiting.over:
+                self.queued.make_room()
+            soonest = min(self._waiting.soonest, self.queued.expire())
+        self._end_late()
+        self._resolve_all(due=True, callbacks=True)
+        return max(0.0, min(CHECK_S, soonest - now))
+
+    def again(self, replica: Replica, why: PlaceitError | None = None) -> None:
+        """Put the requests that a replica has taken, and that have not ended, back at the front of the queue.
+
+        Requests of sequences that had begun fail, unless the state can be recomputed, as they cannot run twice on one state.
+
+        Args:
+            replica: the replica that had them.
+            why: the error by which the replica was lost; None if it goes on.
+        """
+        if replica.slots is not None:
+            self.queued.again(replica.slots.number)
+        with self._lock:
+            left = [request for request in replica.flying if not request.future.done()]
+            for request in replica.flying:
+                if request.line is not None and not request.settled:
+                    request.failure = self.sequences.interrupted(request.line, request, why)
+            broken = [request for request in left if request.failure is not None and not (self._over or request.replay)]
+            again = [request for request in left if request.failure is None and not (self._over or request.replay)]
+            try:
+                for request in reversed(again):
+                    self._waiting.add_first(request)
+                for request in broken:
+                    self._waiting.over[request] = None
+                given_up, failed = 0 if self._over else len(replica.flying) - len(left), len(broken)
+                for _ in replica.flying:
+                    self.queued.exit()
+                replica.flying.clear()
+                self._history.outcomes["cancelled"] += given_up
+                self._history.outcomes["failed"] += failed
+            except BaseException:
+                for request in again:
+                    self._waiting.remove(request)
+                raise
+            self._wake_replicas()
+        if self._over:
+            fail(left, too_late())
+        self._end_late()
+
+    def without(self, replica: Replica) -> bool:
+        """Give no more requests to a replica, if other replicas can run them; return whether they can."""
+        with self._lock:
+            others = any(other.able for other in self._replicas if other is not replica)
+            replica.lost |= others
+        return others
+
+    def failed(self, replica: Replica, item: Pending, error: PlaceitError, *, begun: bool = True) -> None:
+        """End a request that has failed, unless it has ended, or begins again on another replica."""
+        if item.explored and self.without(replica):
+            return  # it begins again on another replica, which shows whether the request is at fault
+        replica.failures = 0
+
+        def tell(future: Answer) -> None:
+            if not item.over:
+                self.release(replica, item, failure=error if begun or item.replay else None)
+            elif item.line is not None:  # its outputs were there, and could not be handed over
+                item.line.failed(error, for_good=True)
+            future.set_exception(error)
+
+        item.future.end(tell)
+        item.uncounted(error)
+        if item.submission is not None:
+            self.drop(item)

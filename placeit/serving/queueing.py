@@ -1,0 +1,196 @@
+"""The queue of a server: requests wait there until they begin, are cancelled or miss their deadline."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections import abc
+from time import perf_counter
+
+import numpy as np
+
+from placeit import _core
+from placeit.backends.base import Arrays, checked_inputs
+from placeit.core.errors import DeadlineError, ExecutionError, QueueFullError, SequenceError, UsageError
+from placeit.core.threads import CHECK_S
+from placeit.runtime.calls import check_process
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.serving.answering import Answering
+from placeit.serving.answers import Answer, Pending, fail, late
+from placeit.serving.line import Line
+
+__all__ = ["Queueing"]
+
+
+class Queueing(Answering):
+    """The part of a server that queues requests.
+
+    Args:
+        executor: any of the server's executors.
+        queue: number of requests that may wait, besides the requests in flight.
+        state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now.
+
+    Attributes:
+        after_sequences: called when the last open sequence is closed, with ``drain``; None for no call.
+    """
+
+    def __init__(self, executor: PlanExecutor, queue: int, state_memory: float | None) -> None:
+        super().__init__(state_memory)
+        self.queue = queue
+        self._inputs, self._outputs = executor.inputs, executor.outputs_wanted
+        self._process = os.getpid()
+        self.after_sequences: abc.Callable[..., object] | None = None
+
+    def enqueue(
+        self,
+        inputs: Arrays,
+        *,
+        start_within_s: float | None = None,
+        wait: bool = True,
+        timeout: float | None = None,
+        arrived: float | None = None,
+        line: Line | None = None,
+        behind: bool = True,
+    ) -> Answer:
+        """Queue a request of a sequence, or of no sequence; see :meth:`placeit.serving.server.Server.submit`."""
+        check_process(self._process)
+        for name, seconds in (("start_within_s", start_within_s), ("timeout", timeout)):
+            if seconds is not None and not seconds > 0:
+                raise UsageError(f"'{name}' must be a positive number of seconds; got {seconds}.")
+        now = perf_counter()
+        request = Pending(
+            checked_inputs(inputs, self._inputs), now + start_within_s if start_within_s is not None else math.inf
+        )
+        if arrived is not None:
+            if not arrived <= now:
+                raise UsageError(f"A request has arrived before it is submitted; got {arrived}, and it is {now} now.")
+            request.future.arrived = arrived
+        request.line = line
+        until = min(request.deadline, now + timeout) if timeout is not None else request.deadline
+        if not wait or self.is_here:
+            until = -math.inf
+        while (room := self._put(request, until, behind=behind)) is not None:
+            self.queued.wait_for_room(room, min(until, perf_counter() + CHECK_S))
+        return request.future
+
+    def _put(self, request: Pending, until: float, *, behind: bool) -> int | None:
+        """Queue a request. If there is no room, return the queue's counter of room to wait on, or raise after ``until``."""
+        outcomes, room = self._history.outcomes, self.queued.room
+        with self._lock:
+            if self._closed or self._reason is not None:
+                outcomes["refused"] += 1
+                raise self._why()
+            now = perf_counter()
+            self._expire(now)
+            line = request.line
+            if line is not None:
+                outcomes["refused"] += 1
+                line.check_open()
+                if line not in self.sequences:
+                    raise UsageError(f"Sequence {line.number} is one of another server: make one of this server.")
+                if not behind and (line.flying or self._waiting.first(line) is not None):
+                    raise SequenceError(
+                        f"A request of sequence {line.number} has not ended, and this one was not to wait for it: wait for the "
+                        "future of that one, or let requests of a sequence queue."
+                    )
+                outcomes["refused"] -= 1
+            if self.waiting >= self.queue:
+                if now < until:
+                    return room
+                if until == request.deadline:
+                    outcomes["expired"] += 1
+                    raise DeadlineError("The deadline of this request was over before there was room for it in the queue.")
+                outcomes["refused"] += 1
+                raise QueueFullError(
+                    f"{self.queue} requests wait already: requests come faster than they are served, or no executor takes them "
+                    "at present. Submit fewer, wait longer, or make the queue larger."
+                )
+            if line is None and self._waiting.first() is None and self._is_compiled:
+                self._submit(request)
+                return None
+            try:
+                if line is not None:
+                    line.submitted += 1
+                    request.position, request.resets = line.submitted, line.resets
+                self._waiting.add(request)
+                if request.deadline == self._waiting.soonest < math.inf:
+                    self._ring()  # the thread of any replica may be the one that looks at deadlines
+                self._wake_replicas()
+            except BaseException:
+                self._waiting.remove(request)
+                raise
+        return None
+
+    def _submit(self, request: Pending) -> None:
+        """Put a request into the compiled queue; with the lock."""
+        inputs = [np.ascontiguousarray(request.inputs[name]) for name in self._inputs]
+        request.inputs = dict(zip(self._inputs, inputs, strict=True))
+        request.outputs = {name: np.empty(spec.shape, spec.dtype) for name, spec in self._outputs.items()}
+        submission = _core.Submission(inputs, [*request.outputs.values()], request.deadline)
+        request.submission = submission
+        request.future.attach(self.queued, submission, functools.partial(self._wait_for, request))
+        self._submitted[submission] = request
+        if self.queued.put(submission):  # the thread of any replica may be the one that looks at deadlines
+            self._ring()
+
+    @property
+    def _is_compiled(self) -> bool:
+        """True if requests of no sequence need no Python; with the lock."""
+        able = [replica.slots is not None for replica in self._replicas if replica.able]
+        return bool(able) and all(able)
+
+    def _withdraw(self) -> list[Pending]:
+        """Take all waiting requests out of the compiled queue, and return them; with the lock."""
+        found = [self._submitted[submission] for submission in self.queued.withdraw()]
+        for request in found:
+            self.drop(request)
+        return found
+
+    def _sort(self) -> None:
+        """Move the waiting requests of the compiled queue to the threads of replicas, if some need Python; with the lock."""
+        if self.queued.waiting and any(replica.able for replica in self._replicas) and not self._is_compiled:
+            for request in self._withdraw():
+                self._waiting.add(request)
+
+    def _expire(self, now: float) -> None:
+        """Remove requests that were cancelled, or whose deadline is over; with the lock."""
+        self._waiting.expire(now)
+        if self._waiting.over:  # threads of the server end their futures, as no signal handler raises there
+            self._ring()
+
+    def _end_late(self) -> None:
+        """End the futures of requests that have left the queue without having begun; without the lock."""
+        while self._waiting.over:
+            with self._lock:
+                request = next(iter(self._waiting.over), None)
+            if request is not None:
+                fail([request], late() if request.failure is None else request.failure)
+                self._waiting.over.pop(request, None)
+
+    def _drop(self) -> list[Pending]:
+        """Take out all waiting requests, count them as failed, and return them; with the lock."""
+        dropped = self._waiting.clear() + self._withdraw()
+        self._history.outcomes["failed"] += len(dropped)
+        return dropped
+
+    def turn_away(self) -> None:
+        """Count a request as refused that was not submitted because the queue was full when it was due."""
+        with self._lock:
+            self._history.outcomes["refused"] += 1
+
+    def end(self, line: Line, *, drain: bool) -> None:
+        """Close a sequence; see :meth:`placeit.serving.sequence.Sequence.close`."""
+        with self._lock:
+            dropped = self.sequences.end(line, drain=drain)
+            self._history.outcomes["failed"] += len(dropped)
+            self.queued.make_room()
+            last = not any(self.sequences.open_lines)
+        fail(dropped, SequenceError(f"Sequence {line.number} was closed before this request had begun."))
+        if last and self.after_sequences is not None:
+            self.after_sequences(drain=drain)
+
+    def check_thread(self) -> None:
+        """Raise ExecutionError if this is a callback of one of the server's futures, which cannot wait for requests."""
+        if self.is_here:
+            raise ExecutionError("A callback of one of a server's futures cannot wait for its requests: submit them instead.")

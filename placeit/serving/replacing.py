@@ -1,0 +1,194 @@
+"""Replacement of a server's replicas: of lost ones, of a plan by a candidate, and of executors by better ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import abc
+from time import perf_counter
+
+from placeit.core.errors import PlaceitError
+from placeit.core.threads import CHECK_S
+from placeit.planning.segments import Plan
+from placeit.runtime.calls import failure_of
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.serving.admitting import Admitting
+from placeit.serving.answers import fail
+from placeit.serving.replica import Replace, Replacement, Replica
+from placeit.serving.replica_thread import ReplicaThread
+
+__all__ = ["Replacing"]
+
+
+class Replacing(Admitting):
+    """The part of a server that makes, replaces and closes replicas.
+
+    Args:
+        executors: of the same model, for this server alone.
+        queue: number of requests that may wait, besides the requests in flight.
+        replace: makes an executor in place of a lost one; None to go on without one.
+        state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now.
+
+    Attributes:
+        vacant: number of lost executors that no other one has replaced.
+    """
+
+    def __init__(
+        self, executors: abc.Sequence[PlanExecutor], queue: int, replace: Replace | None, state_memory: float | None
+    ) -> None:
+        super().__init__(executors[0], queue, state_memory)
+        self._replace, self._replacing = replace, 0
+        self.vacant = 0
+        made = [ReplicaThread(self, executor, self.lose) for executor in executors]
+        for replica in made:
+            self._add(replica)
+        for replica in made:
+            replica.start()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that serves, on a server with a single replica."""
+        return self._replicas[0].executor.plan
+
+    @property
+    def executors(self) -> list[PlanExecutor]:
+        """The executors that serve requests now."""
+        return [replica.executor for replica in self._replicas if replica.able]
+
+    @property
+    def exploring(self) -> bool:
+        """True if there is a candidate that can run."""
+        return any(replica.exploring and replica.able for replica in self._replicas)
+
+    def _add(self, replica: Replica) -> None:
+        """Add a replica, which the caller starts."""
+        if replica.slots is not None:
+            self._numbered[replica.slots.number] = replica
+        self._replicas = [*self._replicas, replica]
+
+    def lose(self, replica: Replica, error: PlaceitError) -> None:
+        """Replace a replica that cannot run requests any more, or fail the waiting requests if no replica is left."""
+        noticed, happened = perf_counter(), self.happened
+        happened("lost", str(error), until=noticed)
+        self.again(replica, error)
+        with self._lock:
+            replica.lost = True
+            self.sequences.lose(replica, error)
+            self._replacing += 1
+            left = [other.executor for other in self._replicas if other.able and not other.exploring]
+            self._wake_replicas()
+        made = None
+        try:
+            if self._replace is not None and not (self._over or replica.exploring or replica.retired):
+                executor, by = self._replace(replica.executor, left, error)
+                ready, where = perf_counter(), ", ".join(by.devices)
+                happened("silence", str(error), seconds=by.silent_s, until=noticed)
+                happened("decision", where, seconds=by.decided_s, until=ready - by.compiled_s)
+                happened("compiling and loading", where, seconds=by.compiled_s, until=ready)
+                made = ReplicaThread(self, executor, self.lose, by)
+        except PlaceitError as failure:
+            error = failure
+        except BaseException as failure:  # noqa: BLE001 (after any error, futures have to fail with it)
+            error = failure_of(f"{error} And no other placement was found", failure)
+        replica.executor.close()
+        with self._lock:
+            self._replacing -= 1
+            dropped = []
+            over = self._over
+            self.vacant += made is None and not (replica.exploring or replica.retired)
+            if made is not None and not over:
+                self._add(made)
+                made.start()
+                self._sort()
+            elif not any(other.able for other in self._replicas) and not self._replacing:
+                self._reason = error
+                happened("nothing is left", str(error))
+                dropped = self._drop()
+                self.queued.make_room()
+        fail(dropped, error)
+        if made is not None and over:
+            made.close()
+
+    def explore(self, executor: PlanExecutor, every: int) -> None:
+        """Have a candidate serve one request in ``every``, one at a time; it is closed with the server, or by :meth:`settle`.
+
+        Raises:
+            ExecutionError: the server is closed.
+            DeviceError: no thread can be started for it.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.callback(executor.close)
+            replica = ReplicaThread(self, executor, self.lose, every=every)
+            stack.callback(replica.close)
+            with self._lock:
+                if self._closed:
+                    replica.gone.open()
+                    raise self._why()
+                self._every, self._since = every, 0
+                self._add(replica)
+                self._sort()
+            replica.start()
+            stack.pop_all()
+
+    def settle(self, *, adopt: bool) -> bool:
+        """Switch to the candidate if ``adopt`` and it can run, else drop it; close the replicas that no longer serve.
+
+        Returns:
+            Whether the candidate serves.
+        """
+        with self._lock:
+            adopt = adopt and self.exploring
+            leaving = [replica for replica in self._replicas if replica.exploring != adopt]
+            for replica in self._replicas:
+                replica.adopt()
+                if replica in leaving:
+                    replica.retire()
+                else:
+                    replica.bell.ring()
+            self._sort()
+            self._wake_replicas()
+        self._leave(leaving)
+        return adopt
+
+    def _leave(self, leaving: abc.Sequence[Replica]) -> None:
+        """Close replicas that get no more requests, once their last requests are over."""
+        for replica in leaving:
+            while not replica.gone.wait(CHECK_S):
+                pass
+        self.sequences.leave(leaving)
+        with self._lock:
+            self._replicas = [replica for replica in self._replicas if replica not in leaving]
+        for replica in leaving:
+            replica.close()
+
+    def exchange(self, leaving: PlanExecutor | None, executor: PlanExecutor, replacement: Replacement) -> bool:
+        """Replace an executor, or one that was lost, by another; the replaced one is closed when its requests have ended.
+
+        Args:
+            leaving: the executor to replace; None to fill the place of one that was lost.
+            executor: the new one, of the same model; closed with the server.
+            replacement: the record of the replacement.
+
+        Returns:
+            False if the server is closed, or there is no such executor to replace: then nothing has changed.
+
+        Raises:
+            DeviceError: no thread can be started for it.
+        """
+        self.happened("compiling and loading", ", ".join(replacement.devices), seconds=replacement.compiled_s)
+        replica = ReplicaThread(self, executor, self.lose, replacement)
+        with self._lock:
+            left = [other for other in self._replicas if other.executor is leaving and other.able]
+            wanted = not self._closed and self._reason is None and bool(self.vacant if leaving is None else left)
+            if wanted:
+                self.vacant -= leaving is None
+                self._add(replica)
+                replica.start()
+                for other in left:
+                    other.retire()
+                self._sort()
+                self._wake_replicas()
+        if wanted:
+            self._leave(left)
+        else:
+            replica.discard()
+        return wanted

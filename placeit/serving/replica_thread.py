@@ -1,0 +1,143 @@
+"""The thread of a replica: it serves the replica's executor with requests of the server, and reports their ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
+from placeit.runtime.calls import failure_of
+from placeit.runtime.feed import report
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.spans import Moved, Ran
+from placeit.serving.admitting import Admitting
+from placeit.serving.answers import Answer, Pending
+from placeit.serving.replica import Replacement, Replica
+
+__all__ = ["ReplicaThread"]
+
+_FAILURES = 6  # failures in a row that no request caused; after one more, the replica counts as lost
+_PAUSE_S = 5e-3  # seconds; the pause after the n-th failure in a row is this times 2**n
+
+
+class ReplicaThread(Replica):
+    """A replica with its thread: the feed of the executor (:class:`placeit.runtime.feed.Feed`).
+
+    Args:
+        server: the server whose requests it takes.
+        executor: closed with the replica.
+        lose: called on the thread, with the replica and the error, when the replica cannot run requests any more.
+        replacement: logged with its first answer; None if this replica replaces none.
+        every: a candidate gets one request in ``every``; 0 for any other replica.
+    """
+
+    def __init__(
+        self,
+        server: Admitting,
+        executor: PlanExecutor,
+        lose: Callable[[Replica, PlaceitError], object],
+        replacement: Replacement | None = None,
+        *,
+        every: int = 0,
+    ) -> None:
+        super().__init__(server.queued, executor, replacement, every=every)
+        self._server, self._lose = server, lose
+
+    def start(self) -> None:
+        """Start taking requests, on the replica's thread."""
+        self._worker.submit(self._work)
+
+    def _work(self) -> None:
+        reason: PlaceitError | None = None
+        try:
+            while reason is None:
+                try:
+                    if not self._run_what_waits():
+                        return
+                except BaseException as error:  # noqa: BLE001 (the thread serves others)
+                    reason = self._end_of(error)
+            if self.slots is not None:
+                self._queued.close(self.slots.number)
+            self._lose(self, reason)
+        finally:
+            self.gone.open()
+
+    def _run_what_waits(self) -> bool:
+        """Run requests until none waits; return False if no more will come. Requests in flight after an error begin again."""
+        self._thread = threading.get_ident()
+        if self.slots is not None:
+            self._queued.close(self.slots.number)
+        self.executor.settle()
+        self._server.again(self)
+        if not self.stays() and not self._server.wait_for_work(self):
+            return False
+        self.executor.serve(self)
+        return True
+
+    def _end_of(self, error: BaseException) -> PlaceitError | None:
+        """Return why the replica is lost, after an error that ended serving; None if the replica goes on."""
+        why = error if isinstance(error, PlaceitError) else None
+        try:
+            self.executor.check()
+        except PlaceitError as reason:
+            return why or reason
+        self.failures += 1
+        if self.failures > _FAILURES or self.exploring:
+            return why or failure_of("Serving failed", error)
+        report("Serving goes on after", error)
+        forget_frames(error)  # its frames hold requests
+        time.sleep(_PAUSE_S * 2**self.failures)
+        return None
+
+    def take(self, *, room: bool) -> Pending | None:
+        """See :class:`placeit.runtime.feed.Feed`."""
+        request = self._server.take(self, room=room)
+        if request is not None:
+            request.future.begun = perf_counter()
+        return request
+
+    def patience(self) -> float:
+        """See :class:`placeit.runtime.feed.Feed`."""
+        return self._server.patience()
+
+    def stays(self) -> bool:
+        """See :class:`placeit.runtime.feed.Feed`."""
+        return self._server.stays(self)
+
+    def at(self, number: int) -> Pending | None:
+        """See :class:`placeit.runtime.feed.Feed`."""
+        return None if self.slots is None else self._server.queued_at(self.slots, number)
+
+    def ended(
+        self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]
+    ) -> None:
+        """See :class:`placeit.runtime.feed.Feed`."""
+        ended = perf_counter()
+        self.failures = 0
+        try:
+            if not self._server.release(self, item, ran, moved, ended) and item.future.done():
+                return
+            item.future.ended = ended
+            self._server.answered(self, ended)
+            self._server.tell(item, ran, self)
+        except BaseException as error:  # noqa: BLE001 (the outputs are there)
+            report("A request has ended and was not counted:", error)
+            item.uncounted(error)
+
+        def tell(future: Answer) -> None:
+            try:
+                future.set_result(dict(outputs))
+            finally:
+                if item.line is not None and not future.done():
+                    item.line.failed(ExecutionError("The outputs of a request could not be handed over."), for_good=True)
+
+        item.future.end(tell)
+
+    def failed(self, item: Pending, error: PlaceitError, *, begun: bool = True) -> None:
+        """See :class:`placeit.runtime.feed.Feed`."""
+        self._server.failed(self, item, error, begun=begun)
