@@ -25,9 +25,10 @@ from placeit.profiler.support import supported
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
 from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
-from placeit.session import Session, optimize
+from placeit.session import Session
 from placeit.workbench.options import Constraints
 from tests.eager_streams import devices, run_at_once
+from tests.steady import optimize
 from tests.torch_models import ConvNet, Transformer
 
 CORES = allowed_cores()[:2]

@@ -24,7 +24,8 @@ from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
-from placeit.session import Session, optimize
+from placeit.session import Session
+from tests.steady import optimize
 from tests.torch_models import Calling
 
 CORE = f"CPU@{allowed_cores()[0]}"

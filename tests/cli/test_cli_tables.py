@@ -19,7 +19,7 @@ from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.report import as_text, text
-from placeit.session import optimize
+from tests.steady import optimize
 
 HEADS = ("candidate", "devices (ops)", "segments", "measured", "speed-up over CPU@0")
 ROWS = [
