@@ -1,4 +1,4 @@
-"""Parts of the streams of a :class:`~placeit.testing.fake_accelerator.FakeAccelerator`: memory, marks, submissions."""
+"""Parts of the streams of a :class:`~tests.fake_accelerator.FakeAccelerator`: memory, marks, submissions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from placeit.runtime.devices.accelerator import Inbox, LoadedProgram, Token
 from placeit.runtime.devices.base import BufferSpec
-from placeit.testing.happens_before import Access
+from tests.happens_before import Access
 
 __all__ = ["FakeEvent", "FakeMemory", "FakeStream", "FakeView", "StreamMark", "Submission", "Turn", "Wait", "one_at_a_time"]
 

@@ -10,10 +10,9 @@ the same time; a thread learns what another one knows only when it takes its tur
 
 Data is real: a launch makes its outputs unreadable when it starts and fills them when it ends, from the values of its inputs at
 the start; if the inputs changed in between, the outputs stay unreadable. So a read or a write that comes too early gives wrong
-results if time happened to pass that way; :class:`~placeit.testing.happens_before.HappensBefore` detects it in any case.
+results if time happened to pass that way; :class:`~tests.happens_before.HappensBefore` detects it in any case.
 """
 
-# ruff: noqa: S101 (assertions are what a test suite is made of)
 from __future__ import annotations
 
 import functools
@@ -31,7 +30,7 @@ from placeit.runtime.blank import blank_value, is_blank
 from placeit.runtime.devices.accelerator import HOST, Inbox, LoadedProgram, Step, Token
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.null import VirtualClock
-from placeit.testing.fake_streams import (
+from tests.fake_streams import (
     FakeEvent,
     FakeMemory,
     FakeStream,
@@ -42,7 +41,7 @@ from placeit.testing.fake_streams import (
     Wait,
     one_at_a_time,
 )
-from placeit.testing.happens_before import HappensBefore
+from tests.happens_before import HappensBefore
 
 __all__ = ["FakeAccelerator"]
 
@@ -203,7 +202,7 @@ class FakeAccelerator:
         return view.array.copy()
 
     @one_at_a_time
-    def look(self, view: FakeView, owner: object) -> NDArray[np.generic]:  # noqa: ARG002
+    def look(self, view: FakeView, owner: object) -> NDArray[np.generic]:
         """Return a view's value, read as the host."""
         self.order.use(_host(), "the host", host=_host(), reads=[view.access])
         return view.array
@@ -235,7 +234,7 @@ class FakeAccelerator:
             self.order.faults.append(f"{stream} is closed while work is queued there")
 
     @one_at_a_time
-    def event(self, device: int) -> FakeEvent:  # noqa: ARG002
+    def event(self, device: int) -> FakeEvent:
         """Return an event that marks nothing yet."""
         return FakeEvent()
 
@@ -313,7 +312,7 @@ class FakeAccelerator:
         self._wait(there, self._mark(stream))
 
     @one_at_a_time
-    def notify(self, stream: FakeStream, event: FakeEvent, inbox: Inbox, token: Token) -> None:  # noqa: ARG002
+    def notify(self, stream: FakeStream, event: FakeEvent, inbox: Inbox, token: Token) -> None:
         """Report an event, at a random time after it has happened."""
         mark = event.mark
         assert mark is not None, "an event that was never recorded cannot be reported"
