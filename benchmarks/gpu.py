@@ -31,6 +31,7 @@ import torch
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress
+from examples.models import MODELS, build_model, example_inputs
 from placeit.backends.torch.model import load
 from placeit.backends.torch.tensor_program import tensor_model
 from placeit.core.address import Address
@@ -49,7 +50,6 @@ from placeit.runtime.devices.accelerator import HOST, Memory
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session, optimize
-from placeit.workloads.models import MODELS, build_model, example_inputs
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
 LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(

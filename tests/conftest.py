@@ -13,13 +13,13 @@ import pytest
 import torch
 from hypothesis import settings
 
+from examples.models import export_model
 from placeit.backends import load
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core import clock
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
-from placeit.workloads.models import export_model
 
 # how long an example takes says how busy the machine is, and a test says the same each time
 settings.register_profile("placeit", deadline=None, derandomize=True)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from examples.decoder import TINY, Decoder, build_decoder, write_decoder
 from placeit.core.errors import UsageError
 from placeit.core.telemetry import import_onnxruntime, import_openvino
-from placeit.workloads.decoder import TINY, Decoder, build_decoder, write_decoder
 from tests.text_steps import generate, with_caches
 
 openvino = import_openvino()

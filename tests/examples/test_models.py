@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from examples.models import MODELS, build_model, export_model
 from placeit.backends import load
 from placeit.core.errors import FileError, ModelError
 from placeit.devices.openvino import openvino_core
-from placeit.workloads.models import MODELS, build_model, export_model
 
 # as published; Inception-V3 without its auxiliary head
 PARAMETERS = {"resnet50": 25_557_032, "inception_v3": 23_834_568, "bert_base": 109_482_240}
