@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from placeit.backends.torch import tensor_program
 from placeit.backends.torch.model import load
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
+from placeit.learning.workloads import tensor_program
 from placeit.measuring.check import OutputDifference
 from placeit.optimizer.options import Candidates
 from placeit.planning.coarsen import Grouping

@@ -17,11 +17,11 @@ from onnx import TensorProto, helper
 
 from placeit.backends import load
 from placeit.backends.torch import model as torch_backend
-from placeit.backends.torch import tensor_program
 from placeit.cli.paths import read_tensors
 from placeit.core.errors import FileError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
+from placeit.learning.workloads import tensor_program
 from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
 from placeit.session import Session
