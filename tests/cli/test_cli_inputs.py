@@ -235,6 +235,7 @@ def test_a_tensor_program_takes_whole_inputs_by_name() -> None:
         Session(model, CORE, inputs=given | {"Z": given["A"]})
 
 
+@pytest.mark.usefixtures("steady")
 def test_optimize_measures_and_checks_on_the_inputs_given(picky: Path, cores: Sequence[str]) -> None:
     inputs = {"x": np.arange(64.0), "a": np.int32(0), "b": np.int32(0)}
     with optimize(picky, ",".join(cores), candidates=Candidates(placers="heft"), budget=2, inputs=inputs, cache=None) as found:

@@ -21,6 +21,8 @@ from placeit.profiler.cache import Cache
 from placeit.report import as_text, text
 from tests.steady import optimize
 
+pytestmark = pytest.mark.usefixtures("steady")
+
 HEADS = ("candidate", "devices (ops)", "segments", "measured", "speed-up over CPU@0")
 ROWS = [
     ("calibrated-search 1 (segment-search) *", "CPU@0 179, CPU@1 146", "45", "81.9 ms", "1.33"),
