@@ -20,6 +20,7 @@ from placeit.core.conflicts import beside
 from placeit.core.errors import NoRoomError
 from placeit.core.lines import nonnegative_fit
 from placeit.measuring.budget import STEP_S
+from placeit.measuring.measure import Watching
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache, Kept
@@ -28,7 +29,7 @@ from placeit.profiler.kernel_history import Beyond, History, history_key
 from placeit.profiler.kernel_times import profiled
 from placeit.profiler.links import LinkCosts, probe
 from placeit.profiler.load import MachineLoad, Watch
-from placeit.profiler.passes import Passes, Progress, Watching, unslowed
+from placeit.profiler.passes import Passes, Progress, unslowed
 from placeit.profiler.sampling import alike, choose, predict
 from placeit.profiler.support import supported
 from placeit.runtime.devices.kernels import Kernel, group_shares

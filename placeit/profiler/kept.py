@@ -16,11 +16,12 @@ from placeit.core import clock
 from placeit.core.cluster import Cluster
 from placeit.core.memory import freed_memory_is_kept
 from placeit.core.units import about_seconds
+from placeit.measuring.measure import Watching
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Profiled, Segmenter
 from placeit.profiler.cache import Cache, Kept, are_numbers, are_times
 from placeit.profiler.links import LinkCosts, device_key
-from placeit.profiler.passes import Passes, Progress, Watching, unslowed
+from placeit.profiler.passes import Passes, Progress, unslowed
 from placeit.runtime.runtime import Runtime
 
 __all__ = ["contradicted", "cost_key", "costs_of", "find"]

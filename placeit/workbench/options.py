@@ -14,8 +14,8 @@ from placeit.backends.base import Arrays
 from placeit.core.errors import UsageError
 from placeit.core.sizes import SizeRange
 from placeit.measuring.check import check_tolerance
+from placeit.measuring.measure import Watching
 from placeit.profiler.load import Watch
-from placeit.profiler.passes import Watching
 from placeit.serving.server import QUEUE
 from placeit.simulator.load import arrival_times, check_rate
 
