@@ -20,10 +20,10 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.devices.clusterfile import read_cluster
+from placeit.learning.workloads.datasets import DatasetKind, cases
 from placeit.session import Session
 from placeit.simulator.scheduler import EXECUTED_RULES, GIPH_RULES, Rules
 from placeit.simulator.simulate import SimulatedCost
-from placeit.workloads.datasets import DatasetKind, cases
 
 __all__ = ["FAMILIES", "LIGHT", "Case", "family", "large_family", "measured_model", "placing", "unequal_cores"]
 
@@ -108,7 +108,7 @@ def _giph(count: int, seed: int) -> list[Case]:
 
 def _tensor(count: int, seed: int) -> list[Case]:
     """Return DOPPLER's tensor programs, in several numbers of shards, on described GPUs."""
-    from placeit.backends.torch.tensor_program import tensor_model
+    from placeit.learning.workloads.tensor_program import tensor_model
 
     def case(graph: str, where: tuple[int, str]) -> Case:
         devices, link = _TENSOR_CLUSTERS[where]

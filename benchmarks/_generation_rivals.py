@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from benchmarks._child import peak_memory
 from benchmarks._models import two_cores
 from benchmarks._plain import bound_thread, openvino_options
+from examples.decoder import Decoder, write_decoder
 from examples.generate_text import EVERY, shapes, step_inputs
 from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
@@ -26,7 +27,6 @@ from placeit.core.telemetry import import_onnxruntime, import_openvino
 from placeit.devices.openvino import openvino_core
 from placeit.session import Session
 from placeit.workbench.options import Constraints, Inputs
-from placeit.workloads.decoder import Decoder, write_decoder
 
 __all__ = [
     "ALL_CORES",

@@ -19,6 +19,8 @@ from benchmarks._generation_rivals import NAMES, Steps, in_segments, plain_steps
 from benchmarks._harness import Args, Report
 from benchmarks._models import progress, settled_race, two_cores
 from benchmarks._plain import bound_thread, openvino_options
+from examples import models
+from examples.decoder import TINY, write_decoder
 from examples.generate_text import step_inputs
 from placeit.core.errors import ExecutionError, PlaceitError, SequenceError
 from placeit.core.memory import own_use
@@ -31,8 +33,6 @@ from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.workbench.options import Inputs
-from placeit.workloads import models
-from placeit.workloads.decoder import TINY, write_decoder
 
 __all__ = ["encoder", "soak"]
 

@@ -1,4 +1,4 @@
-"""The decoders of :mod:`placeit.workloads.decoder` in PyTorch, with layers that accelerate loads from disk when they run."""
+"""The decoders of :mod:`examples.decoder` in PyTorch, with layers that accelerate loads from disk when they run."""
 
 from __future__ import annotations
 

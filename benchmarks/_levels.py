@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from placeit.backends.torch.tensor_program import of_program
 from placeit.core.cluster import Cluster
+from placeit.learning.workloads.tensor_program import of_program
+from placeit.learning.workloads.tensors import shard
+from placeit.learning.workloads.tensors.expression import elementwise, tensor
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.base import Buffer, Instance
 from placeit.runtime.runtime import Runtime
-from placeit.workloads.tensors import shard
-from placeit.workloads.tensors.expression import elementwise, tensor
 
 __all__ = ["EMPTY_LEVELS", "LevelByLevel", "empty_levels", "levels", "simulated"]
 

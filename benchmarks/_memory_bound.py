@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks._harness import Report
 from benchmarks._models import progress, side_by_side, two_cores
+from examples.decoder import Decoder, write_decoder
 from examples.generate_text import generate, inputs_of, shapes
 from placeit.backends.base import Arrays
 from placeit.core.placement import Placement
@@ -28,7 +29,6 @@ from placeit.optimizer.certainty import excluded
 from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Plan
 from placeit.session import Inputs, Session
-from placeit.workloads.decoder import Decoder, write_decoder
 
 __all__ = ["MEMORY_BOUND", "run"]
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._architectures import packaged
+from examples import models
 from placeit import backends
 from placeit.backends.base import Model
 from placeit.core.errors import UsageError
@@ -22,7 +23,6 @@ from placeit.core.files import cache_folder
 from placeit.measuring.measure import Measurement, Race
 from placeit.optimizer.result import Candidate, Optimized
 from placeit.session import Session
-from placeit.workloads import models
 
 __all__ = [
     "MODELS",

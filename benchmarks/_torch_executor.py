@@ -40,11 +40,13 @@ from benchmarks._dispatch import gaps, microseconds, slower_after
 from benchmarks._harness import Args, Report
 from benchmarks._levels import EMPTY_LEVELS, LevelByLevel, empty_levels, simulated
 from benchmarks._models import fastest_split, progress, settled_race, two_cores
-from placeit.backends.torch.tensor_program import TensorProgram, tensor_model
 from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.core.memory import keep_freed_memory
 from placeit.devices import discover
+from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS
+from placeit.learning.workloads.tensor_program import TensorProgram, tensor_model
+from placeit.learning.workloads.tensors import BlockProgram, ProgramOp, ProgramSegment
 from placeit.measuring.check import OutputDifference
 from placeit.measuring.measure import faster, timed
 from placeit.optimizer.options import Candidates
@@ -56,8 +58,6 @@ from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session, optimize
-from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
-from placeit.workloads.tensors import BlockProgram, ProgramOp, ProgramSegment
 
 ONE, OURS, FINE, LEVELS = "placeit, one device", "placeit", "placeit, each group a segment", "level by level, the same segments"
 ONE_CORE, BOTH_CORES, SHARDS = "PyTorch, one core", "PyTorch, both cores", "PyTorch, the same shards, one core"

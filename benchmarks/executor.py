@@ -46,6 +46,7 @@ from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
+from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS
 from placeit.measuring.check import OutputDifference
 from placeit.measuring.measure import Measurement, faster
 from placeit.optimizer.options import Candidates
@@ -53,7 +54,6 @@ from placeit.optimizer.result import Candidate, Optimized
 from placeit.profiler.cache import Cache
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session, optimize
-from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
 ONE, BOTH, OURS, SPLIT = "OpenVINO, one core", "OpenVINO, both cores", "placeit", "placeit, fastest on both"
 

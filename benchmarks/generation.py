@@ -48,11 +48,11 @@ from benchmarks._generation_rivals import (
 from benchmarks._generation_sizes import encoder, soak
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress, settled_race, two_cores
+from examples.decoder import Decoder
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.placement import Placement
 from placeit.measuring.measure import faster
 from placeit.optimizer.options import Candidates
-from placeit.workloads.decoder import Decoder
 
 FULL, QUICK = Decoder(), Decoder(layers=4, width=64, heads=4, hidden=128, vocabulary=256)
 _PROMPT, _TOKENS = 64, 64

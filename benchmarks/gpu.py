@@ -31,14 +31,16 @@ import torch
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress
+from examples.models import MODELS, build_model, example_inputs
 from placeit.backends.torch.model import load
-from placeit.backends.torch.tensor_program import tensor_model
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.nvml import GpuSampler, gpu_use
+from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS
+from placeit.learning.workloads.tensor_program import tensor_model
 from placeit.measuring.measure import Measurement, Race, faster, timed
 from placeit.optimizer.result import Candidate
 from placeit.planning.coarsen import Grouping
@@ -49,8 +51,6 @@ from placeit.runtime.devices.accelerator import HOST, Memory
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session, optimize
-from placeit.workloads.models import MODELS, build_model, example_inputs
-from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
 LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {

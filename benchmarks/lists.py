@@ -22,6 +22,7 @@ from benchmarks._anytime_problems import family
 from benchmarks._harness import Args, Report, main
 from benchmarks._list_problems import SHAPES, list_problem
 from placeit.core.problem import Problem
+from placeit.learning.workloads.registry import find_dataset
 from placeit.placers.best_list import BestList
 from placeit.placers.cpop import Cpop
 from placeit.placers.heft import Heft
@@ -29,7 +30,6 @@ from placeit.placers.list_scheduling import list_schedule, optimistic_costs, pri
 from placeit.placers.peft import Peft
 from placeit.simulator.scheduler import EXECUTED_RULES, GIPH_RULES, Rules
 from placeit.simulator.simulate import SimulatedCost
-from placeit.workloads.registry import find_dataset
 
 _FIRST_SEED = 7000
 _LARGE = 10_000  # for this many ops and more, explanatory rows are left out

@@ -8,8 +8,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from examples.models import MODELS, export_model
 from placeit.errors import PlaceitError
-from placeit.workloads.models import MODELS, export_model
 
 
 def main(arguments: list[str] | None = None) -> None:

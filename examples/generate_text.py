@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from examples.decoder import Decoder, write_decoder
 from placeit import Inputs, PlaceitError, Placement, Session
 from placeit.core.sizes import SizeRange
 from placeit.devices.openvino import explaining, openvino_core
-from placeit.workloads.decoder import Decoder, write_decoder
 
 EVERY = ("input_ids", "attention_mask", "position_ids", "beam_idx")
 Arrays = Mapping[str, NDArray[np.generic]]

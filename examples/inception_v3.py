@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from examples._place import parser, place_and_run
+from examples.models import export_model
 from placeit import PlaceitError
-from placeit.workloads.models import export_model
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from placeit.session import Session, optimize
     from placeit.simulator.simulate import schedule, simulate
     from placeit.workbench.application import Application, load
-    from placeit.workbench.options import Constraints, Inputs, Traffic
+    from placeit.workbench.options import Constraints, Inputs, Policy, Traffic
 
 __all__ = [
     "Application",
@@ -56,6 +56,7 @@ __all__ = [
     "PlacedStages",
     "PlaceitError",
     "Placement",
+    "Policy",
     "Problem",
     "Rules",
     "RunReport",
@@ -104,7 +105,7 @@ _NAMES = {
     "placeit.simulator.scheduler": "Rules",
     "placeit.simulator.simulate": "schedule simulate",
     "placeit.workbench.application": "Application load",
-    "placeit.workbench.options": "Constraints Inputs Traffic",
+    "placeit.workbench.options": "Constraints Inputs Policy Traffic",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Where each public name lives. Modules are imported when a name of theirs is first used: some take seconds."""

@@ -16,7 +16,7 @@ from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
 from placeit.workbench import Workbench
-from placeit.workbench.options import Constraints, Inputs
+from placeit.workbench.options import Constraints, Inputs, Policy
 
 if TYPE_CHECKING:
     from placeit.backends.bundle.manifest import Manifest
@@ -44,6 +44,7 @@ class Session(Workbench):
             graph of the file or OpenVINO's graph.
         spin_s: seconds, 0.001 at most, that threads of devices wait awake for the next segment before they sleep, while cores
             are idle. Waking a thread takes 5 to 50 us; spinning keeps a core busy, and reports print how much.
+        policy: guards against measurements that mislead.
 
     Raises:
         ModelError, FileError, DeviceError, ClusterError: the model, a file, a device or the cluster cannot be used.
@@ -114,6 +115,7 @@ def optimize(
     inputs: Inputs | Arrays | None = None,
     constraints: Constraints = Constraints(),
     cache: Cache | Literal["default"] | None = "default",
+    policy: Policy = Policy(),
 ) -> Optimized:
     """Find the placement of a model that is best by an objective, by measuring.
 
@@ -135,6 +137,7 @@ def optimize(
         inputs: arrays by name, or :class:`placeit.Inputs`; None for random ones.
         constraints: rules for every placement.
         cache: where measured costs are kept; None to measure afresh and keep nothing.
+        policy: guards against measurements that mislead.
 
     Returns:
         The result. With a described device in the cluster nothing is measured, and the simulator decides.
@@ -150,5 +153,7 @@ def optimize(
     """
     cluster = discover(devices, precision=precision)
     goal = Goal(cluster, objective, budget, candidates, seed, rate)  # first, as its checks are faster than loading a model
-    with Session(model, cluster, precision=precision, inputs=inputs, constraints=constraints, cache=cache) as session:
+    with Session(
+        model, cluster, precision=precision, inputs=inputs, constraints=constraints, cache=cache, policy=policy
+    ) as session:
         return find(session, goal, progress)

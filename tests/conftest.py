@@ -13,17 +13,13 @@ import pytest
 import torch
 from hypothesis import settings
 
+from examples.models import export_model
 from placeit.backends import load
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core import clock
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
-from placeit.optimizer import certainty, optimize, races
-from placeit.profiler import costs, kept
 from placeit.profiler.cache import Cache
-from placeit.profiler.passes import Calm
-from placeit.workbench import running
-from placeit.workloads.models import export_model
 
 # how long an example takes says how busy the machine is, and a test says the same each time
 settings.register_profile("placeit", deadline=None, derandomize=True)
@@ -53,43 +49,6 @@ def _one_thread() -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _costs_that_hold() -> Iterator[None]:
-    """Let kept costs hold: that a machine is busier than when they were measured must not decide what is measured."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(costs, "contradicted", lambda *_: False)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _calm_machine() -> Iterator[None]:
-    """Let nothing disturb a profile or a race: what other processes do must not decide what is measured again."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (costs, kept, races, running):
-            patch.setattr(module, "Watch", Calm)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _splits_may_win() -> Iterator[None]:
-    """Let no search end early for a plain device that no split can beat: with a tiny model that is decided by noise."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimize, "excluded", lambda *_: None)
-        yield
-
-
-@pytest.fixture
-def certain_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have searches end where no split can be faster than a plain device, as outside of tests."""
-    monkeypatch.setattr(optimize, "excluded", certainty.excluded)
-
-
-@pytest.fixture
-def checked_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have kept costs be checked against runs of the model, as outside of tests."""
-    monkeypatch.setattr(costs, "contradicted", kept.contradicted)
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples import models
 from placeit import read_cluster
 from placeit.devices.host import allowed_cores
 from placeit.profiler.trace import write_chrome_trace
 from placeit.runtime.spans import Span
-from placeit.workloads import models
 
 ROOT = Path(__file__).parents[1]
 

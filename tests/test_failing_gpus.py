@@ -21,6 +21,7 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.session import Session
 from placeit.workbench.options import Constraints
 from tests.recorded_plugins import GPU, RecordedCore, recorded, thrown
+from tests.steady import STEADY
 
 __all__ = ["recorded"]
 
@@ -74,7 +75,7 @@ LOST = ("[GPU] clFlush, error code: -36 CL_INVALID_COMMAND_QUEUE",)
 
 
 def optimized(devices: str = f"{CORE},GPU.0") -> Any:
-    return placeit.optimize(branches(), devices, budget=4.0, cache=None, candidates=Candidates(placers=["heft"]))
+    return placeit.optimize(branches(), devices, budget=4.0, cache=None, candidates=Candidates(placers=["heft"]), policy=STEADY)
 
 
 def placeable(session: Session, device: str) -> dict[str, bool]:
@@ -106,7 +107,7 @@ def test_an_op_that_a_gpu_does_not_compile_is_placed_elsewhere_and_named(
     recorded: See, caplog: pytest.LogCaptureFixture, compiling: Callable[[Any], None], said: str
 ) -> None:
     recorded(GPU_0=replace(GPU, compiling=compiling))
-    with Session(branches(), f"{CORE},GPU.0", cache=None) as session:
+    with Session(branches(), f"{CORE},GPU.0", cache=None, policy=STEADY) as session:
         session.profile(budget_s=2.0)
         can = placeable(session, "GPU.0")
     assert not can["bend"]
@@ -132,7 +133,7 @@ def test_an_op_that_no_other_device_supports_is_an_error_that_names_it(recorded:
 
 def test_an_op_that_a_gpu_says_it_does_not_support_is_placed_elsewhere(recorded: See) -> None:
     recorded(GPU_0=replace(GPU, unsupported=frozenset({"Tanh"}), compiling=refusing("Tanh", *NO_KERNEL)))
-    with Session(branches(), f"{CORE},GPU.0", cache=None) as session:
+    with Session(branches(), f"{CORE},GPU.0", cache=None, policy=STEADY) as session:
         session.profile(budget_s=2.0)
         can = placeable(session, "GPU.0")
     assert not can["bend"]
@@ -148,7 +149,7 @@ def test_of_ops_that_are_placed_together_only_the_unsupported_ones_are_kept_off_
         replace(GPU, compiling=refusing("Tanh", *NO_KERNEL)),
     ):
         recorded(GPU_0=plugin)
-        with Session(model, f"{CORE},GPU.0", constraints=Constraints(max_groups=1), cache=None) as session:
+        with Session(model, f"{CORE},GPU.0", constraints=Constraints(max_groups=1), cache=None, policy=STEADY) as session:
             session.profile(budget_s=2.0)
             can = placeable(session, "GPU.0")
         assert (can["before"], can["bend"], can["after"]) == (True, False, True)
@@ -176,7 +177,7 @@ def test_a_gpu_that_disappears_during_a_run_is_an_error_in_the_words_of_its_plug
             raise RuntimeError(thrown(*LOST))
 
     recorded(GPU_0=replace(GPU, running=running))
-    with Session(branches(), "GPU.0", cache=None) as session, session.executor(on_the_gpu(session)) as executor:
+    with Session(branches(), "GPU.0", cache=None, policy=STEADY) as session, session.executor(on_the_gpu(session)) as executor:
         for _ in range(2):
             executor.run(session.model.sample_inputs())
         with pytest.raises(ExecutionError, match=r"GPU\.0: \[GPU\] clFlush, error code: -36 CL_INVALID_COMMAND_QUEUE"):
@@ -188,7 +189,7 @@ def test_a_gpu_that_disappears_before_it_is_used_is_an_error_in_the_words_of_its
     cluster = placeit.discover(f"{CORE},GPU.1")
     del core.plugins["GPU.1"]
     with pytest.raises(DeviceError, match=r"GPU\.1.*Couldn't find config for GPU with id 1"):
-        placeit.optimize(branches(), cluster, budget=8.0, cache=None)
+        placeit.optimize(branches(), cluster, budget=8.0, cache=None, policy=STEADY)
 
 
 def test_memory_that_a_gpu_lacks_for_buffers_is_a_lack_of_room(recorded: See, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +200,7 @@ def test_memory_that_a_gpu_lacks_for_buffers_is_a_lack_of_room(recorded: See, mo
 
     monkeypatch.setattr("tests.recorded_plugins._Compiled.create_infer_request", create_infer_request)
     with (
-        Session(branches(), "GPU.0", cache=None) as session,
+        Session(branches(), "GPU.0", cache=None, policy=STEADY) as session,
         pytest.raises(NoRoomError, match=r"cannot make buffers for GPU\.0: \[GPU\] clEnqueueMapBuffer, error code: -4"),
     ):
         session.executor(on_the_gpu(session))

@@ -50,9 +50,10 @@ from placeit.runtime.drivers import drive
 from placeit.runtime.executor import Executor
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
-from placeit.session import Session, optimize
+from placeit.session import Session
 from tests.eager_streams import devices as streamed
 from tests.eager_streams import run_at_once
+from tests.steady import optimize
 
 CORE = allowed_cores()[0]
 FAULTS = ("skipped", "stale", "swapped", "swallowed", "late", "overwritten")

@@ -17,12 +17,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from placeit.backends import load
 from placeit.backends.openvino.model import describe
-from placeit.backends.torch import tensor_program
 from placeit.backends.torch.model import load as load_module
 from placeit.cli import app
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
+from placeit.learning.workloads import tensor_program
 from placeit.measuring.check import OutputDifference
 from placeit.profiler.cache import Cache
 from placeit.runtime.drivers import drive

@@ -22,6 +22,7 @@ from placeit.learning.registry import make_agent
 cluster = Cluster((Device("mine", kind="sleep", address=Address("CPU", ({core},))),))
 found = placeit.optimize("five.tanhs", cluster, candidates=placeit.Candidates(("round-robin",)), budget=2, cache=None)
 assert found.ops == 7, found.ops
+assert len(placeit.load("tanh-chain:3").graph) == 5
 assert found.chosen.name == "mine"
 assert found.chosen.measured is not None
 with placeit.Session("five.tanhs", cluster, cache=None) as session:
@@ -134,7 +135,7 @@ from placeit.learning.agent import ProblemInstance
 from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import Stage, train
 from placeit.simulator.simulate import SimulatedCost
-from placeit.workloads.registry import find_dataset
+from placeit.learning.workloads.registry import find_dataset
 
 problem = next(iter(find_dataset("chains").cases(None, 0))).problem
 instance = ProblemInstance(problem, SimulatedCost(problem), 1.0)

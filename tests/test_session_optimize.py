@@ -11,6 +11,7 @@ from placeit.devices.host import allowed_cores
 from placeit.errors import UsageError
 from placeit.profiler.cache import Cache
 from tests.small_models import inception_like
+from tests.steady import STEADY
 
 CORE = f"CPU@{allowed_cores()[0]}"
 LINKS = {pair: Link(1e9, 1e-5, "described") for pair in (("a", "b"), ("b", "a"))}
@@ -20,8 +21,8 @@ DESCRIBED = Cluster((Device("a", **FIGURES), Device("b", **FIGURES)), LINKS)  # 
 
 def test_an_open_session_finds_what_a_search_that_opens_its_own_does(cache: Cache) -> None:
     asked = {"objective": "total-cost", "candidates": Candidates("heft"), "budget": Budget(3), "seed": 2}
-    alone = placeit.optimize(inception_like(), DESCRIBED, cache=cache, **asked)  # type: ignore[arg-type]
-    with Session(inception_like(), DESCRIBED, cache=cache) as session:
+    alone = placeit.optimize(inception_like(), DESCRIBED, cache=cache, **asked, policy=STEADY)  # type: ignore[arg-type]
+    with Session(inception_like(), DESCRIBED, cache=cache, policy=STEADY) as session:
         found = session.optimize(**asked)  # type: ignore[arg-type]
     assert found.objective.name == "total-cost"
     assert found.asked_s == 3
@@ -30,7 +31,7 @@ def test_an_open_session_finds_what_a_search_that_opens_its_own_does(cache: Cach
 
 
 def test_a_session_runs_the_answer_and_can_be_searched_again(cache: Cache) -> None:
-    with Session(inception_like(), CORE, cache=cache) as session:
+    with Session(inception_like(), CORE, cache=cache, policy=STEADY) as session:
         found = session.optimize(budget=2, candidates=Candidates("heft"))
         compiled = {kind: one.compiled for kind, one in found.compiling.items()}
         assert session.run(found.placement, runs=2).failed is None
@@ -52,7 +53,7 @@ def test_a_session_runs_the_answer_and_can_be_searched_again(cache: Cache) -> No
     ],
 )
 def test_an_open_session_refuses_what_makes_no_sense_before_it_measures(options: dict[str, object], says: str) -> None:
-    with Session(inception_like(), DESCRIBED, cache=None) as session:
+    with Session(inception_like(), DESCRIBED, cache=None, policy=STEADY) as session:
         with pytest.raises(UsageError, match=says):
             session.optimize(**options)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=r"profile\(\)"):
@@ -82,7 +83,7 @@ def test_groups_of_options_have_defaults_and_do_not_change(group: object, name: 
 def test_inputs_are_arrays_or_say_more_than_that(cache: Cache) -> None:
     arrays = inception_like().random_inputs(seed=5)
     for inputs in (arrays, Inputs(arrays)):
-        with Session(inception_like(), CORE, cache=cache, inputs=inputs) as session:
+        with Session(inception_like(), CORE, cache=cache, inputs=inputs, policy=STEADY) as session:
             assert {
                 name: (value == arrays[name]).all() for name, value in session.model.sample_inputs().items()
             } == dict.fromkeys(arrays, True)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from placeit.backends.torch import tensor_program
 from placeit.backends.torch.model import load
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
+from placeit.learning.workloads import tensor_program
 from placeit.measuring.check import OutputDifference
 from placeit.optimizer.options import Candidates
 from placeit.planning.coarsen import Grouping
@@ -25,9 +25,10 @@ from placeit.profiler.support import supported
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
 from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
-from placeit.session import Session, optimize
+from placeit.session import Session
 from placeit.workbench.options import Constraints
 from tests.eager_streams import devices, run_at_once
+from tests.steady import optimize
 from tests.torch_models import ConvNet, Transformer
 
 CORES = allowed_cores()[:2]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.workloads.decoder import Decoder
+from examples.decoder import Decoder
 
 Arrays = dict[str, NDArray[Any]]
 

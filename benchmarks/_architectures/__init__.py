@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks._architectures import graphs, language, quantized, vision
 from benchmarks._architectures.packaged import LIGHT, PACKAGED
 from benchmarks._architectures.sample import Make, Sample, exported, program
-from placeit.workloads.models import export_model
+from examples.models import export_model
 
 __all__ = ["KINDS", "LIGHT", "PACKAGED", "Sample"]
 

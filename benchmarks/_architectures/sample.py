@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from placeit.workloads.models import calibrate, randomise, write_onnx
+from examples.models import calibrate, randomise, write_onnx
 
 __all__ = ["Make", "Sample", "exported", "program"]
 

@@ -1,6 +1,6 @@
 """Model formats: from a file to a task graph, and from parts of the graph to segments that devices can run.
 
-May import ``planning``, ``simulator``, ``workloads``, ``devices`` and ``core``. Read :mod:`~placeit.backends.base` first,
+May import ``planning``, ``simulator``, ``devices`` and ``core``. Read :mod:`~placeit.backends.base` first,
 then the folder of a format.
 """
 
@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from placeit.core.errors import ModelError, UsageError
-from placeit.core.extras import need
 from placeit.core.nearest import nearest
 from placeit.core.registry import entry_table, load_entry
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
 
-__all__ = ["files_of", "load", "names_program", "suffixes"]
+__all__ = ["files_of", "load", "programs", "suffixes"]
 
 _GROUP = "placeit.backends"
 _BUILT_IN = {
@@ -28,12 +27,7 @@ _BUILT_IN = {
     "pt2": "placeit.backends.torch.model:load [torch]",
 }
 _BUILT_IN_FILES = (_BUILT_IN["onnx"], _BUILT_IN["xml"])
-_TENSOR_PROGRAMS = (
-    "chain-mm",
-    "ffnn",
-    "llama-block",
-    "llama-layer",
-)  # as in placeit.workloads.tensor_graphs, which is slow to import
+_PROGRAMS = "placeit.programs"
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
 
 
@@ -49,9 +43,16 @@ def suffixes() -> dict[str, EntryPoint]:
     return {f".{name}": point for name, point in entry_table("backend", _GROUP, _BUILT_IN).items()}
 
 
-def names_program(path: str | Path) -> bool:
-    """Return whether a text names a tensor program with its options (``chain-mm:shards=4``), and not a file."""
-    return str(path).partition(":")[0] in _TENSOR_PROGRAMS
+def programs() -> dict[str, EntryPoint]:
+    """Return the function that makes each tensor program, by the program's name.
+
+    An entry point of the group ``placeit.programs`` points to a function that takes the program's name with its options
+    (``chain-mm:shards=4``) and returns a :class:`~placeit.backends.base.Model`.
+
+    Raises:
+        UsageError: two packages use the same name.
+    """
+    return entry_table("tensor program", _PROGRAMS, {})
 
 
 def load(
@@ -64,8 +65,7 @@ def load(
     """Read a model file with the backend for its suffix, or make a tensor program by name.
 
     Args:
-        path: the file; or a name, with options: see
-            :func:`placeit.backends.torch.tensor_program.parse_tensor_model`.
+        path: the file; or the name of a tensor program (:func:`programs`), with options: ``chain-mm:shards=4``.
         sample_shapes: shapes of the inputs that the model is to run on, by name. They are used for sizes that an ONNX file or
             an IR leaves open and that no option gives.
         state: outputs of an ONNX file or an IR that become the state of inputs, by input; ``"none"`` for no such state.
@@ -78,13 +78,14 @@ def load(
     """
     known = suffixes()
     suffix = Path(path).suffix
-    own = not names_program(path) and suffix.lower() in known and known[suffix.lower()].value in _BUILT_IN_FILES
+    own = suffix.lower() in known and known[suffix.lower()].value in _BUILT_IN_FILES
     if state not in (None, "none") and not own:
         raise UsageError(f"{path}: only of ONNX files and OpenVINO IR can inputs be kept as state.")
-    if names_program(path):
-        return _program(str(path), **options)
     if suffix.lower() not in known:
-        hint = ""
+        made = programs()
+        name, hint = str(path).partition(":")[0], ""
+        if name in made:
+            return _program(made, name, str(path), **options)
         if suffix.lower() in _WEIGHTS:
             hint = (
                 " Such files hold weights and no program: load them into their module and write that with "
@@ -92,9 +93,9 @@ def load(
             )
         elif suffix.lower() == ".placeit":
             hint = " This is a bundle, whose model is placed already: `placeit run` takes it, and placeit.load in Python."
-        elif not suffix:
-            close = nearest(str(path).partition(":")[0], _TENSOR_PROGRAMS)
-            hint = f" Tensor programs go by name: {', '.join(_TENSOR_PROGRAMS)}, with options as in chain-mm:shards=4{close}."
+        elif not suffix and made:
+            close = nearest(name, made)
+            hint = f" Tensor programs go by name: {', '.join(sorted(made))}, with options as in chain-mm:shards=4{close}."
         raise ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
     if own:
         options |= {"sample_shapes": sample_shapes, "state": state}
@@ -102,11 +103,10 @@ def load(
     return model
 
 
-def _program(text: str, input_shapes: Any = None, batch: int | None = None, **_: Any) -> Model:
-    need(f"The tensor program '{text}'", "torch", "torch")
-    from placeit.backends.torch.tensor_program import parse_tensor_model
-
-    model = parse_tensor_model(text)
+def _program(
+    made: Mapping[str, EntryPoint], name: str, text: str, input_shapes: Any = None, batch: int | None = None, **_: Any
+) -> Model:
+    model: Model = load_entry("tensor program", made, name)(text)
     if input_shapes or batch is not None:
         raise UsageError(
             f"{text}: the sizes of a tensor program are among its options, as in chain-mm:size=512, not of inputs."
@@ -120,9 +120,7 @@ def files_of(path: str | Path) -> list[Path]:
     For a plug-in's format this is the named file only; for a tensor program the list is empty. For a damaged file, only the
     file itself is returned; :func:`load` reports the damage.
     """
-    if names_program(path):
-        return []
-    path = Path(path)
+    name, path = str(path).partition(":")[0], Path(path)
     match path.suffix.lower():
         case ".xml":
             return [path, path.with_suffix(".bin")]
@@ -131,4 +129,4 @@ def files_of(path: str | Path) -> list[Path]:
 
             return [path, *external_files(path)]
         case _:
-            return [path]
+            return [] if name in programs() else [path]

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from placeit.backends.base import Model
 from placeit.backends.openvino.ir import write_ir
 from placeit.core.errors import ModelError, UsageError
 
+if TYPE_CHECKING:
+    from placeit.backends.torch.model import TorchModel
+
 __all__ = ["convert"]
+
+
+@runtime_checkable
+class _Program(Protocol):
+    """A model that is no PyTorch program, but can be made one."""
+
+    def as_module(self) -> TorchModel:
+        """Return the model as a PyTorch program."""
+        ...
 
 
 def convert(model: Model, path: Path) -> None:
@@ -29,9 +42,8 @@ def convert(model: Model, path: Path) -> None:
     if not isinstance(model, OpenVinoModel):
         from placeit.backends.torch import export
         from placeit.backends.torch.model import TorchModel
-        from placeit.backends.torch.tensor_program import TensorProgram
 
-        if isinstance(model, TensorProgram):
+        if isinstance(model, _Program):
             model = model.as_module()
         if not isinstance(model, TorchModel):
             raise ModelError(f"{model.path} has a format that placeit cannot convert to another one.")

@@ -49,7 +49,6 @@ _BUILTIN = {
     "report": Command("Show a recorded run as a page for a browser.", "placeit.cli.report:report"),
     "export": Command("Write a placement, or a model, for use without placeit.", "placeit.cli.export:export"),
     "build": Command("Write a placement as a bundle, to run it elsewhere.", "placeit.cli.build:build"),
-    "generate": Command("Generate placement problems of task graphs on device networks.", "placeit.cli.generate:generate"),
     "schema": Command("Show the JSON Schema of what a command prints.", "placeit.cli.schema:schema"),
     "cluster": Command("Start and end a local Ray cluster on this machine.", "placeit.cli.cluster:app"),
 }

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from placeit.core.cluster import Cluster
     from placeit.profiler.cache import Cache
     from placeit.session import Session
+    from placeit.workbench.options import Policy
 
 __all__ = [
     "BatchOption",
@@ -204,7 +205,14 @@ class SessionOptions(GroupOptions):
             constraints=Constraints(max_groups=self.max_groups, tolerance=self._tolerance()),
             cache=cost_cache(self.no_cache),
             graph=graph,
+            policy=self.policy(),
         )
+
+    def policy(self) -> Policy:
+        """Return the guards against measurements that mislead."""
+        from placeit.workbench.options import Policy
+
+        return Policy()
 
     def _tolerance(self) -> float | None:
         """Return the largest accepted output error; None for the default of the precision."""

@@ -80,7 +80,7 @@ def profile(
         if was_given(option):
             raise UsageError(f"--{option} is about the runs of a placement: give --placement as well.")
     with terminal.progress() as progress, options.session() as session:
-        costs = session.profile(check=True, progress=progress)
+        costs = session.profile(check=session.policy.check_costs, progress=progress)
         found = ProfileReport(str(session.model.path), session.precision, session.grouping, costs, session.compiling.kinds)
         recorded = session.recording()
     data = found.to_dict()
@@ -109,7 +109,7 @@ def _placement(
     report: RunReport | RateReport
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
         home = session.home_of(chosen)
-        costs = home.profile(check=True, progress=progress)
+        costs = home.profile(check=session.policy.check_costs, progress=progress)
         with naming(placement):
             if chosen.replicas:
                 lasting = Traffic(requests=runs) if length.duration is None else Traffic(seconds=length.duration)

@@ -1,7 +1,7 @@
-"""Learned placers: policies, their features of a problem, and their training.
+"""Learned placers: policies, their features of a problem, their training, and the workloads of papers.
 
-May import all of placeit. No other package imports it: its agents, placers and commands are found by entry points. Read
-:mod:`~placeit.learning.agent` first, then :mod:`~placeit.learning.training.loop`.
+May import all of placeit. No other package imports it: its agents, placers, commands and tensor programs are found by entry
+points. Read :mod:`~placeit.learning.agent` first, then :mod:`~placeit.learning.training.loop`.
 """
 
 PROBLEM, RUNS = "problem.json", "runs.jsonl"

@@ -71,14 +71,14 @@ _LOOK_EVERY = 4  # rounds between two looks for candidates to drop: each look is
 
 
 class Watching(Protocol):
-    """Tells whether something else disturbed the machine."""
+    """A monitor that tells whether other work disturbs the machine, such as :class:`placeit.profiler.load.Watch`."""
 
     def begin(self) -> None:
         """Begin a period."""
         ...
 
-    def disturbed(self) -> bool:
-        """Return whether the machine was disturbed in the period until now."""
+    def disturbed(self, *, alone: bool = True) -> bool:
+        """Return whether the period was disturbed until now; ``alone`` is False if threads of this process share cores."""
         ...
 
 

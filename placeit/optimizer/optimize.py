@@ -90,11 +90,12 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Op
     starts = {name: one for name, one in goal.starts.items() if name not in on_cores}
     divide_for(session, starts)
     alone = plain and not session.pins and bool(plain_devices(session.cluster))
-    may_stop = wanted.is_makespan and alone and goal.energy is None  # a split may take less energy
+    may_stop = session.policy.stop_early and wanted.is_makespan and alone
+    may_stop &= goal.energy is None  # a split may take less energy
     with ledger.on(PROFILING):
         session.profile(
             budget_s=budget * _PROFILE_SHARE,
-            check=True,
+            check=session.policy.check_costs,
             worth=worth,
             certain=certain if may_stop else None,
             progress=progress,

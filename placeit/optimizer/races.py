@@ -34,7 +34,6 @@ from placeit.planning.in_flight import in_flight
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
-from placeit.profiler.load import Watch
 from placeit.runtime.plan_executor import with_room
 from placeit.simulator.objectives import Energy, Latency, MeteredEnergy, Objective
 from placeit.workbench import Workbench
@@ -129,7 +128,7 @@ class Races:
 
     def watch_machine(self) -> None:
         """Repeat rounds, from now on, that other work on the machine disturbs."""
-        self.watch = Watch()
+        self.watch = self.session.policy.watch()
 
     @property
     def period(self) -> float:

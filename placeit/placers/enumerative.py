@@ -27,7 +27,7 @@ class Enumerative:
     and then the ops that combine their results. All ways to spread such a set evenly over the devices are enumerated, and the
     one with the least sum of transfer times is taken. Neither the time of ops nor the ops that read the results count.
 
-    Sets are recognized by the names of ops (:func:`parallel_sets`) from :mod:`placeit.workloads.tensors`. In any other model
+    Sets are recognized by the names of ops (:func:`parallel_sets`) of tensor programs. In any other model
     each op is a set by itself and follows its inputs, so this placer has little to gain there.
 
     Differs from the paper, which has as many shards as devices: of ``n`` ops a device gets at most ``n / D``, rounded up (more

@@ -20,6 +20,7 @@ from placeit.core.conflicts import beside
 from placeit.core.errors import NoRoomError
 from placeit.core.lines import nonnegative_fit
 from placeit.measuring.budget import STEP_S
+from placeit.measuring.measure import Watching
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache, Kept
@@ -68,6 +69,7 @@ def profile(
     budget_s: float = 30.0,
     cache: Cache | None = None,
     check: bool = False,
+    watch: Callable[[], Watching] = Watch,
     progress: Progress | None = None,
     worth: Worth | None = None,
     certain: Certain | None = None,
@@ -104,6 +106,7 @@ def profile(
         cache: where to look for earlier results and keep new ones.
         check: whether to run the whole model for a moment on each device, and to profile again, with a warning, if its time
             differs from the cached one.
+        watch: returns the monitor that tells which blocks were disturbed.
         progress: called between turns.
         worth: called with the seconds of one run of the whole model, unless costs were cached. If it returns False, nothing
             else is measured: the costs are these runs, in equal shares for all groups
@@ -116,7 +119,9 @@ def profile(
     can = supported(model, grouping, cluster)
     key = cost_key(grouping, cluster, runtime)
     found = find(cache, key, can) if cache is not None else None
-    afresh = found is not None and check and contradicted(found, grouping, runtime, can, budget_s * _CHECK_SHARE, progress)
+    afresh = (
+        found is not None and check and contradicted(found, grouping, runtime, can, budget_s * _CHECK_SHARE, watch(), progress)
+    )
     if progress is not None:
         progress("probing links", 0.0)
     links = probe(
@@ -130,7 +135,7 @@ def profile(
     )
     cached = found is not None and not afresh
     if found is None or afresh:
-        load, profiling = MachineLoad(), _Profile(grouping, runtime, can, links)
+        load, profiling = MachineLoad(), _Profile(grouping, runtime, can, links, watch())
         measured = profiling.measure(begin + budget_s, progress, worth, certain)
         if measured is None:
             return profiling.shared()
@@ -162,11 +167,10 @@ class _Profile:
         cut: ``bool[G]``, the groups that are separate segments. The runs of other groups between them are segments, too.
     """
 
-    def __init__(self, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], links: LinkCosts) -> None:
-        self.grouping, self.runtime, self.can, self.links = grouping, runtime, can, links
+    def __init__(self, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], links: LinkCosts, watch: Watching) -> None:
+        self.grouping, self.runtime, self.can, self.links, self.watch = grouping, runtime, can, links, watch
         self.groups, self.devices = can.shape
         self.once = np.full(self.devices, np.inf)  # seconds of the whole model in its first warm run
-        self.watch = Watch()
         self.short = self.complete = False  # whether time is too short for all of it; whether all of it was done
         free = Costs.zero(self.groups, replace(links.cluster, links=_measured(links.cluster)))
         self.segmenter = Segmenter(grouping, free)

@@ -16,11 +16,11 @@ from placeit.core import clock
 from placeit.core.cluster import Cluster
 from placeit.core.memory import freed_memory_is_kept
 from placeit.core.units import about_seconds
+from placeit.measuring.measure import Watching
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Profiled, Segmenter
 from placeit.profiler.cache import Cache, Kept, are_numbers, are_times
 from placeit.profiler.links import LinkCosts, device_key
-from placeit.profiler.load import Watch
 from placeit.profiler.passes import Passes, Progress, unslowed
 from placeit.runtime.runtime import Runtime
 
@@ -80,7 +80,13 @@ def costs_of(found: Kept, links: LinkCosts, cluster: Cluster, *, cached: bool) -
 
 
 def contradicted(
-    kept: Kept, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], budget_s: float, progress: Progress | None
+    kept: Kept,
+    grouping: Grouping,
+    runtime: Runtime,
+    can: NDArray[np.bool_],
+    budget_s: float,
+    watch: Watching,
+    progress: Progress | None,
 ) -> bool:
     """Return whether the whole model's time has changed on some device since the costs were measured; if so, warn.
 
@@ -91,7 +97,7 @@ def contradicted(
     once = sum(high for _, high in before.values())
     if not before or _RUNS * once > budget_s:
         return False
-    deadline, watch = clock.now() + budget_s, Watch()
+    deadline = clock.now() + budget_s
     if progress is not None:
         progress("checking costs", 0.0)
     groups = len(can)

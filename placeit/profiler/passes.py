@@ -13,19 +13,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Sample
 from placeit.core import clock
-from placeit.measuring.measure import FEWEST, median_interval
+from placeit.measuring.measure import FEWEST, Watching, median_interval
 from placeit.planning.coarsen import Grouping
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["Block", "Calm", "Passes", "Progress", "Watching", "counted", "left_out", "steady_runs", "unslowed"]
+__all__ = ["Block", "Calm", "Passes", "Progress", "counted", "left_out", "steady_runs", "unslowed"]
 
 Run = TypeVar("Run")
 
@@ -44,18 +44,6 @@ _MOST_LEFT_OUT = 4  # most runs of a block that do not count
 _BLOCK_S = 5e-3  # least seconds of the runs of a block that count
 _SLOW_S = 0.05  # seconds of a run from which on one run of a block counts
 _MOST_RUNS = 10  # most runs of a block that count
-
-
-class Watching(Protocol):
-    """A monitor that tells whether other work disturbs the machine, such as :class:`placeit.profiler.load.Watch`."""
-
-    def begin(self) -> None:
-        """Begin a period."""
-        ...
-
-    def disturbed(self, *, alone: bool = True) -> bool:
-        """Return whether the period was disturbed until now; ``alone`` is False if threads of this process share cores."""
-        ...
 
 
 class Calm:

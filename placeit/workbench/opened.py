@@ -48,7 +48,7 @@ from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.programs import searching
 from placeit.runtime.runtime import Runtime
-from placeit.workbench.options import Constraints, Inputs
+from placeit.workbench.options import Constraints, Inputs, Policy
 
 if TYPE_CHECKING:
     from placeit.profiler.costs import Certain, Progress, Worth
@@ -84,8 +84,9 @@ class OpenSession:
         expected: Mapping[str, str] | None = None,
         graph: str = "",
         spin_s: float = 0.0,
+        policy: Policy = Policy(),
     ) -> None:
-        self.spin_s = spin_s
+        self.spin_s, self.policy = spin_s, policy
         given, pins, memory = Inputs.of(inputs), constraints.pins, constraints.memory
         self._expected = dict(expected or {})
         cluster = capped(with_expected(discover(devices, precision=precision), self._expected), memory)
@@ -298,7 +299,14 @@ class OpenSession:
         while True:
             left = max(budget_s / _AGAIN, budget_s - (clock.now() - begin))
             measured = functools.partial(
-                profile, self.model, self.grouping, budget_s=left, cache=self.cache, check=check, progress=progress
+                profile,
+                self.model,
+                self.grouping,
+                budget_s=left,
+                cache=self.cache,
+                check=check,
+                watch=self.policy.watch,
+                progress=progress,
             )
             try:
                 if not self.executable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,10 +14,12 @@ from placeit.backends.base import Arrays
 from placeit.core.errors import UsageError
 from placeit.core.sizes import SizeRange
 from placeit.measuring.check import check_tolerance
+from placeit.measuring.measure import Watching
+from placeit.profiler.load import Watch
 from placeit.serving.server import QUEUE
 from placeit.simulator.load import arrival_times, check_rate
 
-__all__ = ["Constraints", "Inputs", "Traffic"]
+__all__ = ["Constraints", "Inputs", "Policy", "Traffic"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,23 @@ class Constraints:
 
     def __post_init__(self) -> None:
         check_tolerance(self.tolerance)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Guards against measurements that mislead.
+
+    Attributes:
+        watch: returns a monitor that tells which blocks of a profile, and which rounds of a race, other work on the machine
+            disturbed; these are repeated. :class:`placeit.profiler.passes.Calm` finds none.
+        check_costs: whether a search first compares costs from the cache with a few runs of the whole model, and measures them
+            again if they no longer hold.
+        stop_early: whether a search considers no splits if a lower bound shows that none is faster than a plain device.
+    """
+
+    watch: Callable[[], Watching] = Watch
+    check_costs: bool = True
+    stop_early: bool = True
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from placeit.measuring.check import OutputDifference
 from placeit.measuring.measure import Race, check_length
 from placeit.measuring.run_log import RunLog
 from placeit.measuring.run_report import AtSize, RunReport
-from placeit.profiler.load import Watch
 from placeit.profiler.recording import MOST_SPANS
 from placeit.profiler.trace import utilization
 from placeit.runtime.spans import Done, Span
@@ -56,7 +55,7 @@ def run(
         log = RunLog(executor, MOST_SPANS)
         spun, begin = executor.spun_s, perf_counter()
         with Sampler() as sampler:
-            race = Race({"placement": log.time}, warmup=warmup, watch=Watch())
+            race = Race({"placement": log.time}, warmup=warmup, watch=session.policy.watch())
             try:
                 race.warm_up()
                 length = runs if duration is None else None

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.decoder import TINY, write_decoder
 from placeit.backends import load
 from placeit.backends.openvino.own_mode import OwnModeRunner
 from placeit.core.address import Address
@@ -15,7 +16,6 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
 from placeit.devices.own_modes import OwnMode
-from placeit.workloads.decoder import TINY, write_decoder
 from tests.small_models import inception_like
 
 CPU = Device("CPU", address=Address("CPU"), all_cores=allowed_cores())

@@ -10,9 +10,9 @@ import openvino
 import pytest
 import torch
 
+from examples.models import MODELS, build_model
 from placeit.backends import load
 from placeit.planning.coarsen import LARGEST, coarsen
-from placeit.workloads.models import MODELS, build_model
 
 LARGER = [
     pytest.param(*figures, marks=pytest.mark.slow)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from examples.decoder import TINY, write_decoder
 from placeit import Session
 from placeit.backends import load
 from placeit.backends.openvino.state import expose_growing_states
@@ -15,7 +16,6 @@ from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.core.telemetry import import_openvino
 from placeit.devices.clusterfile import discover
 from placeit.workbench.options import Inputs
-from placeit.workloads.decoder import TINY, write_decoder
 from tests.stateful_models import SIZE, Caches, caches, totals
 from tests.text_steps import generate, with_caches
 

@@ -9,13 +9,13 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from examples.decoder import TINY, build_decoder, write_decoder
 from examples.generate_text import step_inputs
 from placeit import Session
 from placeit.backends import load
 from placeit.core.telemetry import import_openvino
 from placeit.planning.coarsen import LARGEST, coarsen
 from placeit.workbench.options import Inputs
-from placeit.workloads.decoder import TINY, build_decoder, write_decoder
 from tests.text_steps import generate
 
 openvino = import_openvino()

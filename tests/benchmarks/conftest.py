@@ -18,8 +18,8 @@ from onnx import helper
 from benchmarks import _models  # noqa: F401 (before those that take functions from it)
 from benchmarks._architectures.graphs import _save, _Weights
 from placeit.devices.host import allowed_cores
-from placeit.session import optimize
 from tests.schema_check import check_printed
+from tests.steady import optimize
 
 
 @pytest.fixture(scope="session")

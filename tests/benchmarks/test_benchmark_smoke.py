@@ -24,9 +24,9 @@ from benchmarks.papers.giph.sizes import QUICK, Sizes
 from benchmarks.papers.hsdag import bench as hsdag
 from benchmarks.papers.hsdag.paper import LATENCY_MS
 from benchmarks.papers.stream.sizes import Sizes as StreamSizes
+from examples.decoder import TINY
 from placeit.devices.host import allowed_cores
 from placeit.session import Session
-from placeit.workloads.decoder import TINY
 from tests.emulated_gpu.build import MISSING
 from tests.small_models import inception_like
 

@@ -12,12 +12,12 @@ from benchmarks._model_trial import Trial, Wrong
 from benchmarks._models import random_splits
 from benchmarks._node_cases import FORMS
 from placeit.backends import load
-from placeit.backends.torch.tensor_program import tensor_model
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import UsageError
 from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.host import allowed_cores
+from placeit.learning.workloads.tensor_program import tensor_model
 from placeit.measuring.check import OutputDifference
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter

@@ -29,15 +29,15 @@ from benchmarks.papers.stream.parts import calibration
 from benchmarks.papers.stream.sizes import Sizes as StreamSizes
 from placeit.core.problem import Problem
 from placeit.learning.agent import ProblemInstance
+from placeit.learning.workloads.datasets import cases
+from placeit.learning.workloads.mixture import draw_any_problem
+from placeit.learning.workloads.stream_graphs import PAYLOAD_BYTES
+from placeit.learning.workloads.tensors import shard
+from placeit.learning.workloads.tensors.expression import einsum, elementwise, tensor
 from placeit.placers.metis import partition
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput import ThroughputCost
 from placeit.testing.problems import random_problem
-from placeit.workloads.datasets import cases
-from placeit.workloads.mixture import draw_any_problem
-from placeit.workloads.stream_graphs import PAYLOAD_BYTES
-from placeit.workloads.tensors import shard
-from placeit.workloads.tensors.expression import einsum, elementwise, tensor
 
 TINY = QUICK.at(seeds=2, episodes=20)
 STREAM = StreamSizes(tests=12, calibration=10, evaluations=100, exact=6, operators=12)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from placeit.backends import load
 from placeit.cli import app
+from placeit.cli.options import SessionOptions
 from placeit.cli.terminal import Lines
 from placeit.core.placement import Placement
 from placeit.devices import discover
@@ -20,6 +21,7 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
 from placeit.planning.coarsen import coarsen
 from tests.schema_check import check_printed
+from tests.steady import STEADY
 
 Cli = Callable[..., Any]
 
@@ -88,6 +90,12 @@ def cli(tmp_path: Path, cost_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
         return result
 
     return call
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have commands search as :data:`tests.steady.STEADY` says."""
+    monkeypatch.setattr(SessionOptions, "policy", lambda _: STEADY)
 
 
 def split(model: Path, devices: Sequence[str], path: Path, *, prefix: str = "") -> Path:

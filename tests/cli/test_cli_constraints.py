@@ -45,6 +45,7 @@ def test_memory_limits_are_in_the_answer_and_an_impossible_one_is_explained(cli:
     assert f"the devices may hold {cores[0]} 1 kB" in result.stderr
 
 
+@pytest.mark.usefixtures("steady")
 def test_an_answer_is_a_start_of_the_next_search(cli: Any, tiny: Path, placement: Path, cores: Sequence[str]) -> None:
     options = ("-d", ",".join(cores), "--placer", "heft", "--budget", 1)
     result = cli("optimize", tiny, *options, "--start", placement, "--json")

@@ -17,14 +17,15 @@ from onnx import TensorProto, helper
 
 from placeit.backends import load
 from placeit.backends.torch import model as torch_backend
-from placeit.backends.torch import tensor_program
 from placeit.cli.paths import read_tensors
 from placeit.core.errors import FileError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
+from placeit.learning.workloads import tensor_program
 from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
-from placeit.session import Session, optimize
+from placeit.session import Session
+from tests.steady import optimize
 from tests.torch_models import Calling
 
 CORE = f"CPU@{allowed_cores()[0]}"
@@ -234,6 +235,7 @@ def test_a_tensor_program_takes_whole_inputs_by_name() -> None:
         Session(model, CORE, inputs=given | {"Z": given["A"]})
 
 
+@pytest.mark.usefixtures("steady")
 def test_optimize_measures_and_checks_on_the_inputs_given(picky: Path, cores: Sequence[str]) -> None:
     inputs = {"x": np.arange(64.0), "a": np.int32(0), "b": np.int32(0)}
     with optimize(picky, ",".join(cores), candidates=Candidates(placers="heft"), budget=2, inputs=inputs, cache=None) as found:

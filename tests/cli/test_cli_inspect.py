@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from placeit.workloads.decoder import TINY, write_decoder
+from examples.decoder import TINY, write_decoder
 
 TABLE = """\
 model       MODEL

@@ -48,6 +48,7 @@ def commands(tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path) 
     }
 
 
+@pytest.mark.usefixtures("steady")
 def test_every_command_prints_what_its_schema_says(cli: Any, commands: dict[str, tuple[object, ...]]) -> None:
     for command, words in commands.items():
         result = cli(command, *words, "--json")

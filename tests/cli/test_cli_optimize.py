@@ -11,6 +11,8 @@ from placeit.core.placement import Placement
 from placeit.session import Session
 from tests.broken_executors import NO_ROOM, broken, devices_of
 
+pytestmark = pytest.mark.usefixtures("steady")
+
 DESCRIBED = """
 devices:
   a: {catalog: jetson-orin-nano}

@@ -98,7 +98,6 @@ def test_how_old_costs_are_and_how_busy_the_machine_was_is_shown(
     assert "while other processes kept 1.3 cores busy" in cli("profile", tiny, "--devices", cores[0]).stdout
 
 
-@pytest.mark.usefixtures("checked_costs")
 @pytest.mark.parametrize("command", ["profile", "optimize"])
 def test_costs_that_do_not_hold_any_more_are_measured_again_and_that_is_said(
     cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str

@@ -18,6 +18,8 @@ from placeit.measuring.measure import Race
 from placeit.profiler.recording import read_recording
 from placeit.session import Session
 
+pytestmark = pytest.mark.usefixtures("steady")
+
 DESCRIBED = """
 devices:
   a: {catalog: jetson-orin-nano}

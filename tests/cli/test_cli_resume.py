@@ -5,6 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.usefixtures("steady")
+
 
 def test_a_search_is_kept_and_gone_on_with(cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path) -> None:
     options = ("-d", ",".join(cores), "--placer", "heft", "--budget", 1, "--resume", tmp_path / "search.jsonl")

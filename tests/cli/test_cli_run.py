@@ -209,6 +209,7 @@ def test_a_described_device_cannot_run_anything(cli: Any, tiny: Path, place_on: 
     assert "simulation only" in result.stderr
 
 
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("more", [(), ("--max-groups", 2)])
 def test_a_placement_with_its_own_segments_runs_without_being_profiled(
     cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: Sequence[object]

@@ -44,6 +44,7 @@ def place(tiny: Path, tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_model_is_optimized_on_them_and_the_answer_is_run(cli: Any, tiny: Path, tmp_path: Path) -> None:
     placed = tmp_path / "placement.json"
     asked = ("--budget", "2", "--placer", "heft", "--json")

@@ -19,7 +19,9 @@ from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.report import as_text, text
-from placeit.session import optimize
+from tests.steady import optimize
+
+pytestmark = pytest.mark.usefixtures("steady")
 
 HEADS = ("candidate", "devices (ops)", "segments", "measured", "speed-up over CPU@0")
 ROWS = [

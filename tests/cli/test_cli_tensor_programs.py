@@ -12,18 +12,17 @@ import pytest
 
 import placeit
 from placeit import backends
-from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
+from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FFNN = "ffnn:shards=2,batch=16,features=4,hidden=12"
 
 
 def test_every_program_goes_by_its_name() -> None:
-    assert set(backends._TENSOR_PROGRAMS) == TENSOR_GRAPHS.keys()
+    assert backends.programs().keys() == TENSOR_GRAPHS.keys()
     for name in TENSOR_GRAPHS:
-        assert backends.names_program(f"{name}:shards=2")
-        assert backends.files_of(name) == []
-    assert not backends.names_program("chain-mm.onnx")
+        assert backends.files_of(f"{name}:shards=2") == []
+    assert backends.files_of("chain-mm.onnx") == [Path("chain-mm.onnx")]
 
 
 def test_options_are_those_of_the_program() -> None:

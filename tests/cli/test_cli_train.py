@@ -330,6 +330,7 @@ def test_a_trained_policy_goes_on_learning_on_another_model(train: Any, train_ti
         assert words in train(*SHORT, agent=wrong).stderr
 
 
+@pytest.mark.usefixtures("steady")
 @pytest.mark.two_cores
 def test_hsdag_learns_in_simulation_and_then_by_measured_runs(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
     on = ("--model", tiny, "--devices", ",".join(cores), "-o", "hsdag.safetensors", "--json")

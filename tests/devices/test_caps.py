@@ -20,10 +20,11 @@ from placeit.optimizer.options import Candidates
 from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.profiler.cache import Cache
-from placeit.session import Session, optimize
+from placeit.session import Session
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like
+from tests.steady import optimize
 
 PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", "annealing:evaluations=500", "random", "local-search")
 

@@ -20,6 +20,7 @@ from placeit.planning.coarsen import coarsen
 from placeit.profiler.links import probe
 from placeit.runtime.runtime import Runtime
 from tests.small_models import inception_like
+from tests.steady import STEADY
 
 CORE = allowed_cores()[0]
 FILE = """
@@ -83,7 +84,7 @@ def _runtime(cluster: Cluster) -> object:
     [
         _runtime,
         lambda cluster: probe(Cluster(cluster.devices)),
-        lambda cluster: placeit.optimize(inception_like(), cluster, budget=1.0, cache=None),
+        lambda cluster: placeit.optimize(inception_like(), cluster, budget=1.0, cache=None, policy=STEADY),
     ],
     ids=["Runtime", "probe", "optimize"],
 )

@@ -22,10 +22,11 @@ from placeit.optimizer.options import Candidates
 from placeit.optimizer.races import Races
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
-from placeit.session import Session, optimize
+from placeit.session import Session
 from placeit.workbench.options import Constraints
 from tests.broken_executors import taking
 from tests.small_models import inception_like
+from tests.steady import optimize
 
 CORES = allowed_cores()[:2]
 PAIR = ",".join(f"CPU@{core}" for core in CORES)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from examples.decoder import TINY, write_decoder
 from examples.generate_text import main
-from placeit.workloads.decoder import TINY, write_decoder
 
 SHORT = ["--prompt", "5", "--tokens", "6", "--texts", "3", "--budget", "5"]
 

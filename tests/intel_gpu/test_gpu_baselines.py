@@ -25,6 +25,7 @@ from placeit.optimizer.options import Candidates
 from placeit.planning.segments import Costs
 from placeit.session import Session
 from placeit.workbench.options import Constraints
+from tests.steady import STEADY
 
 ops = ov.opset13
 CORES = allowed_cores()
@@ -60,7 +61,7 @@ def _known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def beside_cpu(gpus: list[str]) -> Iterator[Session]:
-    with Session(two_branches(), ["CPU", gpus[0]], cache=None, constraints=Constraints(max_groups=3)) as session:
+    with Session(two_branches(), ["CPU", gpus[0]], cache=None, constraints=Constraints(max_groups=3), policy=STEADY) as session:
         session.profile()
         yield session
 
@@ -84,7 +85,11 @@ def test_auto_and_hetero_race_beside_the_single_devices(beside_cpu: Session, gpu
 
 def test_a_gpu_whose_memory_limit_the_model_exceeds_is_in_no_reference(gpus: list[str]) -> None:
     with Session(
-        two_branches(), ["CPU", gpus[0]], cache=None, constraints=Constraints(max_groups=3, memory={gpus[0]: 100.0})
+        two_branches(),
+        ["CPU", gpus[0]],
+        cache=None,
+        constraints=Constraints(max_groups=3, memory={gpus[0]: 100.0}),
+        policy=STEADY,
     ) as session:
         session.profile()
         assert placeit.compare(session, {}, runs=6).references == ()
@@ -114,6 +119,7 @@ def test_for_throughput_a_gpu_serves_whole_requests_beside_core_sets(gpus: list[
         budget=120.0,
         constraints=Constraints(max_groups=3),
         cache=None,
+        policy=STEADY,
     )
     replicas = {one.name: one for one in found.candidates if one.replicas}
     everywhere = replicas[f"replicas on {', '.join(devices)}"]
@@ -128,7 +134,7 @@ def test_for_throughput_a_gpu_serves_whole_requests_beside_core_sets(gpus: list[
     assert right(multi)
     assert set(multi.used) == {gpus[0], "CPU"}
     model = two_branches()
-    with Session(model, devices, cache=None, constraints=Constraints(max_groups=3)) as session:
+    with Session(model, devices, cache=None, constraints=Constraints(max_groups=3), policy=STEADY) as session:
         inputs = [model.random_inputs(seed) for seed in range(20)]
         with session.serve(everywhere.placement) as server:
             futures = [server.submit(one) for one in inputs]

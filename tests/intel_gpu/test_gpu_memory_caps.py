@@ -13,8 +13,9 @@ from benchmarks.intel_gpu import placed
 from placeit.core.errors import PlacementError
 from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
-from placeit.session import Session, optimize
+from placeit.session import Session
 from placeit.workbench.options import Constraints
+from tests.steady import optimize
 
 _LAYER = 64 * 64 * 4  # bytes of weights, of which the model has three
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.decoder import TINY, Decoder, write_decoder
 from examples.generate_text import generate, halves, inputs_of, shapes, uncut
 from placeit.core.placement import Placement
 from placeit.session import Session
 from placeit.workbench.options import Inputs
-from placeit.workloads.decoder import TINY, Decoder, write_decoder
 from tests.open_models import TWO
 from tests.stateful_models import SIZE, Caches, Totals, caches, totals
 

@@ -16,8 +16,8 @@ from placeit.learning.exploring import EXPLORING
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized, Spent
 from placeit.profiler.cache import Cache
-from placeit.session import optimize
 from tests.small_models import inception_like
+from tests.steady import optimize
 
 ROWS = 6
 

@@ -4,11 +4,11 @@ import pytest
 from placeit.core.errors import ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.learning.training.sources import draw_from, find_source, read_folder, simulated
+from placeit.learning.workloads.datasets import giph_dataset
+from placeit.learning.workloads.registry import dataset_names
 from placeit.placers.heft import Heft
 from placeit.simulator.simulate import simulate
 from placeit.testing.problems import random_problem
-from placeit.workloads.datasets import giph_dataset
-from placeit.workloads.registry import dataset_names
 
 
 @pytest.fixture

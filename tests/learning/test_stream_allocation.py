@@ -13,10 +13,10 @@ from placeit.learning.placers.stream_allocation import StreamAllocation
 from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import evaluate, train
 from placeit.learning.training.sources import draw_from, find_source, served
+from placeit.learning.workloads.stream_graphs import RATE, draw_stream_graph
 from placeit.placers.metis import partition
 from placeit.simulator.throughput import ThroughputCost, relative_throughput
 from placeit.testing.problems import random_problem
-from placeit.workloads.stream_graphs import RATE, draw_stream_graph
 
 
 def problems(count, seed=0):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from examples.decoder import TINY, write_decoder
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.errors import PlaceitError, SequenceError
 from placeit.core.narrowing import narrowed
@@ -32,7 +33,6 @@ from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.workbench.options import Inputs
-from placeit.workloads.decoder import TINY, write_decoder
 from tests.open_models import LENGTHS, OPEN, Arrays, assert_close, at_one_size, attention, divided, values
 from tests.stateful_models import SIZE, Totals, totals
 from tests.text_steps import generate

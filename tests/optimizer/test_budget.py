@@ -15,9 +15,9 @@ from placeit.measuring.budget import least
 from placeit.measuring.incumbent import why_hopeless
 from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
-from placeit.session import optimize
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like
+from tests.steady import optimize
 
 CORE = allowed_cores()[0]
 

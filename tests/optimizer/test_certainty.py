@@ -31,10 +31,7 @@ from tests.small_models import inception_like
 CORES = allowed_cores()[:2]
 PAIR = [f"CPU@{core}" for core in CORES]
 PLAIN = next((device.name for device in plain_devices(discover(PAIR))), "CPU")
-pytestmark = [
-    pytest.mark.two_cores,
-    pytest.mark.usefixtures("certain_answers"),
-]
+pytestmark = pytest.mark.two_cores
 WHOLE_S = 0.02  # of the model on one core
 
 

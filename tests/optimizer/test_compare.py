@@ -15,6 +15,7 @@ from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
 from placeit.session import Session
 from tests.small_models import inception_like
+from tests.steady import STEADY
 
 CORE = f"CPU@{allowed_cores()[0]}"
 
@@ -24,7 +25,7 @@ def session(cache: Cache) -> Iterator[Session]:
     one = placeit.discover(CORE).devices[0]
     links = {pair: Link(1e9, 1e-4, "emulated") for pair in (("a", "b"), ("b", "a"))}
     cluster = placeit.Cluster((replace(one, name="a"), replace(one, name="b", slowdown=3.0)), links)
-    with Session(inception_like(), cluster, cache=cache) as opened:
+    with Session(inception_like(), cluster, cache=cache, policy=STEADY) as opened:
         yield opened
 
 

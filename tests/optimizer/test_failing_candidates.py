@@ -24,10 +24,11 @@ from placeit.placers.heft import Heft
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
 from placeit.runtime.devices.openvino import OpenVinoDevice
-from placeit.session import Session, optimize
+from placeit.session import Session
 from placeit.workbench.options import Constraints
 from tests.broken_executors import NO_ROOM, broken, devices_of
 from tests.small_models import inception_like
+from tests.steady import optimize
 
 ops = ov.opset13
 CORE = allowed_cores()[0]

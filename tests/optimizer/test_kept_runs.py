@@ -17,9 +17,10 @@ from placeit.optimizer.options import Budget, Candidates
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
-from placeit.session import Session, optimize
+from placeit.session import Session
 from placeit.simulator.objectives import Latency
 from tests.small_models import inception_like
+from tests.steady import STEADY, optimize
 
 
 def emulated() -> Cluster:
@@ -116,7 +117,7 @@ def test_a_file_that_cannot_be_used_is_set_aside(
 ) -> None:
     (path,) = runs(folder)
     damage(path)
-    with Session(inception_like(), emulated(), cache=Cache(folder)) as session:
+    with Session(inception_like(), emulated(), cache=Cache(folder), policy=STEADY) as session:
         again = session.optimize(budget=4, candidates=Candidates(("heft",)))
     assert again.chosen.measured is not None
     assert not any(one.earlier for one in again.candidates)
@@ -160,7 +161,7 @@ def test_a_few_runs_beside_an_anchor_count_and_fewer_do_not(folder: Path) -> Non
     few, fewer = list(records.values())[:2]
     cut = [one | {what: one[what][:count] for what in ("samples", "values")} for one, count in ((few, 3), (fewer, 2))]
     path.write_text("\n".join([head, *map(json.dumps, cut)]) + "\n")
-    with Session(inception_like(), emulated(), cache=Cache(folder)) as session:
+    with Session(inception_like(), emulated(), cache=Cache(folder), policy=STEADY) as session:
         session.profile()
         search = Search(session, Latency(), 1e9, 0, None)
         journal = kept_journal(session, Latency())

@@ -33,6 +33,7 @@ from placeit.session import Session
 from tests.broken_executors import NO_ROOM, Wrapped
 from tests.known_devices import EMPTY_S, Truth, truth
 from tests.small_models import random_model
+from tests.steady import STEADY
 
 MODEL = random_model(3, 9)
 OPS = [name for name, kind in zip(MODEL.graph.names, MODEL.graph.kinds, strict=True) if kind not in ("Parameter", "Result")]
@@ -80,7 +81,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def opened(cache: Cache | None, **fields: Any) -> Session:
     devices = (Device(f"d{d}", "known", Address(f"d{d}"), **fields) for d in range(DEVICES))
-    return Session(MODEL, Cluster(tuple(devices)), cache=cache)
+    return Session(MODEL, Cluster(tuple(devices)), cache=cache, policy=STEADY)
 
 
 def known_truth() -> Truth:
@@ -539,7 +540,7 @@ def value_again(journal: str, costs: str, known: str) -> None:
 def test_what_makes_no_sense_is_refused(session: Session, what: str, cache: Cache) -> None:
     if what == "described":
         cluster = Cluster((Device("x", "described", flops_per_s=1e9, bytes_per_s=1e12),))
-        with Session(MODEL, cluster, cache=cache) as other, pytest.raises(UsageError, match="only described"):
+        with Session(MODEL, cluster, cache=cache, policy=STEADY) as other, pytest.raises(UsageError, match="only described"):
             MeasuredCost(other)
     elif what == "not profiled":
         with opened(None) as other, pytest.raises(UsageError, match="call the session's profile"):

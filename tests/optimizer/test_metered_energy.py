@@ -28,6 +28,7 @@ from placeit.session import Session
 from tests.broken_executors import Wrapped
 from tests.known_devices import EMPTY_S, Truth, truth
 from tests.small_models import random_model
+from tests.steady import STEADY
 
 MODEL = random_model(3, 9)
 OPS = [name for name, kind in zip(MODEL.graph.names, MODEL.graph.kinds, strict=True) if kind not in ("Parameter", "Result")]
@@ -84,7 +85,7 @@ def plug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plug]:
 
 def opened() -> Session:
     devices = (Device(name, "known", Address(name), power=Power(0.0, watts)) for name, watts in MODEL_W.items())
-    return Session(MODEL, Cluster(tuple(devices)), cache=None)
+    return Session(MODEL, Cluster(tuple(devices)), cache=None, policy=STEADY)
 
 
 def searched(session: Session, **budget: Any) -> Optimized:

@@ -30,9 +30,10 @@ from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import profile
-from placeit.session import Session, optimize
+from placeit.session import Session
 from placeit.simulator.simulate import simulate
 from tests.small_models import inception_like
+from tests.steady import optimize
 
 CORE = f"CPU@{allowed_cores()[0]}"
 PLACERS = ("heft", "metis")

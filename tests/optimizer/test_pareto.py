@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from placeit import Candidates, Placement, Session, optimize
+from placeit import Candidates, Placement, Session
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link, Power
 from placeit.core.errors import UsageError
@@ -28,6 +28,7 @@ from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like
+from tests.steady import optimize
 
 ASKED = Candidates(("heft", "annealing:evaluations=500"), pareto=True)
 

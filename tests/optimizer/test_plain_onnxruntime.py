@@ -10,13 +10,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from placeit import Session, optimize
+from placeit import Session
 from placeit.core.placement import Placement
 from placeit.devices.plain import plain_devices
 from placeit.optimizer.candidates import alone_on
 from placeit.optimizer.compare import compare
 from placeit.optimizer.deployed import Deployed
 from tests.eight_bit import EIGHT_BIT
+from tests.steady import STEADY, optimize
 
 FLOAT = TensorProto.FLOAT
 
@@ -56,7 +57,7 @@ def quantised(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("devices", [["CPU"], ["CPU", "ort:CPU"]], ids=" ".join)
 def test_it_is_raced_as_any_program_would_use_it(model: Path, devices: list[str]) -> None:
-    with Session(model, devices, cache=None) as session:
+    with Session(model, devices, cache=None, policy=STEADY) as session:
         session.profile(budget_s=0.5)
         found = compare(session, {}, runs=3)
         name = "plain ort:CPU" if len(devices) > 1 else "ort:CPU"
@@ -70,11 +71,11 @@ def test_it_is_raced_as_any_program_would_use_it(model: Path, devices: list[str]
 
 
 def test_its_placement_is_run_by_itself(model: Path, tmp_path: Path) -> None:
-    with Session(model, "CPU", cache=None) as session:
+    with Session(model, "CPU", cache=None, policy=STEADY) as session:
         home = session.alone(plain_devices(session.cluster, onnx=True)[0])
         home.placement(np.zeros(len(home.grouping.groups), np.int32)).save(tmp_path / "placement.json")
     placement = Placement.load(tmp_path / "placement.json")
-    with Session(model, list(placement.device_names), cache=None) as session:
+    with Session(model, list(placement.device_names), cache=None, policy=STEADY) as session:
         session.profile(budget_s=0.5)
         assert session.cluster.devices[0].plain
         assert session.run(placement, runs=1).failed is None
@@ -83,14 +84,14 @@ def test_its_placement_is_run_by_itself(model: Path, tmp_path: Path) -> None:
 def test_a_file_that_it_does_not_open_is_no_candidate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = save(tmp_path / "new.onnx", [helper.make_node("Exp", ["x"], ["y"])], [4], {}, ir=99)
     caplog.set_level(logging.INFO, "placeit")
-    with Session(path, "CPU", cache=None) as session:
+    with Session(path, "CPU", cache=None, policy=STEADY) as session:
         session.profile(budget_s=0.2)
         assert [one.name for one in compare(session, {}, runs=1).candidates] == ["CPU"]
     assert "is not a candidate: ONNX Runtime cannot compile" in caplog.text
 
 
 def test_it_is_timed_with_threads_that_are_awake_and_leaves_them_at_rest(model: Path) -> None:
-    with Session(model, "CPU", cache=None) as session:
+    with Session(model, "CPU", cache=None, policy=STEADY) as session:
         home = session.alone(plain_devices(session.cluster, onnx=True)[0])
         with Deployed([lambda: home.executor(alone_on(home, "it").plan)], spins=True) as deployed:
             ran: list[int] = []
@@ -103,7 +104,7 @@ def test_it_is_timed_with_threads_that_are_awake_and_leaves_them_at_rest(model: 
 @EIGHT_BIT
 def test_quantised_operators_are_checked_against_the_runtime_that_writes_them(quantised: Path) -> None:
     inputs = {"x": np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)}
-    with Session(quantised, "CPU", cache=None, inputs=inputs) as session:
+    with Session(quantised, "CPU", cache=None, inputs=inputs, policy=STEADY) as session:
         whole = session.alone(plain_devices(session.cluster, onnx=True)[0])
         assert (session.reference(inputs)["y"] == whole.reference(inputs)["y"]).all()
         assert session.tolerance == 0.1
@@ -115,7 +116,7 @@ def test_runtimes_that_do_not_agree_are_told(tmp_path: Path, caplog: pytest.LogC
     nodes = [helper.make_node("Mul", ["x", "large"], ["y"])]
     kind = TensorProto.INT64
     path = save(tmp_path / "large.onnx", nodes, [4], {"large": np.array(10**12)}, dtype=kind, out=kind)
-    with Session(path, "CPU", cache=None, inputs={"x": np.arange(4)}) as session:
+    with Session(path, "CPU", cache=None, inputs={"x": np.arange(4)}, policy=STEADY) as session:
         session.profile(budget_s=0.2)
         compare(session, {}, runs=1)
     assert "OpenVINO and ONNX Runtime do not compute the same" in caplog.text

@@ -29,6 +29,7 @@ from placeit.session import Session
 from placeit.simulator.objectives import get_objective
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like
+from tests.steady import STEADY
 
 CORES = allowed_cores()
 PAIR = [f"CPU@{core}" for core in CORES[:2]]
@@ -61,7 +62,7 @@ class Raced:
 @pytest.fixture
 def raced(cache: Cache) -> Iterator[Callable[[], Raced]]:
     """Has OpenVINO's own modes for many requests race beside one device."""
-    with Session(inception_like(), PAIR, cache=cache) as session:
+    with Session(inception_like(), PAIR, cache=cache, policy=STEADY) as session:
         session.profile()
 
         def race() -> Raced:
@@ -104,6 +105,7 @@ def test_a_reference_that_beats_the_answer_is_named_in_the_report(
         objective="throughput",
         cache=cache,
         constraints=Constraints(max_groups=2),
+        policy=STEADY,
     )
     (reference,) = found.references
     name = reference.row.name
@@ -177,7 +179,7 @@ def test_references_are_not_run_where_there_is_no_time_to_compile_them(
 
 
 def test_a_reference_whose_runs_take_too_long_leaves_before_the_rounds(cache: Cache) -> None:
-    with Session(inception_like(), PAIR, cache=cache) as session:
+    with Session(inception_like(), PAIR, cache=cache, policy=STEADY) as session:
         session.profile()
         search = Search(session, get_objective("throughput", session.cluster), math.inf, 0, None)
         search.singles()
@@ -194,7 +196,7 @@ def test_a_reference_whose_runs_take_too_long_leaves_before_the_rounds(cache: Ca
 
 
 def test_for_latency_references_race_beside_the_answer_too(cache: Cache, as_modes: Callable[..., None]) -> None:
-    with Session(inception_like(), PAIR, cache=cache) as session:
+    with Session(inception_like(), PAIR, cache=cache, policy=STEADY) as session:
         session.profile()
         search = Search(session, get_objective("latency", session.cluster), math.inf, 0, None)
         search.singles()
@@ -206,7 +208,7 @@ def test_for_latency_references_race_beside_the_answer_too(cache: Cache, as_mode
         device = session.cluster.devices[0]
         return [device, gpu], [device, gpu]
 
-    with Session(inception_like(), PAIR, cache=cache) as session, pytest.MonkeyPatch.context() as patch:
+    with Session(inception_like(), PAIR, cache=cache, policy=STEADY) as session, pytest.MonkeyPatch.context() as patch:
         patch.setattr("placeit.optimizer.references._hardware", hardware)
         as_f32 = {"INFERENCE_PRECISION_HINT": "f32"}  # some CPUs would compute in bf16
         patch.setattr("placeit.backends.openvino.own_mode._properties", lambda device, precision: as_f32)
@@ -229,7 +231,7 @@ def test_there_are_no_references(why: str, cache: Cache) -> None:
     model = inception_like()
     pins = {model.graph.names[3]: PAIR[0]} if why == "pins" else {}
     objective = "total-cost" if why == "energy" else "throughput"
-    with Session(model, cluster, cache=cache, constraints=Constraints(pins=pins)) as session:
+    with Session(model, cluster, cache=cache, constraints=Constraints(pins=pins), policy=STEADY) as session:
         session.profile()
         search = Search(session, get_objective(objective, session.cluster), math.inf, 0, None)
         search.singles(plain=why != "no plain devices")
@@ -242,7 +244,7 @@ def test_a_plain_device_is_called_as_a_program_calls_it_and_leaves_a_race_like_o
 ) -> None:
     time = OwnModeRunner.time
     monkeypatch.setattr(OwnModeRunner, "time", lambda self: 1000 * time(self))
-    with Session(inception_like(), PAIR, cache=cache) as session:
+    with Session(inception_like(), PAIR, cache=cache, policy=STEADY) as session:
         session.profile()
         search = Search(session, get_objective("latency", session.cluster), math.inf, 0, None)
         search.singles()

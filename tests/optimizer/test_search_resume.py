@@ -26,10 +26,11 @@ from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
-from placeit.session import Session, optimize
+from placeit.session import Session
 from placeit.simulator.objectives import Latency, Throughput
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like, random_model
+from tests.steady import STEADY, optimize
 
 CORE = allowed_cores()[0]
 
@@ -136,7 +137,7 @@ def test_what_the_turns_of_a_search_measured_is_not_measured_again(
 def test_a_search_goes_on_from_measured_costs_and_they_from_a_search(
     search: Callable[..., Optimized], cache: Cache, tmp_path: Path
 ) -> None:
-    with Session(inception_like(), emulated(), cache=cache) as session:
+    with Session(inception_like(), emulated(), cache=cache, policy=STEADY) as session:
         session.profile()
         groups = len(session.grouping.groups)
         rows = np.random.default_rng(3).integers(2, size=(4, groups)).astype(np.int32)
@@ -176,7 +177,7 @@ def test_a_line_that_was_not_completed_is_dropped(search: Callable[..., Optimize
 
 
 def test_what_is_no_placement_on_these_devices_is_not_kept(cache: Cache, tmp_path: Path) -> None:
-    with Session(inception_like(), emulated(), cache=cache) as session:
+    with Session(inception_like(), emulated(), cache=cache, policy=STEADY) as session:
         session.profile()
         search = Search(session, Latency(), 1e9, 0, None)
         search.resume(open_journal(tmp_path / "search.jsonl", session, search.objective))
@@ -194,7 +195,7 @@ def test_what_is_no_placement_on_these_devices_is_not_kept(cache: Cache, tmp_pat
 def test_what_was_measured_of_replicas_is_kept(cache: Cache, tmp_path: Path) -> None:
     cores = allowed_cores()[:2]
     samples = [0.1, 0.2, 0.1, 0.1, 0.2, 0.1]
-    with Session(inception_like(), [f"CPU@{core}" for core in cores], cache=cache) as session:
+    with Session(inception_like(), [f"CPU@{core}" for core in cores], cache=cache, policy=STEADY) as session:
         session.profile()
 
         def begun() -> Search:
@@ -309,7 +310,7 @@ def test_what_was_measured_with_a_larger_tolerance_has_failed_by_a_smaller_one(c
     head, *lines = kept.splitlines()
     off = [json.loads(line) | {"output_error": {"max_abs": 1.0, "max_rel": 0.01, "not_checked": None}} for line in lines]
     (tmp_path / "search.jsonl").write_text("\n".join([head, *map(json.dumps, off)]) + "\n")
-    with Session(inception_like(), emulated(), cache=cache, constraints=Constraints(tolerance=0.001)) as session:
+    with Session(inception_like(), emulated(), cache=cache, constraints=Constraints(tolerance=0.001), policy=STEADY) as session:
         session.profile()
         search = Search(session, Latency(), np.inf, 0, None)
         search.resume(open_journal(tmp_path / "search.jsonl", session, Latency()))

@@ -21,9 +21,9 @@ from placeit.optimizer.result import Optimized
 from placeit.planning.segments import Profiled
 from placeit.profiler.cache import Cache
 from placeit.report import as_text
-from placeit.session import optimize
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like
+from tests.steady import optimize
 
 CORE = f"CPU@{allowed_cores()[0]}"
 

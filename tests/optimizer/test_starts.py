@@ -22,10 +22,11 @@ from placeit.optimizer.search import Search
 from placeit.optimizer.starts import divide_for, read_starts
 from placeit.profiler.cache import Cache
 from placeit.report import as_text
-from placeit.session import Session, optimize
+from placeit.session import Session
 from placeit.simulator.objectives import Latency
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like, random_model
+from tests.steady import optimize
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 PLAIN = next((device.name for device in plain_devices(discover(CORES))), "CPU")

@@ -29,6 +29,7 @@ from placeit.session import Session
 from placeit.simulator.objectives import Throughput
 from placeit.workbench.options import Constraints, Traffic
 from tests.small_models import inception_like
+from tests.steady import STEADY
 
 PAIR = [f"CPU@{core}" for core in allowed_cores()[:2]]
 BUDGET_S = 120.0  # far more than the search takes
@@ -43,6 +44,7 @@ def search(cache: Cache, *, start: Path | None = None, pins: Any = (), memory: A
         constraints=Constraints(dict(pins), dict(memory), max_groups=2),
         cache=cache,
         **({"budget": BUDGET_S, "objective": "throughput"} | options),
+        policy=STEADY,
     )
 
 
@@ -76,7 +78,7 @@ def test_where_it_serves_most_it_is_chosen_stored_run_and_given_back(cache: Cach
     found.save(tmp_path / "mode.json")
     stored = Placement.load(tmp_path / "mode.json")
     for devices in ([device.name], PAIR):
-        with Session(inception_like(), devices, cache=cache) as session:
+        with Session(inception_like(), devices, cache=cache, policy=STEADY) as session:
             report = session.run(stored, traffic=Traffic(requests=8))
             assert report.output_error.max_rel < 1e-4
             assert report.in_flight > 1
@@ -96,7 +98,7 @@ def test_requests_in_flight_are_at_work_at_the_same_time(cache: Cache, monkeypat
     monkeypatch.setattr(throughput, "_run", waiting)
     device = in_throughput_mode(discover(PAIR))
     assert device is not None
-    with Session(inception_like(), Cluster((device,)), cache=cache) as session:
+    with Session(inception_like(), Cluster((device,)), cache=cache, policy=STEADY) as session:
         graph = inception_like().graph
         nothing = np.zeros(len(graph), np.int32)
         plan = session.plan_of(Placement(graph.names, nothing, (device.name,), graph.hash, nothing))
@@ -123,7 +125,7 @@ def test_what_serves_whole_requests_races_before_placers_are_asked(cache: Cache,
 
 
 def test_time_for_the_decision_is_kept_back(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Session(inception_like(), PAIR, cache=cache) as session:
+    with Session(inception_like(), PAIR, cache=cache, policy=STEADY) as session:
         session.profile()
         begun = Search(session, Throughput(), float("inf"), 0, None)
         begun.singles()

@@ -26,6 +26,7 @@ from placeit.simulator.simulate import simulate
 from placeit.simulator.throughput import ThroughputCost, bottleneck
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like
+from tests.steady import STEADY
 
 
 def described(*flops: float, memory: tuple[float, ...] = (), latency: float = 1e-9) -> Cluster:
@@ -49,6 +50,7 @@ def found_on(cluster: Cluster, cache: Cache, **options: object) -> Optimized:
         objective="throughput",
         cache=cache,
         **options,
+        policy=STEADY,
     )  # type: ignore[arg-type]
 
 
@@ -88,13 +90,13 @@ def test_what_unequal_devices_serve_adds_up(cache: Cache) -> None:
 
 def test_a_device_that_cannot_hold_the_model_takes_a_part_of_it(cache: Cache) -> None:
     model = inception_like()
-    with Session(model, described(1e9, 1e9), cache=cache) as session:
+    with Session(model, described(1e9, 1e9), cache=cache, policy=STEADY) as session:
         weights = float(session.grouping.groups.param_bytes.sum())
     cluster = described(1e9, 1.5e9, memory=(np.inf, 0.7 * weights))
     found = found_on(cluster, cache, constraints=Constraints(max_groups=9))
     assert [one.name for one in found.candidates if one.placer == "single"] == ["d0"]
     assert not any(one.replicas for one in found.candidates)
-    with Session(model, cluster, cache=cache, constraints=Constraints(max_groups=9)) as session:
+    with Session(model, cluster, cache=cache, constraints=Constraints(max_groups=9), policy=STEADY) as session:
         session.profile()
         segmenter = Segmenter(session.grouping, session.costs, steady=True)
         problem = segmenter.problem()
@@ -109,7 +111,7 @@ def test_a_device_that_cannot_hold_the_model_takes_a_part_of_it(cache: Cache) ->
 
 
 def test_where_nothing_serves_alone_groups_of_devices_are_replicas(cache: Cache) -> None:
-    with Session(inception_like(), described(1e9, 1e9), cache=cache) as session:
+    with Session(inception_like(), described(1e9, 1e9), cache=cache, policy=STEADY) as session:
         weights = float(session.grouping.groups.param_bytes.sum())
     found = found_on(described(1e9, 1e9, 1e9, memory=(np.inf, 0.8 * weights, 0.8 * weights)), cache)
     names = [one.name for one in found.candidates if one.placer == "replicas"]
@@ -141,7 +143,7 @@ def test_the_bound_is_what_many_requests_in_flight_take(cache: Cache) -> None:
 )
 def test_a_rate_that_makes_no_sense_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        placeit.optimize(inception_like(), described(1e9), **({"objective": "throughput"} | options))  # type: ignore[arg-type]
+        placeit.optimize(inception_like(), described(1e9), **({"objective": "throughput"} | options), policy=STEADY)  # type: ignore[arg-type]
 
 
 def slowed(cores: tuple[int, ...]) -> Cluster:
@@ -158,7 +160,14 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
     cluster = slowed(cores) if devices == "slowed" else [f"CPU@{core}" for core in cores]
     model = inception_like()
     found = placeit.optimize(
-        model, cluster, candidates=Candidates(placers=["heft"]), budget=3, objective="throughput", rate=50.0, cache=cache
+        model,
+        cluster,
+        candidates=Candidates(placers=["heft"]),
+        budget=3,
+        objective="throughput",
+        rate=50.0,
+        cache=cache,
+        policy=STEADY,
     )
     data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     replicas = next(one for one in data["candidates"] if one["placer"] == "replicas")
@@ -171,7 +180,7 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
     candidate = next(one for one in found.candidates if one.placer == "replicas")
     candidate.placement.save(tmp_path / "replicas.json")
     again = Placement.load(tmp_path / "replicas.json")
-    with Session(model, found.cluster, cache=cache) as session:
+    with Session(model, found.cluster, cache=cache, policy=STEADY) as session:
         session.profile()
         compared = placeit.compare(session, {"mine": again}, objective="throughput", runs=6)
         rows = {row["name"]: row for row in compared.to_dict()["candidates"]}
@@ -199,7 +208,13 @@ def test_fewer_requests_are_in_flight_where_there_is_no_room_for_more(cache: Cac
     monkeypatch.setattr(Session, "executor", executor)
     cluster = slowed(allowed_cores()[:1])
     found = placeit.optimize(
-        inception_like(), cluster, candidates=Candidates(placers=["heft"]), budget=2, objective="throughput", cache=cache
+        inception_like(),
+        cluster,
+        candidates=Candidates(placers=["heft"]),
+        budget=2,
+        objective="throughput",
+        cache=cache,
+        policy=STEADY,
     )
     assert set(asked) >= {1, 2}
     assert found.chosen.measured is not None
@@ -209,8 +224,8 @@ def test_fewer_requests_are_in_flight_where_there_is_no_room_for_more(cache: Cac
 def test_a_search_for_throughput_goes_on_from_its_own_journal_only(cache: Cache, tmp_path: Path) -> None:
     cluster, file = slowed(allowed_cores()[:1]), tmp_path / "search.jsonl"
     options = {"candidates": Candidates(placers=["heft"]), "budget": Budget(1, file), "cache": cache}
-    placeit.optimize(inception_like(), cluster, objective="throughput", **options)
-    again = placeit.optimize(inception_like(), cluster, objective="throughput", **options)
+    placeit.optimize(inception_like(), cluster, objective="throughput", **options, policy=STEADY)
+    again = placeit.optimize(inception_like(), cluster, objective="throughput", **options, policy=STEADY)
     assert all(one.failed is None for one in again.candidates)
     with pytest.raises(UsageError, match="its objective is 'throughput'"):
-        placeit.optimize(inception_like(), cluster, **options)
+        placeit.optimize(inception_like(), cluster, **options, policy=STEADY)

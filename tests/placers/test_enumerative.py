@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from placeit import _core
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.problem import Problem
+from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS, tensor_graph
 from placeit.placers.critical_path import CriticalPath
 from placeit.placers.enumerative import Enumerative, parallel_sets
 from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
-from placeit.workloads.tensor_graphs import TENSOR_GRAPHS, tensor_graph
 
 
 def cluster(count: int) -> Cluster:

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from placeit.core.errors import UsageError
+from placeit.learning.workloads.stream_graphs import draw_stream_graph
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
 from placeit.placers.local_search import LocalSearch
 from placeit.simulator.throughput import ThroughputCost, least_seconds
 from placeit.testing.problems import random_problem
-from placeit.workloads.stream_graphs import draw_stream_graph
 
 
 def answer(placer, problem):

@@ -21,8 +21,9 @@ from placeit.optimizer.options import Candidates
 from placeit.planning.coarsen import LARGEST, Grouping, coarsen
 from placeit.planning.pins import divided
 from placeit.profiler.cache import Cache
-from placeit.session import Session, optimize
+from placeit.session import Session
 from placeit.workbench.options import Constraints
+from tests.steady import optimize
 
 ops = ov.opset13
 LINKS = {pair: Link(1e9, 1e-5, "emulated") for pair in (("a", "b"), ("b", "a"))}

@@ -24,10 +24,11 @@ from placeit.placers.registry import parse_placer
 from placeit.planning.coarsen import coarsen
 from placeit.planning.pins import divided, parse_pins, pinned_ops
 from placeit.profiler.cache import Cache
-from placeit.session import Session, optimize
+from placeit.session import Session
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like, random_model
+from tests.steady import optimize
 
 OPS = ("conv1", "conv1/bias", "Conv1", "conv2", "a[0]", "y")
 DEVICES = ("CPU@0", "CPU@1")

@@ -139,7 +139,6 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
             path.write_text(json.dumps(entry))
 
 
-@pytest.mark.usefixtures("checked_costs")
 @pytest.mark.parametrize(
     ("whole", "budget", "holds"),
     [([1e-9, 10.0], 1e3, True), ([1e-9, 2e-9], 1.0, False), ([100.0, 101.0], 1e4, False), ([100.0, 101.0], 1.0, True)],
@@ -230,12 +229,11 @@ class Watched:
 
 
 @pytest.mark.parametrize("quiet_from", [9, None], ids=["at first", "always"])
-def test_disturbed_blocks_are_repeated_and_counted(monkeypatch: pytest.MonkeyPatch, quiet_from: int | None) -> None:
+def test_disturbed_blocks_are_repeated_and_counted(quiet_from: int | None) -> None:
     watch = Watched(lambda period: quiet_from is None or period < quiet_from)
-    monkeypatch.setattr(costs, "Watch", lambda: watch)
     cluster = on_one_core("a", "b")
     with Runtime(MODEL, COARSE, cluster) as runtime:
-        found = profile(MODEL, COARSE, cluster, runtime, budget_s=BUDGET_S).profiled
+        found = profile(MODEL, COARSE, cluster, runtime, budget_s=BUDGET_S, watch=lambda: watch).profiled
     assert found is not None
     if quiet_from is None:
         assert found.disturbed_blocks == found.blocks

@@ -16,6 +16,7 @@ from placeit.profiler.profile_report import ProfileReport
 from placeit.profiler.recording import Recording
 from tests.cli.conftest import make_tiny
 from tests.report.made_recordings import a_recording, a_search
+from tests.steady import STEADY
 
 NAMES = {0: "<b>$x_1$</b>", 1: "\x1b[31m"}
 
@@ -32,7 +33,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(tiny: Path) -> placeit.Optimized:
-    return placeit.optimize(tiny, devices="CPU@0,CPU@1", budget=1, candidates=placeit.Candidates(("heft",)), cache=None)
+    return placeit.optimize(
+        tiny, devices="CPU@0,CPU@1", budget=1, candidates=placeit.Candidates(("heft",)), cache=None, policy=STEADY
+    )
 
 
 def test_a_recording_is_a_table_of_its_ops_the_most_expensive_first(recording: Recording) -> None:
@@ -63,7 +66,7 @@ def test_a_search_shows_its_candidates_and_runs_its_answer_to_be_drawn(found: pl
 
 @pytest.mark.two_cores
 def test_runs_profiles_and_comparisons_are_tables(tiny: Path) -> None:
-    with placeit.Session(tiny, "CPU@0,CPU@1", cache=None) as session:
+    with placeit.Session(tiny, "CPU@0,CPU@1", cache=None, policy=STEADY) as session:
         costs = session.profile()
         profile = ProfileReport("tiny", session.precision, session.grouping, costs, {})
         placement = session.placement(np.zeros(len(session.grouping.groups), np.int32))

@@ -15,8 +15,8 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.runtime import Runtime
-from placeit.testing.fake_accelerator import FakeAccelerator
 from placeit.testing.problems import random_problem
+from tests.fake_accelerator import FakeAccelerator
 
 
 class Model:

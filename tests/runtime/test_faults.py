@@ -44,11 +44,11 @@ from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
-from placeit.testing.fake_accelerator import FakeAccelerator
 from tests.alarms import alarm
 from tests.beside import beside
 from tests.eager_streams import devices as streamed
 from tests.eager_streams import run_late
+from tests.fake_accelerator import FakeAccelerator
 from tests.overdue import overdue
 from tests.small_models import random_model
 

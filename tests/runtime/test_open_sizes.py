@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 import placeit.runtime.devices.openvino as driver
+from examples.decoder import TINY, write_decoder
 from placeit.backends import load
 from placeit.backends.base import Sample
 from placeit.core.errors import DeviceError, ExecutionError, ModelError, SequenceError, UsageError
@@ -28,7 +29,6 @@ from placeit.runtime.spans import Timed, blended
 from placeit.session import Session
 from placeit.workbench.between import at_sizes
 from placeit.workbench.options import Inputs
-from placeit.workloads.decoder import TINY, write_decoder
 from tests.open_models import (
     LENGTHS,
     OPEN,

@@ -20,7 +20,7 @@ from placeit.runtime.devices.hand_over import HandOver
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.worker import perform
 from placeit.runtime.runtime import Runtime
-from placeit.testing.fake_accelerator import FakeAccelerator
+from tests.fake_accelerator import FakeAccelerator
 from tests.runtime.stream_cases import Program, random_case
 
 

@@ -14,8 +14,8 @@ from placeit.runtime.devices.accelerator import HOST, Streams
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.testing.devices import ComputingDeviceConformance
-from placeit.testing.fake_accelerator import FakeAccelerator
 from tests.eager_streams import devices, run_at_once, run_late
+from tests.fake_accelerator import FakeAccelerator
 
 
 class Conformance(ComputingDeviceConformance):

@@ -16,7 +16,7 @@ from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.devices.accelerator import HOST
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.scheduler import Scheduler, Transfer
-from placeit.testing.fake_accelerator import FakeAccelerator
+from tests.fake_accelerator import FakeAccelerator
 from tests.runtime.stream_cases import Case, Model, Program, random_case
 
 

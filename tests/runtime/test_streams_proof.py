@@ -18,8 +18,8 @@ from placeit.runtime.accelerators.launcher import Launcher
 from placeit.runtime.accelerators.layout import RequestLayout
 from placeit.runtime.devices.accelerator import HOST, Inbox
 from placeit.runtime.devices.base import BufferSpec
-from placeit.testing.fake_accelerator import FakeAccelerator
-from placeit.testing.happens_before import HOST_THREAD, Access, HappensBefore
+from tests.fake_accelerator import FakeAccelerator
+from tests.happens_before import HOST_THREAD, Access, HappensBefore
 from tests.runtime.stream_cases import random_case, run_case
 
 PATIENCE = (0.0, 0.5, 2.0, 20.0)  # from a host that launches everything before anything happens, to one that comes late

@@ -14,13 +14,13 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from examples.decoder import TINY, write_decoder
 from placeit.serve.network import NetworkServer, Options
 from placeit.serve.refusal import RefusedError
 from placeit.serve.sequences import Asked, Sequences
 from placeit.serve.service import ServedModel
 from placeit.session import Session
 from placeit.workbench.options import Inputs
-from placeit.workloads.decoder import TINY, write_decoder
 from tests.open_models import TWO, divided
 
 SIZES = {"input_ids": (1, "1..64@8"), "attention_mask": (1, "1..64@8"), "position_ids": (1, "1..64@8")}

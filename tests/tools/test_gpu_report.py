@@ -15,7 +15,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
+from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "gpu-report"

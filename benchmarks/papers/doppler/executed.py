@@ -16,7 +16,6 @@ from benchmarks._models import settled_race, two_cores
 from benchmarks.papers._lab import Job, Outcome, read_outcome
 from benchmarks.papers.doppler.jobs import Setup
 from benchmarks.papers.doppler.training import by_cost, learn, met, stages
-from placeit.backends.torch.tensor_program import parse_tensor_model
 from placeit.core.errors import TrainingError
 from placeit.core.files import write_text
 from placeit.core.problem import CostFunction
@@ -25,6 +24,7 @@ from placeit.learning.measured import session_source
 from placeit.learning.registry import make_agent
 from placeit.learning.training.stages import MEASURED
 from placeit.learning.training.valuing import dropping
+from placeit.learning.workloads.tensor_program import parse_tensor_model
 from placeit.measuring.incumbent import HOPELESS
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.placers import parse_placer

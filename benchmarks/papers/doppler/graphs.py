@@ -17,11 +17,11 @@ from placeit.devices.caps import capped
 from placeit.devices.clusterfile import read_cluster
 from placeit.learning.agent import ProblemInstance
 from placeit.learning.training.valuing import dropping
+from placeit.learning.workloads.tensor_graphs import tensor_graph
+from placeit.learning.workloads.tensors import BlockProgram, shard
+from placeit.learning.workloads.tensors.expression import einsum, elementwise, tensor
 from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
-from placeit.workloads.tensor_graphs import tensor_graph
-from placeit.workloads.tensors import BlockProgram, shard
-from placeit.workloads.tensors.expression import einsum, elementwise, tensor
 
 __all__ = ["GRAPHS", "Case", "Where", "published_folder"]
 

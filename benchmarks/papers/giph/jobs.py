@@ -23,8 +23,8 @@ from placeit.learning.checkpoint import load_agent, save_agent
 from placeit.learning.placers.hdp import Hdp
 from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import Stage, train
+from placeit.learning.workloads.datasets import DatasetKind
 from placeit.placers.feasibility import random_placements
-from placeit.workloads.datasets import DatasetKind
 
 __all__ = [
     "NO_POTENTIAL",

@@ -13,15 +13,15 @@ from benchmarks.papers.giph.sizes import Sizes
 from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.learning.agent import ProblemInstance
+from placeit.learning.workloads.churn import churn
+from placeit.learning.workloads.datasets import CHURN_NETWORK_CHOICES, GRAPH_CHOICES, DatasetKind, giph_dataset
+from placeit.learning.workloads.device_networks import DeviceNetworkParameters, problem_of, random_device_network
+from placeit.learning.workloads.parameters import draw_parameters
+from placeit.learning.workloads.task_graphs import TaskGraphParameters, random_task_graph
 from placeit.placers.heft import Heft
 from placeit.simulator.cost_functions import EnergyCost, TotalCost
 from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost, simulate
-from placeit.workloads.churn import churn
-from placeit.workloads.datasets import CHURN_NETWORK_CHOICES, GRAPH_CHOICES, DatasetKind, giph_dataset
-from placeit.workloads.device_networks import DeviceNetworkParameters, problem_of, random_device_network
-from placeit.workloads.parameters import draw_parameters
-from placeit.workloads.task_graphs import TaskGraphParameters, random_task_graph
 
 __all__ = ["OBJECTIVES", "Dataset", "NoisyCost", "changing", "dataset", "depth", "heft_slr", "instance"]
 

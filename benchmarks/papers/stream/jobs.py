@@ -21,14 +21,14 @@ from placeit.learning.checkpoint import load_policy, save_agent
 from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import train
 from placeit.learning.training.sources import draw_from, served
+from placeit.learning.workloads.registry import find_dataset
+from placeit.learning.workloads.stream_graphs import DEVICES, StreamGraph, draw_stream_graph, load_stream_graphs, split_graphs
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
 from placeit.placers.feasibility import random_placements
 from placeit.placers.fuser import fuse
 from placeit.placers.metis import partition
 from placeit.simulator.throughput import ThroughputCost
-from placeit.workloads.registry import find_dataset
-from placeit.workloads.stream_graphs import DEVICES, StreamGraph, draw_stream_graph, load_stream_graphs, split_graphs
 
 __all__ = ["ABLATIONS", "Divided", "Learned", "Optimum", "Searched", "Setup", "Training", "costs", "methods", "optima"]
 

@@ -1,5 +1,5 @@
-"""PyTorch modules, exported programs and tensor programs, and segments cut out of them.
+"""PyTorch modules, exported programs, and segments cut out of them.
 
-May import ``workloads``, ``devices`` and ``core``, and PyTorch, which is an extra. Read :mod:`~placeit.backends.torch.model`
+May import ``devices`` and ``core``, and PyTorch, which is an extra. Read :mod:`~placeit.backends.torch.model`
 first.
 """

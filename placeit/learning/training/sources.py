@@ -13,13 +13,13 @@ from placeit.core.nearest import nearest
 from placeit.core.problem import Problem
 from placeit.learning.agent import ProblemInstance
 from placeit.learning.training.stages import Draw
+from placeit.learning.workloads.datasets import MAX_TASKS
+from placeit.learning.workloads.export import INDEX
+from placeit.learning.workloads.registry import Split, dataset_names, find_dataset, some_problems
 from placeit.placers.heft import Heft
 from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput import ThroughputCost, least_seconds
-from placeit.workloads.datasets import MAX_TASKS
-from placeit.workloads.export import INDEX
-from placeit.workloads.registry import Split, dataset_names, find_dataset, some_problems
 
 __all__ = ["HELD_OUT", "Source", "draw_from", "find_source", "read_folder", "served", "simulated"]
 
@@ -80,9 +80,9 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
     """Return a source of problems whose cost is the simulated makespan.
 
     Args:
-        name: one of :func:`placeit.workloads.registry.dataset_names`, such as ``random`` for fresh problems at every update,
-            ``any`` for fresh problems of every kind, in multiples of HEFT's makespan, or ``multi``, one of GiPH's sets; else a
-            folder of problems as JSON (:meth:`placeit.core.problem.Problem.to_json`).
+        name: one of :func:`placeit.learning.workloads.registry.dataset_names`, such as ``random`` for fresh problems at every
+            update, ``any`` for fresh problems of every kind, in multiples of HEFT's makespan, or ``multi``, one of GiPH's sets;
+            else a folder of problems as JSON (:meth:`placeit.core.problem.Problem.to_json`).
         seed: seed of generated problems, and of the choice of files that are held out.
         held_out: how many problems to hold out, zero included; None for the default.
 

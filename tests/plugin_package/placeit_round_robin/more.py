@@ -14,7 +14,7 @@ from placeit.core.telemetry import import_openvino
 from placeit.learning.agents.doppler.features import EpisodeState
 from placeit.learning.agents.doppler.graph import Graph, allowed
 from placeit.learning.agents.placeto.agent import PlacetoAgent
-from placeit.workloads.registry import Case, Dataset, Split
+from placeit.learning.workloads.registry import Case, Dataset, Split
 
 openvino = import_openvino()
 
@@ -23,12 +23,21 @@ def load(
     path: str | Path, *, input_shapes: Mapping[str, Sequence[int]] | None = None, batch: int | None = None
 ) -> OpenVinoModel:
     """Read a file that holds the number of tanh ops of a chain."""
+    return _tanhs(int(Path(path).read_text(encoding="utf-8")), Path(path), batch or 1)
+
+
+def make(text: str) -> OpenVinoModel:
+    """Make a chain of tanh ops, of the length after the colon."""
+    return _tanhs(int(text.partition(":")[2]), Path(text), 1)
+
+
+def _tanhs(length: int, path: Path, batch: int) -> OpenVinoModel:
     ops = openvino.opset13
-    parameter = ops.parameter([batch or 1, 8], openvino.Type.f32, name="x")
+    parameter = ops.parameter([batch, 8], openvino.Type.f32, name="x")
     value = parameter.output(0)
-    for i in range(int(Path(path).read_text(encoding="utf-8"))):
+    for i in range(length):
         value = ops.tanh(value, name=f"tanh{i}").output(0)
-    return describe(openvino.Model([ops.result(value, name="y")], [parameter], "chain"), Path(path))
+    return describe(openvino.Model([ops.result(value, name="y")], [parameter], "chain"), path)
 
 
 class DealtAgent(PlacetoAgent):

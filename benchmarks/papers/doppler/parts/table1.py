@@ -19,8 +19,8 @@ from benchmarks.papers.doppler.graphs import Case
 from benchmarks.papers.doppler.jobs import Setup
 from benchmarks.papers.doppler.paper import TABLE_1
 from placeit.core.problem import Problem
+from placeit.learning.workloads.tensors import BlockProgram
 from placeit.placers.registry import parse_placer
-from placeit.workloads.tensors import BlockProgram
 
 __all__ = ["Lockstep", "jobs", "synchronous_seconds", "tell"]
 

@@ -27,11 +27,11 @@ from benchmarks.papers.giph.problems import heft_slr
 from placeit.core.problem import Problem
 from placeit.learning.placers.giph import Giph
 from placeit.learning.placers.guided import Guided
+from placeit.learning.workloads.datasets import DatasetKind
 from placeit.placers.annealing import Annealing
 from placeit.placers.base import Placer
 from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
-from placeit.workloads.datasets import DatasetKind
 
 __all__ = ["Budgeted", "jobs", "tell"]
 

@@ -19,7 +19,7 @@ from benchmarks.papers.giph.jobs import Job, Outcome, Policy, Setup, Training, h
 from benchmarks.papers.giph.parts.search import policies
 from benchmarks.papers.giph.policies import search
 from benchmarks.papers.giph.problems import changing, heft_slr, instance
-from placeit.workloads.churn import carry_placement
+from placeit.learning.workloads.churn import carry_placement
 
 __all__ = ["ChurnHdp", "ChurnSearch", "jobs", "tell"]
 

@@ -21,13 +21,13 @@ from benchmarks.papers._lab import Lab
 from benchmarks.papers.giph.jobs import Job, Outcome, Setup, Training, load_policy, starts
 from benchmarks.papers.giph.policies import search
 from benchmarks.papers.giph.problems import instance
+from placeit.learning.workloads.churn import carry_placement
+from placeit.learning.workloads.datasets import sensor_fusion_cases
+from placeit.learning.workloads.sensor_fusion import SensorFusionCase
 from placeit.placers.heft import Heft
 from placeit.simulator.cost_functions import AmortisedCost, RelocationCost
 from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
-from placeit.workloads.churn import carry_placement
-from placeit.workloads.datasets import sensor_fusion_cases
-from placeit.workloads.sensor_fusion import SensorFusionCase
 
 __all__ = ["FREQUENCIES_HZ", "Relocations", "jobs", "tell"]
 

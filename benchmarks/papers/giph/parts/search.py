@@ -22,7 +22,7 @@ from benchmarks.papers.giph.compare import over_heft
 from benchmarks.papers.giph.jobs import POINTS, Evaluation, Job, Policy, Setup, Training
 from benchmarks.papers.giph.policies import SAME_MOVES, STEPS_PER_OP, UNTRAINED
 from benchmarks.papers.giph.problems import heft_slr
-from placeit.workloads.datasets import DatasetKind
+from placeit.learning.workloads.datasets import DatasetKind
 
 __all__ = ["NOISE", "curve_rows", "jobs", "policies", "tell"]
 

@@ -20,13 +20,13 @@ from benchmarks.papers.giph.compare import better_equal_worse, over_heft, ratio_
 from benchmarks.papers.giph.jobs import SHIPPED, Evaluation, Job, Setup
 from benchmarks.papers.giph.policies import SAME_MOVES
 from benchmarks.papers.giph.problems import heft_slr
-from placeit.workloads.datasets import DatasetKind
+from placeit.learning.workloads.datasets import DatasetKind
 
 __all__ = ["jobs", "tell"]
 
 _KINDS: tuple[DatasetKind, ...] = ("multi", "single", "recurrent", "sensor-fusion")
 _SCENE_SEEN = 0
-"""Seed of the sensor-fusion scene that the policy was trained on (:mod:`placeit.workloads.mixture`)."""
+"""Seed of the sensor-fusion scene that the policy was trained on (:mod:`placeit.learning.workloads.mixture`)."""
 
 
 def jobs(setup: Setup) -> Sequence[Job]:

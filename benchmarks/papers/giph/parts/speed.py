@@ -24,9 +24,9 @@ from placeit.core.problem import Problem
 from placeit.learning.agent import Agent, ProblemInstance
 from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import Stage, train
+from placeit.learning.workloads.device_networks import DeviceNetworkParameters, problem_of, random_device_network
+from placeit.learning.workloads.task_graphs import TaskGraphParameters, random_task_graph
 from placeit.placers.feasibility import random_placements
-from placeit.workloads.device_networks import DeviceNetworkParameters, problem_of, random_device_network
-from placeit.workloads.task_graphs import TaskGraphParameters, random_task_graph
 
 __all__ = ["Timing", "jobs", "tell"]
 

@@ -1,0 +1,326 @@
+"""GiPH's sets of placement problems for training and testing, and an endless stream of random problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import cache, partial
+from itertools import count
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias, get_args
+from zlib import crc32
+
+import numpy as np
+
+from placeit.core.errors import UsageError
+from placeit.core.problem import Problem
+from placeit.learning.workloads.churn import churn
+from placeit.learning.workloads.device_networks import DeviceNetwork, DeviceNetworkParameters, problem_of, random_device_network
+from placeit.learning.workloads.parameters import Choices, draw_parameters
+from placeit.learning.workloads.recurrent import (
+    HARDWARE_TYPES,
+    group_operators,
+    random_recurrent_cell,
+    recurrent_network,
+    unrolled_graph,
+)
+from placeit.learning.workloads.registry import Case, Dataset, Split, some_problems
+from placeit.learning.workloads.sensor_fusion import SensorFusionCase, random_scene, sensor_fusion_case, sensor_fusion_trace
+from placeit.learning.workloads.task_graphs import TaskGraph, TaskGraphParameters, random_task_graph
+
+__all__ = [
+    "CHURN",
+    "CHURN_NETWORK_CHOICES",
+    "GRAPH_CHOICES",
+    "MAX_TASKS",
+    "MULTI",
+    "NETWORK_CHOICES",
+    "RANDOM",
+    "RECURRENT",
+    "SENSOR_FUSION",
+    "SINGLE",
+    "Case",
+    "DatasetKind",
+    "Split",
+    "cases",
+    "churn_cases",
+    "draw_problem",
+    "giph_dataset",
+    "random_cases",
+    "random_problem_stream",
+    "sensor_fusion_cases",
+]
+
+DatasetKind: TypeAlias = Literal["single", "multi", "recurrent", "sensor-fusion"]
+
+GRAPH_CHOICES: Choices = MappingProxyType(
+    {
+        "tasks": (10, 15, 20, 30, 40, 60, 80),
+        "alpha": (0.1, 0.2, 0.3, 0.5, 1.0, 2.0),
+        "connection": (0.05, 0.1, 0.2, 0.4),
+        "mean_bytes": (100.0, 1000.0),
+        "compute_heterogeneity": (0.2, 0.4, 0.6),
+        "bytes_heterogeneity": (0.2, 0.4, 0.6),
+    }
+)
+"""Default values of :class:`TaskGraphParameters` from which random task graphs are drawn."""
+
+NETWORK_CHOICES: Choices = MappingProxyType(
+    {
+        "devices": (4, 5, 6, 8, 10, 12, 16, 20),
+        "speed_heterogeneity": (0.2, 0.4, 0.6),
+        "bandwidth_heterogeneity": (0.2, 0.4),
+        "support": (0.2, 0.3, 0.5),
+    }
+)
+"""Default values of :class:`DeviceNetworkParameters` from which random device networks are drawn."""
+
+CHURN_NETWORK_CHOICES: Choices = MappingProxyType({**NETWORK_CHOICES, "devices": (20,)})
+"""Default values of :class:`DeviceNetworkParameters` for networks that change: GiPH's starts with 20 devices (section 5.1)."""
+
+MAX_TASKS = 100
+"""Default limit on the number of tasks of a random task graph."""
+
+
+def draw_problem(
+    rng: np.random.Generator,
+    *,
+    graphs: Choices = GRAPH_CHOICES,
+    networks: Choices = NETWORK_CHOICES,
+    max_tasks: int | None = MAX_TASKS,
+) -> Problem:
+    """Draw parameters, a task graph and a device network, and return the problem of placing one on the other.
+
+    Args:
+        rng: random generator.
+        graphs: values of :class:`TaskGraphParameters`.
+        networks: values of :class:`DeviceNetworkParameters`.
+        max_tasks: most tasks, at least 3; None for no limit. A curriculum raises it from draw to draw.
+
+    Raises:
+        UsageError: a parameter that does not exist, has no values or is out of range.
+        ProblemError: graphs with more types of hardware than networks.
+    """
+    return _draw_case(rng, graphs, networks, max_tasks).problem
+
+
+def random_problem_stream(
+    seed: int,
+    *,
+    graphs: Choices = GRAPH_CHOICES,
+    networks: Choices = NETWORK_CHOICES,
+    max_tasks: int | None = MAX_TASKS,
+) -> Iterator[Problem]:
+    """Yield problems without end, each with a new graph and network; see :func:`draw_problem`."""
+    return (case.problem for case in random_cases(seed, graphs=graphs, networks=networks, max_tasks=max_tasks))
+
+
+def random_cases(
+    seed: int = 0,
+    *,
+    graphs: Choices = GRAPH_CHOICES,
+    networks: Choices = NETWORK_CHOICES,
+    max_tasks: int | None = MAX_TASKS,
+) -> Iterator[Case]:
+    """Generate the problems of :func:`random_problem_stream` with the parameters drawn for them."""
+    rng = _rng(seed, "random")
+    while True:
+        yield _draw_case(rng, graphs, networks, max_tasks)
+
+
+def churn_cases(
+    seed: int = 0,
+    *,
+    graphs: Choices = GRAPH_CHOICES,
+    networks: Choices = CHURN_NETWORK_CHOICES,
+    max_tasks: int | None = MAX_TASKS,
+) -> Iterator[Case]:
+    """Generate the problems of placing one random task graph on a network that changes, without end.
+
+    See :func:`placeit.learning.workloads.churn.churn`; the network has up to four devices fewer than at first.
+    """
+    graph, graph_parameters = _draw_graph(_rng(seed, "churn", "graph"), graphs, max_tasks)
+    first, network_parameters = _draw_network(_rng(seed, "churn", "network"), networks)
+    for network in churn(first, _rng(seed, "churn", "changes"), fewest=len(first) - 4):
+        yield Case(problem_of(graph, network), {"graph": graph_parameters, "first_network": network_parameters})
+
+
+_SIZES: Mapping[DatasetKind, int] = {"single": 150, "multi": 500, "recurrent": 150, "sensor-fusion": 450}
+_POOL_NETWORKS, _POOL_GRAPHS = 10, 120
+_CELLS, _STEPS, _BATCH, _GROUPS = 10, (20, 30), (80, 150), 40
+_HALF_TIME_S = 1800.0
+
+
+def giph_dataset(
+    kind: DatasetKind,
+    seed: int = 0,
+    *,
+    train: int | None = None,
+    test: int | None = None,
+    graphs: Choices = GRAPH_CHOICES,
+    networks: Choices = NETWORK_CHOICES,
+    max_tasks: int | None = MAX_TASKS,
+) -> tuple[list[Problem], list[Problem]]:
+    """Generate the problems that GiPH trains and tests on (its section 5).
+
+    - ``single``: one device network, 150 task graphs to train and 150 others to test.
+    - ``multi``: 500 pairs out of 10 device networks and 120 task graphs to train, and as many out of other networks and graphs
+      to test.
+    - ``recurrent``: ten recurrent cell designs (:mod:`placeit.learning.workloads.recurrent`), each unrolled 20 to 30 times for
+      batches of 80 to 150, 30 times over, and merged into 40 groups, each of which requires some type of hardware, drawn as for
+      random graphs; on one network of 8 devices; half of them to train and half to test.
+    - ``sensor-fusion``: 450 cases out of the first half of an hour's traffic to train and as many out of the second half to
+      test (:mod:`placeit.learning.workloads.sensor_fusion`).
+
+    Differs from the paper, which does not say how its 500 pairs are divided.
+
+    Args:
+        kind: which problems.
+        seed: the same seed gives the same problems; more problems begin with the fewer.
+        train: how many to train on; None for the paper's number.
+        test: how many to test on; None for the paper's number.
+        graphs: values of :class:`TaskGraphParameters`, for ``single`` and ``multi``.
+        networks: values of :class:`DeviceNetworkParameters`, for ``single`` and ``multi``.
+        max_tasks: most tasks of a graph, for ``single`` and ``multi``; None for no limit.
+
+    Raises:
+        UsageError: no such kind, more problems than there are, or parameters that are wrong.
+    """
+
+    def problems(split: Split, size: int | None) -> list[Problem]:
+        available = cases(kind, split, seed, graphs=graphs, networks=networks, max_tasks=max_tasks)
+        return some_problems(available, kind, split, _SIZES[kind] if size is None else size)
+
+    return problems("train", train), problems("test", test)
+
+
+def cases(
+    kind: DatasetKind,
+    split: Split,
+    seed: int = 0,
+    *,
+    graphs: Choices = GRAPH_CHOICES,
+    networks: Choices = NETWORK_CHOICES,
+    max_tasks: int | None = MAX_TASKS,
+) -> Iterator[Case]:
+    """Generate the problems of :func:`giph_dataset` one by one, with their parameters.
+
+    There is no end to ``single``; the others end when no pair, no size of a cell or no moment is left.
+
+    Raises:
+        UsageError: no such kind or split, or parameters that are wrong.
+    """
+    if kind not in get_args(DatasetKind):
+        raise UsageError(f"There is no dataset '{kind}'; there are {', '.join(get_args(DatasetKind))}.")
+    if split not in get_args(Split):
+        raise UsageError(f"There is no split '{split}'; there are {', '.join(get_args(Split))}.")
+    match kind:
+        case "single":
+            return _single(split, seed, graphs, networks, max_tasks)
+        case "multi":
+            return _multi(split, seed, graphs, networks, max_tasks)
+        case "recurrent":
+            return _recurrent(split, seed)
+        case "sensor-fusion":
+            return _sensor_fusion(split, seed)
+
+
+def _single(split: Split, seed: int, graphs: Choices, networks: Choices, max_tasks: int | None) -> Iterator[Case]:
+    network, network_parameters = _draw_network(_rng(seed, "single", "network"), networks)
+    for i in count():
+        graph, graph_parameters = _draw_graph(_rng(seed, "single", split, i), graphs, max_tasks)
+        yield Case(problem_of(graph, network), {"graph": graph_parameters, "network": network_parameters})
+
+
+def _multi(split: Split, seed: int, graphs: Choices, networks: Choices, max_tasks: int | None) -> Iterator[Case]:
+    @cache
+    def graph(i: int) -> tuple[TaskGraph, dict[str, Any]]:
+        return _draw_graph(_rng(seed, "multi", split, "graph", i), graphs, max_tasks)
+
+    @cache
+    def network(i: int) -> tuple[DeviceNetwork, dict[str, Any]]:
+        return _draw_network(_rng(seed, "multi", split, "network", i), networks)
+
+    for pair in _rng(seed, "multi", split, "pairs").permutation(_POOL_NETWORKS * _POOL_GRAPHS).tolist():
+        (g, graph_parameters), (n, network_parameters) = graph(pair // _POOL_NETWORKS), network(pair % _POOL_NETWORKS)
+        numbers = {"graph_number": pair // _POOL_NETWORKS, "network_number": pair % _POOL_NETWORKS}
+        yield Case(problem_of(g, n), {**numbers, "graph": graph_parameters, "network": network_parameters})
+
+
+def _recurrent(split: Split, seed: int) -> Iterator[Case]:
+    network = recurrent_network(_rng(seed, "recurrent", "network"))
+    rng = _rng(seed, "recurrent", "cells")
+    cells = [random_recurrent_cell(rng) for _ in range(_CELLS)]
+    sizes = np.stack(np.meshgrid(np.arange(_STEPS[0], _STEPS[1] + 1), np.arange(_BATCH[0], _BATCH[1] + 1)), -1).reshape(-1, 2)
+    ways = [rng.permutation(sizes)[split == "test" :: 2] for _ in cells]  # each size of a cell is in one of the two parts only
+    for i in range(_CELLS * min(map(len, ways))):
+        steps, batch = ways[i % _CELLS][i // _CELLS].tolist()
+        cell, rng = cells[i % _CELLS], _rng(seed, "recurrent", split, i)
+        graph = group_operators(unrolled_graph(cell, steps=steps, batch=batch), _GROUPS)
+        graph = replace(graph, requires=rng.integers(HARDWARE_TYPES, size=len(graph)).astype(np.int32))
+        parameters = {"cell_number": i % _CELLS, "cell": asdict(cell), "steps": steps, "batch": batch, "groups": _GROUPS}
+        yield Case(problem_of(graph, network), parameters)
+
+
+def _sensor_fusion(split: Split, seed: int) -> Iterator[Case]:
+    for case in sensor_fusion_cases(split, seed):
+        relocation = {
+            "migration_bytes": case.migration_bytes.tolist(),
+            "static_bytes": case.static_bytes.tolist(),
+            "startup_s": [[None if s == np.inf else s for s in row] for row in case.startup_s.tolist()],
+        }
+        yield Case(case.problem, asdict(case.sighting) | relocation)
+
+
+def sensor_fusion_cases(split: Split, seed: int = 0) -> Iterator[SensorFusionCase]:
+    """Generate the cases of the dataset ``sensor-fusion`` one by one, with their relocation costs, in random order.
+
+    They end when every moment of that half of the trace has been used, after about 5000.
+    """
+    scene = random_scene(_rng(seed, "sensor-fusion", "scene"))
+    sightings = sensor_fusion_trace(scene, _rng(seed, "sensor-fusion", "traffic"))
+    half = [sighting for sighting in sightings if (sighting.time_s < _HALF_TIME_S) == (split == "train")]
+    for i in _rng(seed, "sensor-fusion", split).permutation(len(half)).tolist():
+        yield sensor_fusion_case(scene, half[i])
+
+
+def _draw_case(rng: np.random.Generator, graphs: Choices, networks: Choices, max_tasks: int | None) -> Case:
+    graph, graph_parameters = _draw_graph(rng, graphs, max_tasks)
+    network, network_parameters = _draw_network(rng, networks)
+    return Case(problem_of(graph, network), {"graph": graph_parameters, "network": network_parameters})
+
+
+def _draw_graph(rng: np.random.Generator, choices: Choices, max_tasks: int | None) -> tuple[TaskGraph, dict[str, Any]]:
+    parameters = draw_parameters(TaskGraphParameters, choices, rng)
+    return random_task_graph(parameters, rng, max_tasks=max_tasks), asdict(parameters)
+
+
+def _draw_network(rng: np.random.Generator, choices: Choices) -> tuple[DeviceNetwork, dict[str, Any]]:
+    parameters = draw_parameters(DeviceNetworkParameters, choices, rng)
+    return random_device_network(parameters, rng), asdict(parameters)
+
+
+def _rng(seed: int, *key: str | int) -> np.random.Generator:
+    """Return a generator for one purpose; its numbers do not depend on what is drawn for other purposes."""
+    if seed < 0:
+        raise UsageError(f"The seed {seed} is negative; workloads are generated from seeds of at least 0.")
+    words = [crc32(part.encode()) if isinstance(part, str) else part for part in key]
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=words))
+
+
+def _without_parts(draw: Callable[..., Iterator[Case]], split: Split | None, seed: int, **choices: Any) -> Iterator[Case]:  # noqa: ARG001
+    return draw(seed, **choices)
+
+
+RANDOM = Dataset(
+    cases=partial(_without_parts, random_cases),
+    parts=False,
+    draw=lambda rng, max_tasks: draw_problem(rng, max_tasks=max_tasks),
+    graphs=GRAPH_CHOICES,
+    networks=NETWORK_CHOICES,
+)
+CHURN = Dataset(cases=partial(_without_parts, churn_cases), parts=False, graphs=GRAPH_CHOICES, networks=CHURN_NETWORK_CHOICES)
+SINGLE = Dataset(cases=partial(cases, "single"), size=_SIZES["single"], graphs=GRAPH_CHOICES, networks=NETWORK_CHOICES)
+MULTI = Dataset(cases=partial(cases, "multi"), size=_SIZES["multi"], graphs=GRAPH_CHOICES, networks=NETWORK_CHOICES)
+RECURRENT = Dataset(cases=partial(cases, "recurrent"), size=_SIZES["recurrent"])
+SENSOR_FUSION = Dataset(cases=partial(cases, "sensor-fusion"), size=_SIZES["sensor-fusion"])
