@@ -7,7 +7,6 @@ field may have these types: ``str``, ``bool``, ``int``, ``float`` (any finite nu
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
@@ -159,10 +158,15 @@ def _read_within(read: Callable[[Any], Any], bounds: Within, value: Any) -> Any:
 def _read_one_of(nullable: bool, readers: Sequence[Callable[[Any], Any]], value: Any) -> Any:
     if nullable and value is None:
         return None
-    for read in readers[:-1]:
-        with contextlib.suppress(RecordError):
+    if len(readers) == 1:
+        return readers[0](value)
+    wanted = []
+    for read in readers:
+        try:
             return read(value)
-    return readers[-1](value)
+        except RecordError as error:
+            wanted.append(error.what.removeprefix("must be "))
+    raise RecordError("", f"must be {' or '.join(wanted)}")
 
 
 def _read_fields(kind: Any, readers: Mapping[str, Callable[[Any], Any]], needed: set[str], strict: bool, value: Any) -> Any:
@@ -217,10 +221,12 @@ def _read_mapping(read: Callable[[Any], Any], value: Any) -> Any:
 
 def _read_float(value: Any) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):  # an integer may have hundreds of digits
+        try:
             number = float(value)
-            if math.isfinite(number):
-                return number
+        except OverflowError:  # an integer may have hundreds of digits
+            number = math.inf
+        if math.isfinite(number):
+            return number
     raise RecordError("", "must be a finite number")
 
 

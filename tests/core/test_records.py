@@ -45,7 +45,7 @@ def test_fields_may_be_missing_or_unknown_unless_reading_is_strict() -> None:
         ({}, "'parts' is missing"),
         ({"parts": [{"name": "a", "share": 2}]}, "'parts[0].share' must be between 0 and 1"),
         ({"parts": [{"name": 1, "share": 0}]}, "'parts[0].name' must be text"),
-        ({"parts": [], "port": 1.5}, "'port' must be text"),
+        ({"parts": [], "port": 1.5}, "'port' must be a whole number or text"),
         ({"parts": [], "note": 1}, "'note' must be text"),
     ],
 )
