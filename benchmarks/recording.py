@@ -22,8 +22,8 @@ from benchmarks._models import load_model, progress, two_cores
 from placeit.devices.meters import Sampler
 from placeit.measuring.measure import Race, faster
 from placeit.measuring.run_log import RunLog
-from placeit.profiler import recording as r
-from placeit.profiler.recording import MOST_SPANS, read_recording, write_recording
+from placeit.profiler import recorded as r
+from placeit.profiler.recording import MOST_SPANS, Recording, read_recording, write_recording
 from placeit.profiler.trace import write_recording_trace
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
@@ -91,7 +91,7 @@ def _model(name: str, rounds: int, seed: int, folder: Path, report: Report) -> N
             report.claim(f"{name}: share of the latency that the critical path leaves open", off, "", at_most=0.02)
 
 
-def _sizes(what: str, recording: r.Recording, folder: Path, report: Report) -> int:
+def _sizes(what: str, recording: Recording, folder: Path, report: Report) -> int:
     """Write and read a recording, and return the size of its file in bytes."""
     file, trace, begin = folder / "run.json", folder / "trace.json", perf_counter()
     write_recording(file, recording)
@@ -123,7 +123,7 @@ def _largest(folder: Path, report: Report) -> None:
         for n in range(requests)
         for v in range(OPS)
     )
-    recording = r.Recording(
+    recording = Recording(
         made="2026-01-01T00:00:00+00:00",
         versions={},
         environment={},

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cli.table import ROWS, made, words
+
 __all__ = ["Command", "Trial", "commands", "interrupt_all"]
 
 _ENDS_S = 600.0  # what hangs would do so for hours
@@ -85,32 +87,13 @@ class Trial:
     faults: tuple[str, ...]
 
 
-def commands(model: Path, placement: Path, devices: Sequence[str], *, nodes: bool) -> list[Command]:
-    """Return short forms of all commands; commands that start clusters only if ``nodes`` is set."""
-    on = ["--devices", ",".join(devices)]
-    found = [
-        Command(["inspect", model]),
-        Command(["devices"]),
-        Command(["generate", "random", "--count", 50, "-o", "problems"]),
-        Command(["profile", model, *on, "--no-cache", "-o", "costs.json"]),
-        Command(["run", model, "-p", placement, *on, "--runs", 200, "--trace", "trace.json"]),
-        Command(["compare", model, "-p", placement, *on, "--runs", 50]),
-        Command(["explain", model, "-p", placement, *on, "--no-cache"]),
-        Command(["diff", model, placement, placement, *on, "--no-cache"]),
-        Command(
-            [
-                "export",
-                model,
-                "-p",
-                placement,
-                "-o",
-                "exported.xml",
-                *itertools.chain(*(("--map", f"{d}=CPU") for d in devices)),
-            ]
-        ),
-        Command(["optimize", model, *on, "--no-cache", "--budget", 3, "--placer", "heft", "-o", "placement.json"]),
-        Command(["train", "placeto", "--problems", "random", "--held-out", 0, "--updates", 2, "-o", "w.safetensors"]),
-    ]
+def commands(folder: Path, model: Path, placement: Path, devices: Sequence[str], *, nodes: bool) -> list[Command]:
+    """Return the examples of all commands, made longer; commands that start clusters only if ``nodes`` is set.
+
+    Files that they read are written to the folder.
+    """
+    stand_for = made(folder, model, placement, devices)
+    found = [Command(words(row, stand_for, longer=True)) for row in ROWS if row.longer is not None]
     if nodes:
         there = ["--devices", f"head/{devices[0]}"]
         found += [
@@ -233,7 +216,7 @@ def _main(count: int = 1000, seed: int = 0) -> int:
     with tempfile.TemporaryDirectory(prefix="i", dir="/tmp") as name:  # short, for the sockets of clusters
         folder = Path(name)
         devices = [f"CPU@{core}" for core in allowed_cores()[:2]]
-        todo = commands(*_model(folder, devices), devices, nodes=True)
+        todo = commands(folder, *_model(folder, devices), devices, nodes=True)
         for trial in interrupt_all(todo, count, seed, folder, folder / "cache"):
             wrong, late = wrong + bool(trial.faults), late + trial.late
             for fault in trial.faults:

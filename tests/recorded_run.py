@@ -4,7 +4,8 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-from placeit.profiler.recording import (
+from placeit.devices.meters import Series
+from placeit.profiler.recorded import (
     CriticalPath,
     GroupTime,
     LinkUse,
@@ -21,13 +22,10 @@ from placeit.profiler.recording import (
     RecordedSegment,
     RecordedSpan,
     RecordedTensor,
-    Recording,
-    Series,
     States,
     Step,
-    read_recording,
-    write_recording,
 )
+from placeit.profiler.recording import Recording, read_recording, write_recording
 
 
 def _device(name: str, core: int) -> RecordedDevice:

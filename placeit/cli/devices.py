@@ -9,7 +9,7 @@ import typer
 from placeit.cli.nodes import RayOption, reach_nodes
 from placeit.cli.options import DevicesOption, NoCacheOption, cost_cache
 from placeit.cli.terminal import Output, Terminal
-from placeit.report import as_text, text
+from placeit.report import costs_as_text, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,7 @@ def devices(
             text.table(console, ("device", "busy", "memory in use", "power"), loads)
         if known:
             console.print()
-            as_text.links(console, known)
+            costs_as_text.links(console, known)
 
     from placeit.core.cluster import links_to_list
 

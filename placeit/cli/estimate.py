@@ -6,7 +6,7 @@ from functools import partial
 
 from placeit.cli.options import SessionOptions
 from placeit.cli.terminal import Output, Terminal
-from placeit.report import as_text, text
+from placeit.report import costs_as_text, text
 
 __all__ = ["EXAMPLES", "estimate"]
 
@@ -28,4 +28,4 @@ def estimate(*, options: SessionOptions, terminal: Terminal) -> Output:  # noqa:
     with options.session() as session:
         found = session.estimate()
     answer = f"{found.best.name}: {text.seconds(found.best.seconds)} (predicted)"
-    return Output(found.to_dict(), partial(as_text.estimate, found=found), answer=answer)
+    return Output(found.to_dict(), partial(costs_as_text.estimate, found=found), answer=answer)

@@ -19,7 +19,7 @@ from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
 from placeit.core.files import write_text
 from placeit.core.interrupts import INTERRUPTED
-from placeit.report import as_csv, as_json, as_text
+from placeit.report import as_csv, as_json, costs_as_text, runs_as_text
 
 __all__ = ["EXAMPLES", "profile"]
 
@@ -88,8 +88,8 @@ def profile(
     if csv is not None:
         files.append(OutputFile(csv, "the table of costs", lambda: write_text(csv, as_csv.profile(found))))
     written = [path for path in (output, csv) if path is not None]
-    shown = partial(as_text.profile, found=found, files=written)
-    return Output(data, shown, files=files, answer=as_text.whole_model(found))
+    shown = partial(costs_as_text.profile, found=found, files=written)
+    return Output(data, shown, files=files, answer=costs_as_text.whole_model(found))
 
 
 def _placement(
@@ -119,7 +119,7 @@ def _placement(
         found = ProfileReport(str(home.model.path), home.precision, home.grouping, costs, home.compiling.kinds)
         interrupted = report.interrupted if isinstance(report, RunReport) else report.served.interrupted
         recorded = replace(home.recording(report, ops=not interrupted), costs=found.to_dict())
-    shown = partial(as_text.recording, found=recorded, files=paths, failed=report.failed)
+    shown = partial(runs_as_text.recording, found=recorded, files=paths, failed=report.failed)
     code = INTERRUPTED if interrupted else 0 if report.failed is None else FAILED
     data = as_json.recording(recorded, placement, paths) | {"failed": report.failed, "interrupted": interrupted}
-    return Output(data, shown, code, files_of(recorded, paths), as_text.ran(report))
+    return Output(data, shown, code, files_of(recorded, paths), runs_as_text.ran(report))

@@ -23,7 +23,7 @@ from placeit.cli.values import duration
 from placeit.core.errors import UsageError
 from placeit.core.files import write_text
 from placeit.core.interrupts import INTERRUPTED
-from placeit.report import as_csv, as_text
+from placeit.report import as_csv, runs_as_text
 
 if TYPE_CHECKING:
     from placeit.report.metrics import Metrics
@@ -212,8 +212,8 @@ def run(
         files.append(OutputFile(outputs, "the outputs of the model", lambda: write_tensors(outputs, report.outputs)))
     written = {"trace": trace, "recording": record, "outputs": outputs, "csv": csv}
     code = INTERRUPTED if report.interrupted else 0 if report.failed is None else FAILED
-    shown = partial(as_text.run, report=report, files=written)
-    return Output(what.data | report.to_dict() | _named(written), shown, code, files, as_text.ran(report))
+    shown = partial(runs_as_text.run, report=report, files=written)
+    return Output(what.data | report.to_dict() | _named(written), shown, code, files, runs_as_text.ran(report))
 
 
 def _check_single(what: ToRun, files: Mapping[str, Path | None], asked: Sequence[str]) -> None:
@@ -254,8 +254,8 @@ def _under_load(
         ops = paths["recording"] is not None and not report.served.interrupted
         files = files_of(home.recording(report, ops=ops), paths) if any(paths.values()) else []
     code = INTERRUPTED if report.served.interrupted else 0 if report.failed is None else FAILED
-    shown = partial(as_text.rate, report=report, files=paths)
-    return Output(what.data | report.to_dict() | _named(paths), shown, code, files, as_text.ran(report))
+    shown = partial(runs_as_text.rate, report=report, files=paths)
+    return Output(what.data | report.to_dict() | _named(paths), shown, code, files, runs_as_text.ran(report))
 
 
 def _named(files: Mapping[str, Path | None]) -> dict[str, Any]:

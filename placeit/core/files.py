@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import json
 import os
 import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from placeit.core.errors import FileError
 from placeit.core.interrupts import at_end
@@ -23,7 +21,6 @@ __all__ = [
     "check_writable",
     "own_descriptor",
     "own_folder",
-    "read_json",
     "read_text",
     "replacing",
     "replacing_both",
@@ -261,31 +258,6 @@ def read_text(path: Path) -> str:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise FileError(f"Cannot read {path}: it is not a text file ({error.reason} at byte {error.start}).") from error
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dictionary of a JSON object's members. Raises ValueError if a key occurs twice, which ``json`` would accept."""
-    fields: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in fields:
-            raise ValueError(f"the key '{key}' occurs twice")
-        fields[key] = value
-    return fields
-
-
-def read_json(path: Path, format_name: str, versions: Sequence[int] = (1,)) -> dict[str, Any]:
-    """Read a JSON object of a supported version whose "format", if stated, is ``format_name``. Raises FileError."""
-    try:
-        data = json.loads(read_text(path), object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(data, dict) or data.get("format", format_name) != format_name:
-        raise FileError(f"{path} is not a {format_name} file.")
-    if data.get("version", 1) not in versions:
-        *others, last = map(str, versions)
-        known = f"{', '.join(others)} and {last}" if others else last
-        raise FileError(f"{path} has version {data['version']!r}; this placeit reads version {known} of {format_name}.")
-    return data
 
 
 @contextlib.contextmanager

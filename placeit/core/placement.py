@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import PlacementError, UsageError
-from placeit.core.files import read_json, write_text
+from placeit.core.files import write_text
+from placeit.core.records import RecordError, read_json, record
 from placeit.core.sizes import SizeRange
 
 __all__ = ["Conditions", "Placement"]
@@ -123,25 +124,24 @@ class Placement:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], path: str | Path) -> Placement:
         """Return the placement in a file's content (:meth:`to_dict`). Raises PlacementError, naming the file."""
-        devices, replicas = data.get("devices"), data.get("replicas", [])
-        if not isinstance(devices, list) or not devices or not all(isinstance(name, str) for name in devices):
-            raise _no_placement(path)
+        try:
+            found = record(_File, data)
+        except RecordError as error:
+            raise _no_placement(path, error) from None
+        devices = found.devices
+        if not devices:
+            raise _no_placement(path, RecordError("devices", "is empty"))
         twice = [name for i, name in enumerate(devices) if name in devices[:i]]
         if twice:
             raise PlacementError(f"{path}: 'devices' lists the device '{twice[0]}' twice.")
-        if not isinstance(replicas, list) or not all(isinstance(one, dict) for one in replicas):
-            raise PlacementError(f"{path}: 'replicas' is a list of mappings with 'ops', and 'segments' if they are known.")
-        first, *others = (_read(path, one, devices, str(data.get("graph", ""))) for one in (data, *replicas))
+        first, *others = (_read(path, one, devices, found.graph) for one in (found, *found.replicas))
         used = np.concatenate([np.unique(one.devices) for one in (first, *others)])
         shared = [devices[d] for d in np.flatnonzero(np.bincount(used) > 1)]
         if shared:
             raise PlacementError(f"{path}: replicas must be on different devices, but two of them use {shared[0]}.")
         if any(set(one.op_names) != set(first.op_names) for one in others):
             raise PlacementError(f"{path}: replicas place the same ops, and one of them places others than the first.")
-        result = data.get("result")
-        if not isinstance(result, dict | None):
-            raise PlacementError(f"{path}: 'result' is a mapping, as of 'placeit optimize --json'.")
-        return replace(first, replicas=tuple(others), conditions=_conditions(path, data), result=result)
+        return replace(first, replicas=tuple(others), conditions=_conditions(path, found), result=found.result)
 
     def segments_for(self, op_names: Sequence[str]) -> NDArray[np.int32] | None:
         """Return the segment of each given op, matched by name, ``int32[V]``; None if segments are still to be planned."""
@@ -181,55 +181,86 @@ class Placement:
         return np.array([numbers[mine[name]] for name in op_names], np.int32)
 
 
-def _conditions(path: str | Path, data: Mapping[str, Any]) -> Conditions | None:
+@dataclass(frozen=True, kw_only=True)
+class _Replica:
+    """A placement that serves whole requests, in a file: the device of each op, and the segment of each if it is planned."""
+
+    ops: Mapping[str, str]
+    segments: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File(_Replica):
+    """The content of a file; ``precision`` and what follows it are the conditions and the result, if they are known."""
+
+    devices: tuple[str, ...]
+    graph: str = ""
+    replicas: tuple[_Replica, ...] = ()
+    precision: str | None = None
+    compression: str = "none"
+    input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    state: Mapping[str, str] = field(default_factory=dict)
+    result: Mapping[str, Any] | None = None
+
+
+_PLACEMENT = "a placement has a list 'devices' of names and a mapping 'ops' from op to device"
+_CONDITIONS = (
+    "'precision' and 'compression' are names, 'input_shapes' has a list of sizes for each input, and 'state' the name of an "
+    "output for each input that is kept"
+)
+_EXPECTED = {
+    "segments": "'segments' is the number of a segment for each op",
+    "replicas": "'replicas' is a list of replicas, which have a mapping 'ops', and 'segments' if they are known",
+    "result": "'result' is a mapping, as of 'placeit optimize --json'",
+} | dict.fromkeys(("precision", "compression", "input_shapes", "state"), _CONDITIONS)
+
+
+def _no_placement(path: str | Path, error: RecordError) -> PlacementError:
+    """Return an error that says what a part of a placement's file holds, and what is wrong there."""
+    return PlacementError(f"{path}: {_EXPECTED.get(error.field.replace('[', '.').split('.')[0], _PLACEMENT)}; {error}.")
+
+
+def _conditions(path: str | Path, found: _File) -> Conditions | None:
     """Return the conditions under which a placement was found; None if the file states none."""
-    if "precision" not in data:
+    if found.precision is None:
         return None
-    precision, sent, shapes = data["precision"], data.get("compression", "none"), data.get("input_shapes", {})
-    state = data.get("state", {})
-    known = isinstance(precision, str) and isinstance(sent, str) and isinstance(shapes, dict) and isinstance(state, dict)
-    sizes = list(shapes.values()) if known else [None]
-    if not all(isinstance(shape, list) and all(map(_is_size, shape)) for shape in sizes) or not all(
-        isinstance(name, str) for name in state.values()
-    ):
-        raise PlacementError(
-            f"{path}: 'precision' and 'compression' are names, 'input_shapes' has a list of sizes for each input, and 'state' "
-            "the name of an output for each input that is kept."
-        )
-    return Conditions(precision, sent, {name: tuple(shape) for name, shape in shapes.items()}, state)
+    for name, shape in found.input_shapes.items():
+        for size in shape:
+            if not _is_size(size):
+                raise _no_placement(path, RecordError(f"input_shapes.{name}", f"has {size!r}, which is no size"))
+    return Conditions(found.precision, found.compression, found.input_shapes, found.state)
 
 
-def _is_size(size: object) -> bool:
-    if isinstance(size, str):
-        with contextlib.suppress(UsageError):
-            return bool(SizeRange.parse(size))
-    return type(size) is int and size >= 0
+def _is_size(size: int | str) -> bool:
+    if isinstance(size, int):
+        return size >= 0
+    with contextlib.suppress(UsageError):
+        return bool(SizeRange.parse(size))
+    return False
 
 
-def _no_placement(path: str | Path) -> PlacementError:
-    return PlacementError(f"{path}: a placement has a list 'devices' of names and a mapping 'ops' from op to device.")
-
-
-def _read(path: str | Path, data: Mapping[str, Any], devices: list[str], graph: str) -> Placement:
-    """Read a placement that serves whole requests: the placement itself, or a replica."""
-    ops = data.get("ops")
-    if not isinstance(ops, dict) or not ops or not all(isinstance(name, str) for name in ops.values()):
-        raise _no_placement(path)
+def _read(path: str | Path, found: _Replica, devices: tuple[str, ...], graph: str) -> Placement:
+    """Return a placement that serves whole requests: the placement itself, or a replica."""
+    ops = found.ops
+    if not ops:
+        raise _no_placement(path, RecordError("ops", "is empty"))
     unknown = [(op, device) for op, device in ops.items() if device not in devices]
     if unknown:
         raise PlacementError(
             f"{path}: op '{unknown[0][0]}' is on the unknown device '{unknown[0][1]}'; its devices are {', '.join(devices)}."
         )
     numbers = np.array([devices.index(device) for device in ops.values()], np.int32)
-    segments = data.get("segments")
-    if segments is not None:
-        if not isinstance(segments, list) or not all(type(s) is int and 0 <= s < len(ops) for s in segments):
-            raise PlacementError(f"{path}: 'segments' is the number of a segment for each op.")
-        pairs = set(zip(segments, numbers.tolist(), strict=False))
-        if len(segments) != len(ops) or not len(pairs) == len(set(segments)) == max(segments) + 1:
-            raise PlacementError(
-                f"{path}: 'segments' has a number for each op, from 0 on, and the ops of a segment are on one device. "
-                "Without 'segments' they are planned anew."
-            )
-        segments = np.array(segments, np.int32)
-    return Placement(tuple(ops), numbers, tuple(devices), graph, segments)
+    if found.segments is None:
+        return Placement(tuple(ops), numbers, devices, graph)
+    segments = found.segments
+    pairs = set(zip(segments, numbers.tolist(), strict=False))
+    if (
+        len(segments) != len(ops)
+        or not all(0 <= s < len(ops) for s in segments)
+        or not len(pairs) == len(set(segments)) == max(segments) + 1
+    ):
+        raise PlacementError(
+            f"{path}: 'segments' has a number for each op, from 0 on, and the ops of a segment are on one device. "
+            "Without 'segments' they are planned anew."
+        )
+    return Placement(tuple(ops), numbers, devices, graph, np.array(segments, np.int32))

@@ -15,9 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.core import checks
 from placeit.core.errors import InfeasibleError, PlacementError, ProblemError
-from placeit.core.files import read_json, write_text
+from placeit.core.files import write_text
 from placeit.core.graph import Csr, csr
 from placeit.core.placement import Placement
+from placeit.core.records import read_json
 from placeit.core.units import about_bytes
 
 __all__ = ["CostFunction", "Problem"]

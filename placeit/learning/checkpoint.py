@@ -19,6 +19,7 @@ from torch import Tensor
 
 from placeit.core.errors import FileError, UsageError
 from placeit.core.files import replacing
+from placeit.core.records import parsed
 from placeit.learning.agent import Agent
 from placeit.learning.registry import agent_class, option_types
 
@@ -187,7 +188,7 @@ def read_safetensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], d
             raise FileError(f"Cannot read {path}: it is no file of at most {_LARGEST >> 30} GiB.")
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("placeit", "{}")
-            head = json.loads(text, parse_constant=_refuse)
+            head = parsed(text, finite=True)
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if not isinstance(head, dict) or head.get("format") != file_format:
             raise FileError(f"{path} is a safetensors file, but not a {file_format} file: placeit did not write it as one.")
@@ -198,15 +199,11 @@ def read_safetensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], d
         raise FileError(f"There is no file {path}.") from error
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (SafetensorError, ValueError, RecursionError) as error:
+    except (SafetensorError, ValueError) as error:
         raise FileError(f"{path} is not a safetensors file, or it is damaged: {error}. Get or make it again.") from error
     if not whole:
         raise FileError(f"{path} is damaged: its contents are not what was written. Get or make it again.")
     return tensors, about
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not a number that is ever written")
 
 
 def _digest(meta: Any, tensors: Mapping[str, Tensor]) -> str:

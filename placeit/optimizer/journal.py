@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import FileError, UsageError
+from placeit.core.records import RecordError, check_shape, parsed, plain, record
 from placeit.core.version import __version__
 from placeit.measuring.check import OutputDifference
 from placeit.measuring.measure import Measurement
 from placeit.optimizer.candidates import Candidate
-from placeit.profiler.cache import are_times
+from placeit.profiler.cache import Seconds
 from placeit.profiler.kept import cost_key
 from placeit.simulator.objectives import Latency, MeteredEnergy, Objective
 from placeit.workbench import Workbench
@@ -111,27 +112,28 @@ class Journal:
             self._check(lines[0], head)
             for number, line in enumerate(lines[1:], 2):
                 try:
-                    self.known.append(_known(_parsed(path, number, line), path, number, edges, shape))
-                except OverflowError as error:  # an integer of hundreds of digits
-                    raise _damaged(path, number) from error
+                    self.known.append(_known(record(_Line, parsed(line)), edges, shape))
+                except ValueError as error:
+                    raise _damaged(path, number, error) from error
         else:
             self._append(head, "wb")
 
     def add(self, known: Known) -> None:
         """Append the measurements of a placement. Raises FileError if the file cannot be written."""
-        record = {
-            "name": known.name,
-            "placer": known.placer,
-            "devices": known.devices.tolist(),
-            "segments": known.segment_of.tolist(),
-            "samples": list(known.samples),
-            "values": list(known.values),
-            "cost": known.cost,
-            "segment_s": None if known.segment_s is None else known.segment_s.tolist(),
-            "output_error": known.output_error.to_dict(),
-            "replicas": [{"devices": one.devices.tolist(), "segments": one.segment_of.tolist()} for one in known.replicas],
-        }
-        self._append(record, "ab")
+        error = known.output_error
+        line = _Line(
+            devices=known.devices.tolist(),
+            segments=known.segment_of.tolist(),
+            name=known.name,
+            placer=known.placer,
+            samples=tuple(known.samples),
+            values=tuple(known.values),
+            cost=known.cost,
+            segment_s=None if known.segment_s is None else known.segment_s.tolist(),
+            output_error=_Error(error.max_abs, error.max_rel, error.not_checked),
+            replicas=tuple(_Placed(one.devices.tolist(), one.segment_of.tolist()) for one in known.replicas),
+        )
+        self._append(plain(line) | {"output_error": error.to_dict()}, "ab")
 
     def _lines(self) -> list[bytes]:
         """Return the complete lines of the file; cut an incomplete last line off the file."""
@@ -151,17 +153,20 @@ class Journal:
             raise FileError(f"Cannot read {self.path}: {error.strerror or error}.") from error
         return data[:end].split(b"\n")[:-1]
 
-    def _append(self, record: Mapping[str, Any], mode: str) -> None:
+    def _append(self, line: Mapping[str, Any], mode: str) -> None:
         try:
             with self.path.open(mode) as stream:
-                stream.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+                stream.write(json.dumps(line, allow_nan=False).encode() + b"\n")
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
             raise FileError(f"Cannot write {self.path}: {error.strerror or error}. The search cannot be resumed.") from error
 
     def _check(self, line: bytes, head: Mapping[str, Any]) -> None:
-        found = _parsed(self.path, 1, line)
+        try:
+            found = record(dict[str, Any], parsed(line))
+        except ValueError as error:
+            raise _damaged(self.path, 1, error) from error
         if found.get("version") != _VERSION:
             raise FileError(f"{self.path} has version {found.get('version')!r}; this placeit reads version {_VERSION}.")
         for name, value in head.items():
@@ -183,81 +188,81 @@ def _foreign(path: Path) -> FileError:
     return FileError(f"{path} is not a file that a search can be resumed from; nothing was changed in it.")
 
 
-def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, number) from error
-    if not isinstance(found, dict):
-        raise _damaged(path, number)
-    return found
-
-
-def _damaged(path: Path, number: int) -> FileError:
+def _damaged(path: Path, number: int, error: ValueError) -> FileError:
     advice = "name another file to begin anew" if number == 1 else "delete that line, or name another file to begin anew"
-    return FileError(f"{path}, line {number} is damaged: {advice}.")
+    return FileError(f"{path}, line {number} is damaged ({error}): {advice}.")
 
 
-def _known(found: dict[str, Any], path: Path, number: int, edges: NDArray[np.int32], shape: tuple[int, int]) -> Known:
-    """Return a record as measurements. Raises FileError if any part of it is not valid."""
-    name, placer, samples, values = (found.get(key) for key in ("name", "placer", "samples", "values"))
-    spent, cost, error = (found.get(key) for key in ("segment_s", "cost", "output_error"))
-    others = found.get("replicas", [])
-    first = _placed(found, edges, shape)
-    replicas = [_placed(one, edges, shape) for one in others] if isinstance(others, list) else [None]
-    every = [one for one in (first, *replicas) if one is not None]
-    used = [d for one in every for d in set(one.devices.tolist())]
-    if not (
-        isinstance(name, str)
-        and isinstance(placer, str)
-        and name
-        and first is not None
-        and len(every) == 1 + len(replicas)
-        and len(set(used)) == len(used)
-        and isinstance(samples, list)
-        and len(samples) > 0
-        and are_times(samples, len(samples))
-        and min(samples) > 0
-        and isinstance(values, list)
-        and are_times(values, len(samples))
-        and (cost is None or are_times([cost], 1))
-        and (spent is None or are_times(spent, int(first.segment_of.max()) + 1))
-        and isinstance(error, dict)
-        and are_times([error.get("max_abs"), error.get("max_rel")], 2)
-        and isinstance(error.get("not_checked"), str | None)
-    ):
-        raise _damaged(path, number)
+@dataclass(frozen=True)
+class _Placed:
+    """Placement of the groups in one replica, in a line of the file."""
+
+    devices: tuple[int, ...]
+    segments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Error:
+    """What a line of the file holds of an output error."""
+
+    max_abs: Seconds
+    max_rel: Seconds
+    not_checked: str | None
+
+
+@dataclass(frozen=True)
+class _Line(_Placed):
+    """A line of the file; see :class:`Known`."""
+
+    name: str
+    placer: str
+    samples: tuple[Seconds, ...]
+    values: tuple[Seconds, ...]
+    cost: Seconds | None
+    segment_s: tuple[Seconds, ...] | None
+    output_error: _Error
+    replicas: tuple[_Placed, ...] = ()
+
+
+def _known(found: _Line, edges: NDArray[np.int32], shape: tuple[int, int]) -> Known:
+    """Return a line as measurements. Raises RecordError if it contradicts itself, or does not fit the groups and devices."""
+    first, *others = (_placed(one, edges, shape) for one in (found, *found.replicas))
+    used = [d for one in (first, *others) for d in set(one.devices.tolist())]
+    if len(set(used)) < len(used):
+        raise RecordError("replicas", "must be on different devices")
+    if not found.name:
+        raise RecordError("name", "must not be empty")
+    if not found.samples or min(found.samples) <= 0:
+        raise RecordError("samples", "must be positive, and at least one")
+    check_shape("values", found.values, len(found.samples))
+    if found.segment_s is not None:
+        check_shape("segment_s", found.segment_s, int(first.segment_of.max()) + 1)
+    error = found.output_error
     return Known(
-        name,
-        placer,
+        found.name,
+        found.placer,
         first.devices,
         first.segment_of,
-        samples,
-        values,
-        None if cost is None else float(cost),
-        None if spent is None else np.array(spent),
-        OutputDifference(float(error["max_abs"]), float(error["max_rel"]), None, error["not_checked"]),
-        [one for one in replicas if one is not None],
+        found.samples,
+        found.values,
+        found.cost,
+        None if found.segment_s is None else np.array(found.segment_s),
+        OutputDifference(error.max_abs, error.max_rel, None, error.not_checked),
+        others,
     )
 
 
-def _placed(found: Any, edges: NDArray[np.int32], shape: tuple[int, int]) -> Placed | None:
-    """Return the placement of groups in a record; None if it is not a valid one."""
-    groups, devices = shape
-    places, segments = (found.get(key) for key in ("devices", "segments")) if isinstance(found, dict) else (None, None)
-    if not (_are_numbers_below(places, groups, devices) and _are_numbers_below(segments, groups, groups)):
-        return None
-    place, of = np.array(places, np.int32), np.array(segments, np.int32)
+def _placed(found: _Placed, edges: NDArray[np.int32], shape: tuple[int, int]) -> Placed:
+    """Return the placement of groups in a line. Raises RecordError if it is not a valid one."""
+    for name, numbers, limit in (("devices", found.devices, shape[1]), ("segments", found.segments, shape[0])):
+        check_shape(name, numbers, shape[0])
+        if not all(0 <= one < limit for one in numbers):
+            raise RecordError(name, f"must be numbers below {limit}")
+    place, of = np.array(found.devices, np.int32), np.array(found.segments, np.int32)
     whole = len(np.unique(of)) == int(of.max()) + 1 == len(np.unique(np.column_stack([of, place]), axis=0))
-    return Placed(place, of) if whole and (of[edges[:, 0]] <= of[edges[:, 1]]).all() else None
-
-
-def _are_numbers_below(value: Any, count: int, limit: int) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == count
-        and all(isinstance(x, int) and not isinstance(x, bool) and 0 <= x < limit for x in value)
-    )
+    if not whole or not (of[edges[:, 0]] <= of[edges[:, 1]]).all():
+        raise RecordError("segments", "must be in an order in which they can run, each on one device")
+    return Placed(place, of)
 
 
 def open_journal(path: Path, session: Workbench, objective: Objective) -> Journal:

@@ -16,21 +16,25 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from placeit.core.errors import FileError
 from placeit.core.files import cache_folder
 from placeit.core.interrupts import at_end
+from placeit.core.records import RecordError, Within, parsed, record
 from placeit.core.version import __version__
 
-__all__ = ["Cache", "Kept", "are_numbers", "are_times"]
+__all__ = ["Cache", "Kept", "Number", "Seconds"]
+
+Number: TypeAlias = Annotated[float, Within(-1e18, 1e18)]
+"""A number of any unit."""
+Seconds: TypeAlias = Annotated[float, Within(0.0, 1e6)]
+"""A measured time."""
 
 _log = logging.getLogger("placeit")
 _VERSION = 4
 _DAYS = 30.0  # age that entries reach
 _MOST_BYTES = 1 << 28  # most bytes of an entry
-_LONGEST = 1e6  # most seconds of a measured time
-_LARGEST = 1e18  # bound of all numbers, without a unit
 _ENTRY = re.compile(
     r"[0-9a-f]{64}\.json|\.[0-9a-f]{64}\.json\.\w+\.json|runs-[0-9a-f]{64}\.jsonl(\.damaged)?"
 )  # or a draft of one
@@ -49,6 +53,17 @@ class Kept:
     value: Any
     written: float
     load: float | None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """The content of an entry's file; ``load`` may be missing."""
+
+    version: int
+    written: Annotated[float, Within(0.0, 1e18)]
+    key: Mapping[str, Any]
+    value: Any
+    load: Seconds | None = None
 
 
 class Cache:
@@ -92,8 +107,8 @@ class Cache:
 
         Args:
             key: the conditions that the value holds for.
-            valid: tells whether a value can have been stored under the key; if not, the entry is damaged. Numbers that are not
-                finite are never valid, and only regular files are read.
+            valid: returns whether a value can have been stored under the key; if not, or if it raises RecordError, the entry is
+                damaged. Numbers that are not finite are never valid, and only regular files are read.
         """
         path = self._path(key)
         try:
@@ -107,27 +122,23 @@ class Cache:
             _log.warning("The cache entry %s is not a file that can be read; it is measured again.", path)
             return None
         try:
-            entry = json.loads(text, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            entry = None
-        if isinstance(entry, dict) and entry.get("version") in range(1, _VERSION):
-            return None  # written by an earlier placeit
-        if (
-            not isinstance(entry, dict)
-            or entry.get("version") != _VERSION
-            or entry.get("key") != json.loads(_canonical(key))
-            or not are_numbers(entry.get("written"))
-            or entry["written"] < 0
-            or not (entry.get("load") is None or are_times(entry["load"]))
-            or "value" not in entry
-            or not valid(entry["value"])
-        ):
-            _log.warning("The cache entry %s is damaged; it is measured again.", path)
+            content = parsed(text, finite=True)
+            if isinstance(content, dict) and content.get("version") in range(1, _VERSION):
+                return None  # written by an earlier placeit
+            entry = record(_Entry, content)
+            if entry.version != _VERSION:
+                raise RecordError("version", f"must be {_VERSION}")
+            if entry.key != parsed(_canonical(key)):
+                raise RecordError("key", "has other conditions than its name")
+            if not valid(entry.value):
+                raise RecordError("value", "is not what is stored there")
+        except ValueError as error:
+            _log.warning("The cache entry %s is damaged; it is measured again: %s.", path, error)
             return None
         # an entry from the future is as old as a clock was wrong
-        if abs(time.time() - entry["written"]) > self._seconds:
+        if abs(time.time() - entry.written) > self._seconds:
             return None
-        return Kept(entry["value"], float(entry["written"]), entry.get("load"))
+        return Kept(entry.value, entry.written, entry.load)
 
     def put(self, key: Mapping[str, Any], value: Any, *, load: float | None = None) -> Kept:
         """Store a value and return what :meth:`find` returns from then on.
@@ -203,21 +214,6 @@ class Cache:
             _log.warning("Cannot %s the cost cache %s (%s); continuing without it.", what, self.folder, error)
 
 
-def are_numbers(value: Any, *shape: int) -> bool:
-    """Return whether a value is nested lists of this shape (a number if empty), of finite numbers between -1e18 and 1e18."""
-    if not shape:
-        # integers have any size here, and one of 400 digits would not fit a machine number
-        return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
-    return isinstance(value, list) and len(value) == shape[0] and all(are_numbers(x, *shape[1:]) for x in value)
-
-
-def are_times(value: Any, *shape: int) -> bool:
-    """Return whether a value is nested lists of this shape (a number if empty), of times between 0 and 1e6 seconds."""
-    if not shape:
-        return are_numbers(value) and 0 <= value <= _LONGEST
-    return isinstance(value, list) and len(value) == shape[0] and all(are_times(x, *shape[1:]) for x in value)
-
-
 def _content(path: Path) -> bytes | None:
     """Return the content of an entry; None for a broken link, and for anything but a regular file of at most 256 MiB."""
     try:
@@ -249,10 +245,6 @@ def _replace(path: Path, text: str) -> None:
     finally:
         delete()
         kept()
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not a number that is ever stored")
 
 
 def _complete(key: Mapping[str, Any]) -> dict[str, Any]:

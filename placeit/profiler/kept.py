@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.core.cluster import Cluster
 from placeit.core.memory import freed_memory_is_kept
+from placeit.core.records import RecordError, check_shape, record
 from placeit.core.units import about_seconds
 from placeit.measuring.measure import Watching
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Profiled, Segmenter
-from placeit.profiler.cache import Cache, Kept, are_numbers, are_times
+from placeit.profiler.cache import Cache, Kept, Number, Seconds
 from placeit.profiler.links import LinkCosts, device_key
 from placeit.profiler.passes import Passes, Progress, unslowed
 from placeit.runtime.runtime import Runtime
@@ -133,42 +134,53 @@ def _span(low: float, high: float) -> str:
     return f"{low * 1e3:.3g} .. {high * 1e3:.3g} ms"
 
 
-def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
-    """Return whether a cached value can be one that :func:`profile` has stored: times of all groups that can run."""
-    groups, devices = can.shape
-    if not isinstance(kept, dict) or not isinstance(kept.get("core"), list):
-        return False
-    core = kept["core"]
-    if not all(isinstance(row, list) for row in core) or [[x is not None for x in row] for row in core] != can.tolist():
-        return False
-    return (
-        are_times([[0.0 if x is None else x for x in row] for row in core], groups, devices)
-        and are_times(kept.get("cut"), groups, devices)
-        and are_times(kept.get("dispatch"), devices)
-        and are_times(kept.get("latency"), devices, devices)
-        and are_numbers(kept.get("load"), groups, devices)
-        and are_times(kept.get("read"), devices)
-        and are_times(kept.get("host"), devices + 1)
-        and _is_blocks(kept.get("blocks"))
-        and _is_sampling(kept.get("sampling"))
-        and isinstance(kept.get("whole"), list)
-        and len(kept["whole"]) == devices
-        and not any(ends is not None and not can[:, d].all() for d, ends in enumerate(kept["whole"]))
-        and (any(ends is not None for ends in kept["whole"]) or not can.all(axis=0).any())
-        and all(ends is None or (are_times(ends, 2) and 0 < ends[0] <= ends[1]) for ends in kept["whole"])
-        and all(ends is None or any(row[d] > 0 for row in core) for d, ends in enumerate(kept["whole"]))
-    )
+@dataclass(frozen=True)
+class _Costs:
+    """What the cache keeps of costs, of G groups on D devices; see :class:`placeit.planning.segments.Costs`.
+
+    Attributes:
+        core: ``[G, D]``; None where a group cannot run.
+        cut: ``[G, D]``.
+        dispatch: ``[D]``.
+        latency: ``[D, D]``, latency of links.
+        load: ``[G, D]``.
+        read: ``[D]``.
+        host: ``[D + 1]``.
+        blocks: the number of blocks, the number of disturbed ones, and whether these count.
+        sampling: the number of groups cut off, the number of all, and the error of predictions; None if it is unknown.
+        whole: ``[D]``, interval of the time of the whole model; None where it cannot run.
+    """
+
+    core: tuple[tuple[Seconds | None, ...], ...]
+    cut: tuple[tuple[Seconds, ...], ...]
+    dispatch: tuple[Seconds, ...]
+    latency: tuple[tuple[Seconds, ...], ...]
+    load: tuple[tuple[Number, ...], ...]
+    read: tuple[Seconds, ...]
+    host: tuple[Seconds, ...]
+    blocks: tuple[int, int, bool]
+    sampling: tuple[int, int, Seconds | None]
+    whole: tuple[tuple[Seconds, Seconds] | None, ...]
 
 
-def _is_sampling(kept: Any) -> bool:
-    """Return whether a cached value is the number of groups cut off, the number of all, and the error of predictions."""
-    if not isinstance(kept, list) or len(kept) != 3 or not all(type(count) is int for count in kept[:2]):
-        return False
-    return 0 < kept[0] <= kept[1] and (kept[2] is None or bool(are_times(kept[2])))
-
-
-def _is_blocks(kept: Any) -> bool:
-    """Return whether a cached value is the number of blocks, the number of disturbed ones, and whether these count."""
-    if not isinstance(kept, list) or len(kept) != 3 or not all(type(count) is int for count in kept[:2]):
-        return False
-    return 0 <= kept[1] <= kept[0] and type(kept[2]) is bool
+def _valid(value: Any, can: NDArray[np.bool_]) -> bool:
+    """Return True for a value that :func:`profile` can have stored: times of all groups that can run. Raises RecordError."""
+    kept = record(_Costs, value)
+    devices = can.shape[1]
+    if [[x is not None for x in row] for row in kept.core] != can.tolist():
+        raise RecordError("core", "must have the times of all groups that can run on a device, and no others")
+    for name, of in (("cut", can.shape), ("load", can.shape), ("latency", (devices, devices))):
+        check_shape(name, getattr(kept, name), *of)
+    for name, count in (("dispatch", devices), ("read", devices), ("whole", devices), ("host", devices + 1)):
+        check_shape(name, getattr(kept, name), count)
+    if not 0 <= kept.blocks[1] <= kept.blocks[0]:
+        raise RecordError("blocks", "must not have more disturbed blocks than blocks")
+    if not 0 < kept.sampling[0] <= kept.sampling[1]:
+        raise RecordError("sampling", "must have one group or more, of all")
+    whole = [bool(column.all()) for column in can.T]
+    for d, ends in enumerate(kept.whole):
+        if ends is not None and not (whole[d] and 0 < ends[0] <= ends[1] and any(row[d] for row in kept.core)):
+            raise RecordError(f"whole[{d}]", "must be an interval of the time of groups that can all run there")
+    if any(whole) and kept.whole == (None,) * devices:
+        raise RecordError("whole", "must have an interval, since all groups can run on a device")
+    return True

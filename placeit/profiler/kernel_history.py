@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
+from placeit.core.records import parsed, record
 from placeit.profiler.links import device_key
 from placeit.profiler.op_traits import OpTraits
 
@@ -201,7 +202,7 @@ def _profiled(
 ) -> Profiled:
     """Return a model from rows of the database. Raises ValueError for values that are never written."""
     numbers = np.array([(ops, fused, taken) for *_, ops, fused, taken in kernels], float).reshape(-1, 3)
-    sizes = np.array([json.loads(row[3]) for row in kernels], float).reshape(len(kernels), -1)
+    sizes = np.array([record(tuple[float, ...], parsed(row[3])) for row in kernels], float).reshape(len(kernels), -1)
     every = (np.array([seconds, *beyond], float), numbers, sizes)
     if not kernels or not all(np.isfinite(values).all() and (values >= 0).all() for values in every) or seconds > _LONGEST_S:
         raise ValueError(f"the times of the model {name!r} are not valid")

@@ -16,11 +16,12 @@ from placeit.backends.base import Model
 from placeit.core import clock
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.memory import freed_memory_is_kept
+from placeit.core.records import RecordError, check_shape, record
 from placeit.devices.host import cpu_name
 from placeit.measuring.budget import STEP_S
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
-from placeit.profiler.cache import Cache, are_numbers, are_times
+from placeit.profiler.cache import Cache, Number, Seconds
 from placeit.profiler.load import MachineLoad
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices.kinds import device_kind
@@ -137,19 +138,29 @@ def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
     return drive(cluster, model), model.chain
 
 
-def _valid(kept: Any, devices: int, unknown: list[list[int]]) -> bool:
-    """Return whether a cached value can be a result of :func:`_measure` for this number of devices and these links."""
-    if not isinstance(kept, dict) or not isinstance(kept.get("links"), list):
-        return False
-    links = kept["links"]
-    return (
-        are_times(kept.get("dispatch"), devices)
-        and are_times(kept.get("empty"), devices)
-        and all(isinstance(link, list) and len(link) == 4 and all(type(end) is int for end in link[:2]) for link in links)
-        and len(links) == len(unknown)
-        and all(pair in [link[:2] for link in links] for pair in unknown)
-        and all(are_times(delay) and (rate is None or (are_numbers(rate) and rate > 0)) for *_, rate, delay in links)
-    )
+@dataclass(frozen=True)
+class _Kept:
+    """What the cache keeps of links: seconds of dispatch and of empty segments by device, and the links.
+
+    A link is its source, its destination, bytes per second or None, and seconds of latency.
+    """
+
+    dispatch: tuple[Seconds, ...]
+    empty: tuple[Seconds, ...]
+    links: tuple[tuple[int, int, Number | None, Seconds], ...]
+
+
+def _valid(value: Any, devices: int, unknown: list[list[int]]) -> bool:
+    """Return True for a value that :func:`_measure` can have returned for these devices and links. Raises RecordError."""
+    kept = record(_Kept, value)
+    check_shape("dispatch", kept.dispatch, devices)
+    check_shape("empty", kept.empty, devices)
+    check_shape("links", kept.links, len(unknown))
+    if any((src, dst) not in [link[:2] for link in kept.links] for src, dst in unknown):
+        raise RecordError("links", "must have all links between the devices")
+    if any(rate is not None and rate <= 0 for *_, rate, _ in kept.links):
+        raise RecordError("links", "must have positive bandwidths")
+    return True
 
 
 def _measure(

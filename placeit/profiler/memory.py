@@ -13,9 +13,10 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.graph import OpGraph
 from placeit.core.memory_reads import MemoryReads
+from placeit.core.records import record
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs
-from placeit.profiler.cache import Cache, are_numbers
+from placeit.profiler.cache import Cache
 from placeit.profiler.links import device_key
 from placeit.profiler.peaks import read_rate
 
@@ -74,7 +75,7 @@ class Rates:
             return None
         device = replace(device, kind="openvino", address=replace(device.address, runtime=""))
         key = {"what": "memory rate", "device": device_key(device), "bytes": self._size}
-        kept = None if self._cache is None else self._cache.get(key, lambda value: bool(are_numbers(value) and value > 0))
+        kept = None if self._cache is None else self._cache.get(key, lambda value: record(float, value) > 0)
         if kept is not None:
             return float(kept)
         rate = self._measure(device, self._size)

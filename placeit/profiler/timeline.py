@@ -9,15 +9,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.profiler.recording import (
-    CriticalPath,
-    LinkUse,
-    RecordedPlan,
-    RecordedRequest,
-    RecordedSpan,
-    States,
-    Step,
-)
+from placeit.profiler.recorded import CriticalPath, LinkUse, RecordedPlan, RecordedRequest, RecordedSpan, States, Step
 
 __all__ = ["critical_path", "dependencies", "link_use", "states"]
 

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from placeit.core.files import write_text
-from placeit.profiler.recording import RecordedPlan, Recording
+from placeit.profiler.recorded import RecordedPlan
+from placeit.profiler.recording import Recording
 from placeit.profiler.timeline import dependencies
 from placeit.runtime.spans import Event, Span, SpanKind
 

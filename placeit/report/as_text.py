@@ -1,285 +1,37 @@
-"""Print results for people."""
+"""Print results of searches and comparisons for people."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from placeit.report import text
-from placeit.report.kernels import kernels, kinds
+from placeit.report import machine, text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
 
-    from placeit.core.cluster import Link
-    from placeit.measuring.run_report import AtSize, RunReport
     from placeit.optimizer.candidates import Candidate
     from placeit.optimizer.compare import Comparison
     from placeit.optimizer.result import Optimized, Unplanned
     from placeit.optimizer.service import Service
-    from placeit.planning.segments import Profiled
-    from placeit.profiler.profile_report import ProfileReport
-    from placeit.profiler.recording import Recording
-    from placeit.runtime.compiling import Compiled
-    from placeit.serving.load import RateReport
     from placeit.simulator.objectives import Objective
-    from placeit.workbench.estimating import Estimate
 
 _REFERENCES = "References are what OpenVINO does by itself on these devices. They are no placements, and cannot be chosen."
 
-_LONGEST = 10  # most kernels that a summary shows
 
-__all__ = [
-    "answer",
-    "comparison",
-    "estimate",
-    "fastest",
-    "links",
-    "optimized",
-    "profile",
-    "ran",
-    "rate",
-    "recording",
-    "run",
-    "whole_model",
-]
-
-
-def estimate(console: Console, found: Estimate) -> None:
-    """Print what a model is predicted to take, and how wrong such predictions are."""
-    text.facts(console, {"best": f"{found.best.name}, by these predictions; placeit optimize measures it"})
-    console.print()
-    answers = [*found.devices, *([] if found.split is None else [found.split])]
-    rows = [
-        (
-            answer.name,
-            "cannot run there" if answer.seconds is None else text.seconds(answer.seconds),
-            ", ".join(text.amount(used, "B") for used in answer.memory.values()),
-            "" if answer.placement is None else text.ops_by_device(answer.placement.counts()),
-        )
-        for answer in answers
-    ]
-    text.table(console, ("device", "predicted", "memory", "ops"), rows)
-    console.print()
-    for name, error in found.errors.items():
-        known = "unknown: only one model was profiled there"
-        if error is not None:
-            known = (
-                f"{text.percent(error.median)} (median of {error.models} models, each predicted without it; worst "
-                f"{text.percent(error.worst)})"
-            )
-        text.facts(console, {f"error on {name}": known})
-
-
-def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -> None:
-    """Print the results of running a placement, and the written files. ``files`` is by content; None for a file not written."""
-    latency, error = report.latency, report.output_error
-    ended = ", ended by Ctrl-C: no traced run and no outputs" if report.interrupted else ""
-    disturbed = disturbed_rounds(report.disturbed, report.left_out, len(latency.samples), "runs")
-    figures = {
-        "latency": f"{text.seconds(latency.median)} (median of {len(latency.samples)} runs{ended})",
-        **({} if disturbed is None else {"machine": disturbed}),
-        "interval": f"{text.interval(latency)} (95 % confidence)",
-        "p95": text.seconds(latency.p95),
-        "inside": f"{text.seconds(report.inner_s)} (from the start of the lanes to the end of the last segment)",
-        "simulated": text.seconds(report.simulated_s),
-        "segments": str(len(report.plan.programs)),
-        **({} if report.precision == "f32" else {"precision": _precision(report)}),
-        "lanes": "native" if report.native else "Python",
-        **({"spinning": f"{report.spinning:.0%} of a core"} if report.spinning else {}),
-        **({"host-paced": ", ".join(report.host_paced)} if report.host_paced else {}),
-        "output error": f"{text.error(error)} (relative to the largest output of the uncut model)",
-        **({} if report.failed is None else {"failed": report.failed}),
-    }
-    text.facts(console, figures | {what: str(path) for what, path in files.items() if path is not None})
-    text.show_unchecked(console, [error])
-    console.print()
-    counts = report.placement.counts()
-    rows = [(track, str(counts.get(track, "")), text.percent(share)) for track, share in report.utilization.items()]
-    text.table(console, ("device or link", "ops", "busy"), rows)
-    if report.sizes:
-        console.print()
-        text.table(console, ("inputs of other sizes", "measured", "simulated", "off by"), map(_at_size, report.sizes))
-    if report.gpus:
-        console.print()
-        heads = ("GPU, by its driver", "busy", "most memory", "power", "energy")
-        uses = [
-            (
-                name,
-                text.percent(use.utilization),
-                text.amount(use.peak_memory_bytes, "B"),
-                text.watts(use.power_w),
-                text.amount(use.energy_j, "J"),
-            )
-            for name, use in report.gpus.items()
-        ]
-        text.table(console, heads, uses)
-    text.show_notes(console, report.cluster)
-
-
-def disturbed_rounds(disturbed: int, left_out: int, rounds: int, what: str = "rounds") -> str | None:
-    """Return a text that says in how many rounds of a race other work disturbed the machine; None if in no round.
-
-    Args:
-        disturbed: number of disturbed rounds among the rounds that count.
-        left_out: number of disturbed rounds that do not count.
-        rounds: number of rounds that count.
-        what: name of the rounds.
-    """
-    if disturbed:
-        return (
-            f"busy: other work disturbed {disturbed} of {rounds} {what}, and there was no time to repeat them. Times may be "
-            "off, and intervals are wider"
-        )
-    return f"busy at times: {left_out} {what} that other work disturbed do not count" if left_out else None
-
-
-def at_rate(rate: float, candidates: Iterable[Candidate]) -> str:
-    """Return a text that says at which rate runs were started, and whose runs take longer than a period."""
-    late = [one.name for one in candidates if one.measured is not None and one.measured.median > 1 / rate]
-    said = f"runs start at {rate:g} per second"
-    if not late:
-        return said
-    return (
-        f"{said}; a run of {', '.join(late)} takes longer than the {text.seconds(1 / rate)} between two starts, and is "
-        "followed by the next one without a pause"
-    )
-
-
-def _at_size(one: AtSize) -> tuple[str, ...]:
-    shapes = ", ".join(dict.fromkeys(map(text.shape, one.shapes.values())))
-    if one.simulated_s is None:
-        return shapes, text.seconds(one.measured_s), "-", "-"
-    off = one.simulated_s / one.measured_s - 1
-    return shapes, text.seconds(one.measured_s), text.seconds(one.simulated_s), text.percent(abs(off))
-
-
-def ran(report: RunReport | RateReport) -> str:
-    """Return the results of running a placement in one line: the latency, or the rate of requests with their latencies."""
-    from placeit.measuring.run_report import RunReport
-
-    if isinstance(report, RunReport):
-        within = text.interval(report.latency)
-        said = text.seconds(report.latency.median) + ("" if within == text.NOTHING else f" ({within})")
-    elif (load := report.served.load) is None:
-        said = "no request has ended"
-    else:
-        said = f"{text.rate(load.achieved)} requests/s, p50 {text.seconds(load.p50)}, p99 {text.seconds(load.p99)}"
-    return said if report.failed is None else f"{said}; failed: {report.failed}"
-
-
-def recording(console: Console, found: Recording, files: Mapping[str, Path | None], *, failed: str | None = None) -> None:
-    """Print what devices and links did in a recording, which kernels took most time, and the parts of the latency."""
-    path = found.critical_path
-    figures = {"requests": str(len(found.requests))}
-    if path is not None:
-        figures["latency"] = f"{text.seconds(path.latency_s)} (mean)"
-    if path is not None and path.latency_s > 0:
-        parts = {"computing": path.computing_s, "cuts": path.cuts_s, "transfers": path.transfers_s, "waiting": path.waiting_s}
-        shares = (f"{what} {text.percent(s / path.latency_s)}" for what, s in parts.items() if s is not None)
-        figures["critical path"] = ", ".join(shares)
-    if found.predicted is not None:
-        figures["simulated"] = f"{text.seconds(found.predicted.makespan_s)} (one request)"
-    if failed is not None:
-        figures["failed"] = failed
-    text.facts(console, figures | {what: str(file) for what, file in files.items() if file is not None})
-    if found.states:
-        console.print()
-        heads = ("device", "executing", "sending", "waiting for data", "for shared cores", "for the scheduler", "idle")
-        rows = [
-            (one.device, *(text.percent(seconds / found.wall_s) for seconds in list(vars(one).values())[1:]))
-            for one in found.states
-        ]
-        text.table(console, heads, rows)
-    if found.link_use:
-        console.print()
-        moved = [
-            (
-                f"{one.src} -> {one.dst}",
-                text.percent(one.busy_s / found.wall_s),
-                str(one.transfers),
-                text.amount(one.bytes, "B"),
-                text.amount(one.bytes / one.busy_s if one.busy_s else None, "B/s"),
-            )
-            for one in found.link_use
-        ]
-        text.table(console, ("link", "busy", "transfers", "moved", "rate while busy"), moved)
-    if found.ops:
-        console.print()
-        by_kind = [(one.kind, str(one.kernels), text.seconds(one.seconds), text.percent(one.share)) for one in kinds(found)]
-        text.table(console, ("kind", "kernels", "time", "share"), by_kind)
-        console.print()
-        columns = ("op", "kind", "device", "ops", "time", "share", "FLOP/s", "of peak", "B/s", "of peak ")
-        longest = [
-            (
-                one.name,
-                one.kind,
-                one.device,
-                str(one.ops),
-                text.seconds(one.seconds),
-                text.percent(one.share),
-                text.amount(one.flops_per_s, "FLOP/s"),
-                text.percent(one.flops_share),
-                text.amount(one.bytes_per_s, "B/s"),
-                text.percent(one.bytes_share),
-            )
-            for one in kernels(found)[:_LONGEST]
-        ]
-        text.table(console, columns, longest, left=3, spare=["ops", "of peak", "of peak "])
-
-
-def _precision(report: RunReport) -> str:
-    found = report.placement.conditions
-    return (
-        f"{report.precision}{', with which the placement was found' if found and found.precision == report.precision else ''}"
-    )
-
-
-def rate(console: Console, report: RateReport, files: Mapping[str, Path | None]) -> None:
-    """Print the results of running a placement under load, and the written files, as :func:`run` does."""
-    served, load = report.served, report.served.load
-    ended = ", until Ctrl-C" if served.interrupted else ""
-    how = "each when another had ended" if report.rate is None else f"{report.rate:g} per second, {report.arrivals}"
-    figures = {"arrived": f"{served.arrived} requests, {how}{ended}"}
-    if load is not None:
-        achieved = "-" if load.achieved is None else f"{load.achieved:.4g} per second"
-        figures |= {
-            "achieved": achieved,
-            "latency": ", ".join(
-                f"{name} {text.seconds(value)}" for name, value in (("p50", load.p50), ("p95", load.p95), ("p99", load.p99))
-            )
-            + " (from arrival)",
-            "waiting": f"{load.mean_queue:.2f} requests on average, {load.most_queued} at most",
-        }
-    figures |= {
-        "replicas": str(len(report.placement.every)),
-        "in flight": f"{report.in_flight} at most",
-        "dropped": f"{served.dropped} (queue of {report.queue})",
-        **({"errors": f"{served.failed}: {served.error}"} if served.failed else {}),
-        "output error": f"{text.error(report.output_error)} (relative to the largest output of the uncut model)",
-        **({} if report.failed is None else {"failed": report.failed}),
-    }
-    text.facts(console, figures | {what: str(path) for what, path in files.items() if path is not None})
-    text.show_unchecked(console, [report.output_error])
-    console.print()
-    text.table(console, ("device", "busy"), [(name, text.percent(share)) for name, share in served.busy.items()])
-    if report.reason is not None:
-        console.print()
-        text.paragraph(console, report.reason)
-    text.show_notes(console, report.cluster)
+__all__ = ["answer", "comparison", "fastest", "optimized"]
 
 
 def comparison(console: Console, found: Comparison) -> None:
     """Print the fastest placement, a table of all compared ones, and why some are missing."""
     figures = {"fastest": fastest(found)}
-    if (disturbed := disturbed_rounds(found.disturbed, found.left_out, found.rounds)) is not None:
+    if (disturbed := machine.disturbed_rounds(found.disturbed, found.left_out, found.rounds)) is not None:
         figures["machine"] = disturbed
     if found.rate is not None:
-        figures["rate"] = at_rate(found.rate, found.candidates)
+        figures["rate"] = machine.at_rate(found.rate, found.candidates)
     text.facts(console, figures)
     console.print()
     candidates, singles = (*found.candidates, *found.references), found.singles
@@ -315,7 +67,7 @@ def comparison(console: Console, found: Comparison) -> None:
         text.paragraph(console, f"Times are {found.objective.note}.")
     if found.interrupted:
         text.paragraph(console, "Ended by Ctrl-C: results so far.")
-    if compiled := _compiling(found.compiling):
+    if compiled := machine.compiling(found.compiling):
         text.paragraph(console, f"Compiled: {compiled}.")
     text.show_notes(console, found.cluster)
 
@@ -333,67 +85,6 @@ def fastest(found: Comparison) -> str:
         said += f", {text.ratio(ratio)} times as fast as {others[0].name}{doubt}"
     failed = [one.name for one in found.candidates if one.failed is not None]
     return f"{said}; failed: {', '.join(failed)}" if failed else said
-
-
-def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) -> None:
-    """Print the costs of groups on devices, and the files that they are written to."""
-    costs, groups = found.costs, found.grouping.groups
-    figures = {} if (busy := _disturbance(costs.profiled)) is None else {"machine": busy}
-    figures |= {"whole model": whole_model(found)}
-    figures |= {} if costs.profiled is None else {"costs": _said(costs.profiled)}
-    figures |= {"compiled": compiled} if (compiled := _compiling(found.compiling)) else {}
-    text.facts(console, figures | ({"written": ", ".join(map(str, files))} if files else {}))
-    console.print()
-    names = costs.cluster.names
-    sizes = [len(found.grouping.members(g)) for g in range(len(groups))]
-    heads = ("group", "kind", "ops", *names, *(f"cut {name}" for name in names))
-    rows = [
-        (groups.names[g], groups.kinds[g], str(sizes[g]), *map(text.seconds, [*costs.core[g], *costs.cut[g]]))
-        for g in range(len(groups))
-    ]
-    cut = costs.cut.sum(axis=0)
-    rows.append(("all", "", str(sum(sizes)), *map(text.seconds, [*costs.core.sum(axis=0), *cut])))
-    rows.append(("dispatch of a segment", "", "", *map(text.seconds, costs.dispatch), *[""] * len(names)))
-    several = f" ({text.seconds(costs.hosts[-1])} on several)" if len(names) > 1 else ""
-    rows.append((f"host of a request{several}", "", "", *map(text.seconds, costs.hosts[:-1]), *[""] * len(names)))
-    rows.append(("load of all", "", "", *map(text.seconds, costs.load.sum(axis=0).clip(0.0)), *[""] * len(names)))
-    spare = ["kind", "ops", *(f"cut {name}" for name in reversed(names))]
-    text.table(console, heads, rows, left=2, spare=spare)
-    if costs.cluster.links:
-        console.print()
-        links(console, costs.cluster.links)
-    text.show_notes(console, costs.cluster)
-
-
-def whole_model(found: ProfileReport) -> str:
-    """Return in one line the time of the whole model on each device, by measured costs."""
-    costs = found.costs
-    took = map(text.seconds, costs.whole)
-    return ", ".join(f"{name} {time}" for name, time in zip(costs.cluster.names, took, strict=True))
-
-
-def _said(profiled: Profiled) -> str:
-    """Return a text that says how old costs are, and how busy the machine was when they were measured."""
-    from placeit.core.units import about_seconds
-
-    ago = about_seconds(time.time() - profiled.at)
-    when = f"measured {ago} ago (from the cache; --no-cache measures anew)" if profiled.cached else "measured now"
-    load = f", while other processes kept {profiled.load:.1f} cores busy" if profiled.load is not None else ""
-    if profiled.cut == profiled.groups:
-        return f"{when}{load}"
-    off = f", {profiled.error:.1%} of a group's time off by the cut costs of one another" if profiled.error is not None else ""
-    return f"{when}{load}; cut costs of {profiled.cut} of {profiled.groups} groups, and predicted for the others{off}"
-
-
-def links(console: Console, known: Mapping[tuple[str, str], Link]) -> None:
-    """Print a table of links."""
-    rows = [
-        (src, dst, link.origin, text.amount(link.bandwidth, "B/s"), text.seconds(link.latency))
-        if math.isfinite(link.bandwidth) or link.origin != "measured"
-        else (src, dst, link.origin, "too high to measure", text.seconds(link.latency))
-        for (src, dst), link in known.items()
-    ]
-    text.table(console, ("from", "to", "origin", "bandwidth", "latency"), rows, left=3)
 
 
 def optimized(
@@ -555,13 +246,13 @@ def _facts(found: Optimized) -> tuple[dict[str, str | Sequence[str]], dict[str, 
     decided = None if found.chosen.race is None else found.races[found.chosen.race]
     answer = {
         "chosen": f"{_name(found.chosen)}, marked * below",
-        "machine": _disturbance(found.profiled),
+        "machine": machine.disturbance(found.profiled),
         "why": found.reason,
         "speed-up": None
         if found.speedup is None or best is None or found.chosen is best
         else f"{text.ratio(found.speedup)} over {best.name}",
-        "races": None if decided is None else disturbed_rounds(decided.disturbed, decided.left_out, decided.rounds),
-        "rate": None if found.rate is None else at_rate(found.rate, [found.chosen]),
+        "races": None if decided is None else machine.disturbed_rounds(decided.disturbed, decided.left_out, decided.rounds),
+        "rate": None if found.rate is None else machine.at_rate(found.rate, [found.chosen]),
         **_service_facts(found.service),
         "output error": None if error is None else f"{text.error(error)} (relative to the largest output of the uncut model)",
     }
@@ -578,7 +269,7 @@ def _facts(found: Optimized) -> tuple[dict[str, str | Sequence[str]], dict[str, 
         else f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "
         f"Spearman {_figure(errors.get('spearman'))}",
         "budget": f"{found.spent_s:.1f} s of {found.asked_s:g} s{', ended by Ctrl-C' if found.interrupted else ''}",
-        "compiling": _compiling(found.compiling),
+        "compiling": machine.compiling(found.compiling),
         "pinned": ", ".join(f"{ops} to {device}" for ops, device in found.pins.items()) or None,
         "memory": f"at most {limits}" if limits else None,
     }
@@ -604,31 +295,6 @@ def answer(found: Optimized, path: Path | None) -> str:
         said.insert(1, f"speed-up {text.ratio(found.speedup)} over {best.name}")
     busy = "" if found.profiled is None or not found.profiled.disturbed else "; the machine was busy while costs were measured"
     return f"{chosen.name}: {', '.join(said)}{busy}"
-
-
-def _disturbance(profiled: Profiled | None) -> str | None:
-    """Return a text that says that the machine was busy while costs were measured; None if it was not, or if unknown."""
-    if profiled is None or not profiled.disturbed:
-        return None
-    load = "" if profiled.load is None else f", while other processes kept {profiled.load:.1f} cores busy"
-    why = f"the times of the whole model varied by {text.percent(profiled.spread)}"
-    if profiled.unsure:
-        why += f", and of {profiled.blocks} blocks of runs {profiled.disturbed_blocks} were disturbed"
-    return (
-        f"busy while costs were measured: {why}{load}. Simulated times, and what placers proposed by them, may be off: measure "
-        "again when it is quiet"
-    )
-
-
-def _compiling(kinds: Mapping[str, Compiled]) -> str | None:
-    """Return how many programs were compiled for each kind of device, and in which time; None if none was needed."""
-    said = [
-        f"{kind} {one.compiled} program{'s' if one.compiled != 1 else ''}"
-        f"{f' and {one.from_disk} from disk' if one.from_disk else ''} in {text.duration(one.seconds)}"
-        f"{f', {one.reused} used again' if one.reused else ''}"
-        for kind, one in kinds.items()
-    ]
-    return "; ".join(said) or None
 
 
 def _service_facts(service: Service | None) -> dict[str, str | None]:

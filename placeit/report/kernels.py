@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from placeit.profiler.recording import OpTime, Recording
+    from placeit.profiler.recorded import OpTime
+    from placeit.profiler.recording import Recording
 
 __all__ = ["Kernel", "Kind", "kernels", "kinds"]
 

@@ -1,12 +1,20 @@
-"""JSON Schemas (draft 2020-12) of ``--json`` output and of recordings, generated from ``schemas.yaml``."""
+"""JSON Schemas (draft 2020-12) of ``--json`` output and of recordings.
+
+They are generated from the dataclasses that are written, and from ``schemas.yaml``, which names these, and has the form of what
+is put together from several results.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import re
-from collections.abc import Mapping
+import types
+from collections.abc import Collection, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 __all__ = ["identity", "schemas"]
 
@@ -58,15 +66,13 @@ def _schema(form: Any) -> dict[str, Any]:
         case {"NAME~": of}:
             return {"type": "object", "additionalProperties": _or_null(_schema(of))}
         case dict():
-            fields = {name.rstrip("~-"): (name, of) for name, of in form.items()}
-            return {
-                "type": "object",
-                "properties": {
-                    field: _or_null(_schema(of)) if name.endswith("~") else _schema(of) for field, (name, of) in fields.items()
-                },
-                "required": [field for field, (name, _) in fields.items() if not name.endswith("-")],
-                "additionalProperties": False,
-            }
+            properties: dict[str, Any] = {}
+            for name, of in form.items():
+                if name == "FIELDS":
+                    properties |= _of_type(_named(of))["properties"]
+                else:
+                    properties[name.rstrip("~-")] = _or_null(_schema(of)) if name.endswith("~") else _schema(of)
+            return _object(properties, {name.rstrip("-") for name in form if name.endswith("-")})
         case [of]:
             return {"type": "array", "items": _schema(of)}
         case list():
@@ -82,6 +88,47 @@ def _schema(form: Any) -> dict[str, Any]:
     else:
         found = {"const": kind} if kind.startswith("placeit") else {"type": _TYPES[kind]}
     return found | ({"description": text} if text else {})
+
+
+def _object(properties: Mapping[str, Any], optional: Collection[str] = ()) -> dict[str, Any]:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _named(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _of_type(kind: Any) -> dict[str, Any]:
+    """Return the schema of a field's type; of a dataclass, with what its docstring says of its attributes."""
+    origin, of = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        (some,) = (one for one in of if one is not type(None))
+        return _or_null(_of_type(some))
+    if origin is Literal:
+        return {"enum": list(of)}
+    if origin in (Mapping, dict):
+        return {"type": "object", "additionalProperties": _of_type(of[1])}
+    if origin is tuple and of[-1] is not Ellipsis:
+        return {"type": "array", "prefixItems": [_of_type(one) for one in of], "items": False, "minItems": len(of)}
+    if origin is not None:  # a list of any length
+        return {"type": "array", "items": _of_type(of[0])}
+    if is_dataclass(kind):
+        hints, said = get_type_hints(kind), _said(kind)
+        properties = {field.name: _of_type(hints[field.name]) | said.get(field.name, {}) for field in fields(kind)}
+        return _object(properties)
+    return {} if kind is Any else {"type": {str: "string", int: "integer", float: "number", bool: "boolean"}[kind]}
+
+
+def _said(kind: Any) -> dict[str, dict[str, str]]:
+    """Return the descriptions of a dataclass's attributes, by its docstring."""
+    text = inspect.getdoc(kind) or ""
+    found = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text.partition("Attributes:")[2], re.MULTILINE)
+    plain = {
+        name: re.sub(r":\w+:`[~.]*([^`]*)`|``|\s+", lambda at: at[1] or " " * at[0].isspace(), words) for name, words in found
+    }
+    return {name: {"description": re.sub(r"\bNone\b", "null", words).rstrip(".")} for name, words in plain.items()}
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:

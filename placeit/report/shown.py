@@ -9,7 +9,8 @@ from statistics import median
 from typing import Any
 
 from placeit.measuring.measure import median_interval
-from placeit.profiler.recording import OpTime, RecordedSpan, Recording, States
+from placeit.profiler.recorded import OpTime, RecordedSpan, States
+from placeit.profiler.recording import Recording
 from placeit.report.style import shortened
 from placeit.report.text import amount, percent, printable, seconds
 

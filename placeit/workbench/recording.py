@@ -24,7 +24,8 @@ from placeit.devices.host import allowed_cores, cpu_name, memory_bytes
 from placeit.devices.meters import Series
 from placeit.measuring.run_report import RunReport
 from placeit.planning.segments import Plan
-from placeit.profiler import recording as r
+from placeit.profiler import recorded as r
+from placeit.profiler import recording as whole
 from placeit.profiler.op_times import OpTime
 from placeit.profiler.peaks import peak_of
 from placeit.profiler.timeline import critical_path, link_use, states
@@ -39,19 +40,19 @@ _PACKAGES = {"openvino": "openvino", "throughput": "openvino", "torch": "torch",
 _DIGITS = 9  # decimals of seconds: nanoseconds
 
 
-def of_model(session: OpenSession) -> r.Recording:
+def of_model(session: OpenSession) -> whole.Recording:
     """Return a recording of a model and its devices, without a run."""
     return _about(session, [session])
 
 
-def of_plan(session: OpenSession, placement: Placement) -> r.Recording:
+def of_plan(session: OpenSession, placement: Placement) -> whole.Recording:
     """Return a recording of a placement that has not run."""
     homes = [session.home_of(one) for one in placement.every]
     plans = [home.plan_of(one) for home, one in zip(homes, placement.every, strict=True)]
     return replace(_about(session, homes), plan=_plan(homes, plans, ()), predicted=_predicted(homes[0], plans[0]))
 
 
-def of_run(session: OpenSession, report: RunReport | RateReport, *, ops: bool) -> r.Recording:
+def of_run(session: OpenSession, report: RunReport | RateReport, *, ops: bool) -> whole.Recording:
     """Return a recording of a run; see :meth:`placeit.session.Session.recording`."""
     homes = [session.home_of(one) for one in report.placement.every]
     plans = [report.plan] if isinstance(report, RunReport) else list(report.plans)
@@ -121,7 +122,7 @@ class _Clock:
 def _last(done: Sequence[Done]) -> list[Done]:
     """Return the last requests that fit into a recording, in the order in which they began."""
     kept: list[Done] = []
-    left = r.MOST_SPANS
+    left = whole.MOST_SPANS
     for one in sorted(done, key=lambda one: one.begun, reverse=True):
         left -= len(one.ran) + len(one.moved)
         if kept and left < 0:
@@ -135,7 +136,7 @@ def _first(plans: Sequence[Plan], k: int) -> int:
     return sum(len(plan.segments) for plan in plans[:k])
 
 
-def _about(session: OpenSession, homes: Sequence[OpenSession]) -> r.Recording:
+def _about(session: OpenSession, homes: Sequence[OpenSession]) -> whole.Recording:
     graph, grouping = session.grouping.graph, session.grouping
     devices = {device.name: device for one in (session, *homes) for device in one.cluster.devices}
     together = Cluster(tuple(devices.values()))
@@ -148,7 +149,7 @@ def _about(session: OpenSession, homes: Sequence[OpenSession]) -> r.Recording:
     shapes: list[list[tuple[int, ...]]] = [[] for _ in range(len(graph))]
     for v, shape in zip(graph.tensor_op.tolist(), graph.tensor_shapes, strict=True):
         shapes[v].append(tuple(map(int, shape)))
-    return r.Recording(
+    return whole.Recording(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=_versions(devices.values()),
         environment=_environment(),
@@ -404,7 +405,7 @@ def _groups(home: OpenSession, plan: Plan, timed: Sequence[OpTime]) -> list[r.Gr
     return rows
 
 
-def _samples(readings: Sequence[Series], clock: _Clock, done: Sequence[Done]) -> tuple[r.Series, ...]:
+def _samples(readings: Sequence[Series], clock: _Clock, done: Sequence[Done]) -> tuple[Series, ...]:
     begin, end = min((one.arrived for one in done), default=0.0), max((one.ended for one in done), default=0.0)
     found = []
     for one in readings:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from placeit.cli import app
+from placeit.devices.host import allowed_cores
+from tests.cli.table import ROWS, named, words
 
-COMMANDS = ("inspect", "estimate", "profile", "optimize", "run", "compare", "explain", "diff", "export")
+COMMANDS = [name for name in named("MODEL") if name != "serve"]
+PLACED = [name for name in named("PLACEMENT") if name != "serve"]
 
 
 def paragraph(result: Any, *words: object) -> None:
@@ -31,9 +35,13 @@ def paragraph(result: Any, *words: object) -> None:
 
 def arguments(command: str, model: Path, placement: Path) -> list[str]:
     """Return a valid command line."""
-    more = ["-p", str(placement)] if command in ("run", "compare", "explain", "export") else []
-    more += [str(placement), str(placement)] if command == "diff" else []
-    return [command, str(model), *more, *(["-o", "placed.xml", "--map", "CPU@0=CPU"] if command == "export" else [])]
+    (row,) = (row for row in ROWS if row.name == command)
+    first = f"CPU@{allowed_cores()[0]}"
+    other = placement.with_name("other.json")
+    if placement.exists():
+        shutil.copy(placement, other)
+    stand_for = {"PLACEMENT": [placement], "OTHER": [other], "MODEL": [model], "MAPS": ["--map=CPU@0=CPU"]}
+    return [str(word) for word in words(row, stand_for | {key: [first] for key in ("DEVICES", "BOARDS")})]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -72,14 +80,14 @@ def test_a_folder_in_place_of_a_model(cli: Any, tmp_path: Path) -> None:
     paragraph(cli("inspect", tmp_path / "model.onnx"), "model.onnx")
 
 
-@pytest.mark.parametrize("command", ["estimate", "profile", "optimize", "run", "compare", "explain", "diff"])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name in named("-d")])
 @pytest.mark.parametrize("device", ["GPU.7", "CPU@4095", "no such thing"])
 def test_a_device_that_is_not_there(cli: Any, tiny: Path, placement: Path, command: str, device: str) -> None:
     paragraph(cli(*arguments(command, tiny, placement), "--devices", device), device)
     assert list(Path().iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "explain", "diff", "export"])
+@pytest.mark.parametrize("command", PLACED)
 def test_a_placement_of_another_model(cli: Any, tiny: Path, placement: Path, tmp_path: Path, command: str) -> None:
     other = onnx.load(str(tiny))
     other.graph.node[1].op_type = "Conv"
@@ -97,7 +105,7 @@ def test_a_name_of_thousands_of_characters_does_not_drown_the_error(cli: Any, ti
     assert len(result.stderr) < 1500
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "explain", "diff", "export"])
+@pytest.mark.parametrize("command", PLACED)
 def test_a_placement_that_is_not_there(cli: Any, tiny: Path, command: str) -> None:
     paragraph(cli(*arguments(command, tiny, Path("missing.json"))), "missing.json")
 

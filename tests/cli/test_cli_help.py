@@ -7,26 +7,11 @@ from typing import Any
 import pytest
 
 import placeit
+from placeit.cli.commands import Commands
+from tests.cli.table import ROWS, Row
 
 GOLDEN = Path(__file__).parent / "golden"
-COMMANDS = (
-    "demo",
-    "devices",
-    "inspect",
-    "estimate",
-    "profile",
-    "optimize",
-    "run",
-    "compare",
-    "explain",
-    "diff",
-    "report",
-    "export",
-    "generate",
-    "train",
-    "cluster up",
-    "cluster down",
-)
+COMMANDS = [row.name for row in ROWS]
 
 
 @pytest.mark.parametrize("command", ["placeit", *COMMANDS])
@@ -54,22 +39,25 @@ def test_the_version_is_the_packages_own(cli: Any) -> None:
     assert (result.exit_code, result.stdout) == (0, f"placeit {placeit.__version__}\n")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["optimise"],
-        ["inspect"],
-        ["inspect", "model.onnx", "--bogus"],
-        ["inspect", "model.onnx", "--batch", "0"],
-        ["optimize", "model.onnx", "--precision", "f64"],
-        ["build", "model.onnx"],
-    ],
-)
-def test_a_wrong_command_line_exits_with_2(cli: Any, arguments: list[str]) -> None:
-    result = cli(*arguments)
-    assert result.exit_code == 2
+def test_every_command_is_in_the_table_and_has_a_golden() -> None:
+    assert {name.split()[0] for name in COMMANDS} == set(Commands().list_commands(None))
+    assert {path.stem for path in GOLDEN.iterdir()} == {"placeit", *(name.replace(" ", "_") for name in COMMANDS)}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_wrong_command_line_exits_with_2(cli: Any, row: Row) -> None:
+    for words in (row.bad.split(), ["--bogus"]):
+        result = cli(*row.name.split(), *words)
+        assert result.exit_code == 2
+        assert "Usage:" in result.stderr
+        assert result.stdout == ""
+    assert row.says in cli(*row.name.split(), *row.bad.split()).stderr
+
+
+def test_a_command_that_there_is_not_exits_with_2(cli: Any) -> None:
+    result = cli("optimise")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "Usage:" in result.stderr
-    assert result.stdout == ""
 
 
 def test_the_command_answers_help_without_importing_anything_heavy() -> None:

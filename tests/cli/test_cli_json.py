@@ -2,7 +2,6 @@
 
 import copy
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,48 +12,23 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from placeit.profiler.recording import write_recording
 from placeit.report.schemas import schemas
+from tests.cli.table import ROWS, made, words
 from tests.recorded_run import RECORDING
-from tests.report.made_recordings import a_recording
 from tests.schema_check import check_schema
 
-FILES = {"placeit.benchmark/1", "placeit.recording/1"}
+OTHERS = {"placeit.benchmark/1", "placeit.recording/1"}
 """Schemas of other programs and files; tests/benchmarks/test_benchmark_smoke.py checks the benchmarks' schema."""
-ELSEWHERE = {"placeit.cluster.up/1", "placeit.cluster.down/1", "placeit.serve/1", "placeit.train/1"}
-"""Commands that take long: tests/cli/test_cli_cluster.py, test_cli_serve.py and test_cli_train.py call them."""
-
-
-@pytest.fixture
-def commands(tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path) -> dict[str, tuple[object, ...]]:
-    recording = tmp_path / "run.json"
-    write_recording(recording, a_recording(10))
-    devices = ("-d", ",".join(cores))
-    other = shutil.copy(placement, tmp_path / "other.json")
-    return {
-        "demo": ("--budget", "1s"),
-        "devices": (),
-        "inspect": (tiny, "--groups"),
-        "profile": (tiny, *devices),
-        "estimate": (tiny, *devices),
-        "optimize": (tiny, *devices, "--budget", 2, "--placer", "heft", "--compare-precisions", "-o", "p.json"),
-        "run": (tiny, "-p", placement, "--runs", 2),
-        "build": (tiny, "-p", placement, "-o", "app.placeit"),
-        "compare": (tiny, "-p", placement, "--runs", 6, *devices),
-        "explain": (tiny, "-p", placement, *devices),
-        "diff": (tiny, placement, other, "--measure", "--runs", 6, *devices),
-        "report": (recording, "-o", "report.html"),
-        "export": (tiny, "-p", placement, "-o", "hetero.xml", *(f"--map={core}=CPU" for core in cores)),
-        "generate": ("random", "-n", 1, "-o", "problems"),
-        "schema": ("optimize",),
-    }
 
 
 @pytest.mark.usefixtures("steady")
-def test_every_command_prints_what_its_schema_says(cli: Any, commands: dict[str, tuple[object, ...]]) -> None:
-    for command, words in commands.items():
-        result = cli(command, *words, "--json")
-        assert result.exit_code == 0, result.stderr
-        assert json.loads(result.stdout)["schema"] == f"placeit.{command}/1"
-    assert schemas().keys() == {f"placeit.{name}/1" for name in commands} | FILES | ELSEWHERE
+def test_every_command_prints_what_its_schema_says(cli: Any, tiny: Path, placement: Path, cores: Sequence[str]) -> None:
+    stand_for = made(Path(), tiny, placement, cores)
+    for row in sorted(ROWS, key=lambda row: bool(row.before)):
+        if not row.elsewhere:
+            result = cli(*words(row, stand_for), "--json")
+            assert result.exit_code == 0, result.stderr
+            assert json.loads(result.stdout)["schema"] == f"placeit.{row.name.replace(' ', '.')}/1"
+    assert schemas().keys() == {f"placeit.{row.name.replace(' ', '.')}/1" for row in ROWS} | OTHERS
 
 
 def test_a_schema_is_printed_alone_and_all_of_them_are_listed(cli: Any) -> None:

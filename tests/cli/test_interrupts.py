@@ -79,7 +79,7 @@ def test_ctrl_c_at_random_moments(
     first: int, last: int, count: int, tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any
 ) -> None:
     devices = [f"CPU@{CORES[0]}", f"CPU@{CORES[-1]}"]
-    todo = interrupt_commands.commands(tiny, place_on(devices), devices, nodes=False)[first:last]
+    todo = interrupt_commands.commands(tmp_path, tiny, place_on(devices), devices, nodes=False)[first:last]
     trials = [*interrupt_commands.interrupt_all(todo, count, 1, tmp_path, cost_cache)]
     assert [trial for trial in trials if trial.faults] == []
     assert not all(trial.late for trial in trials)
@@ -90,7 +90,7 @@ def test_ctrl_c_at_random_moments(
 def test_ctrl_c_ends_the_cluster_of_a_command(tmp_path: Path, cost_cache: Path, tiny: Path, place_on: Any) -> None:
     pytest.importorskip("ray")
     devices = [f"CPU@{CORES[0]}", f"CPU@{CORES[-1]}"]
-    todo = [one for one in interrupt_commands.commands(tiny, place_on(devices), devices, nodes=True) if one.nodes]
+    todo = [one for one in interrupt_commands.commands(tmp_path, tiny, place_on(devices), devices, nodes=True) if one.nodes]
     trials = [*interrupt_commands.interrupt_all(todo, len(todo), 1, tmp_path, cost_cache)]
     assert [trial for trial in trials if trial.faults] == []
     assert not all(trial.late for trial in trials)

@@ -15,7 +15,8 @@ import pytest
 
 from placeit.core.errors import FileError
 from placeit.core.files import cache_folder
-from placeit.profiler.cache import Cache, are_times
+from placeit.core.records import RecordError, record
+from placeit.profiler.cache import Cache, Seconds
 
 KEY = {"graph": "abc", "device": "CPU@0", "threads": 1}
 
@@ -92,8 +93,9 @@ def test_a_value_that_the_caller_calls_invalid_is_damage(cache: Cache, caplog: p
     ],
 )
 def test_times_are_so_many_finite_numbers_that_are_not_negative(value: object) -> None:
-    assert are_times([0, 2.5], 2)
-    assert not are_times(value, 2)
+    assert record(tuple[Seconds, Seconds], [0, 2.5]) == (0, 2.5)
+    with pytest.raises(RecordError):
+        record(tuple[Seconds, Seconds], value)
 
 
 def test_an_entry_that_holds_another_key_is_not_believed(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from placeit.core.errors import FileError
-from placeit.profiler.recording import RecordedRequest, RecordedSpan, Recording
+from placeit.profiler.recorded import RecordedRequest, RecordedSpan
+from placeit.profiler.recording import Recording
 from placeit.profiler.trace import write_recording_trace
 from tests.recorded_run import RECORDING
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from placeit.profiler.recording import LinkUse, RecordedPlan, RecordedRequest, RecordedSegment, RecordedSpan, RecordedTensor
+from placeit.profiler.recorded import LinkUse, RecordedPlan, RecordedRequest, RecordedSegment, RecordedSpan, RecordedTensor
 from placeit.profiler.timeline import critical_path, dependencies, link_use, states
 
 ALONE = {"a": (), "b": ()}

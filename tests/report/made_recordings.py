@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from placeit.profiler.recording import (
+from placeit.devices.meters import Series
+from placeit.profiler.recorded import (
     CriticalPath,
     GroupTime,
     LinkUse,
@@ -22,11 +23,10 @@ from placeit.profiler.recording import (
     RecordedSegment,
     RecordedSpan,
     RecordedTensor,
-    Recording,
-    Series,
     States,
     Step,
 )
+from placeit.profiler.recording import Recording
 
 DEVICES = ("CPU@0", "CPU@1")
 _KINDS = ("Convolution", "Relu", "Add", "MaxPool", "MatMul", "Concat")

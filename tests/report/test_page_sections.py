@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from placeit.profiler.recording import RecordedEvent, Recording
+from placeit.profiler.recorded import RecordedEvent
+from placeit.profiler.recording import Recording
 from placeit.report.layers import draw
 from placeit.report.page.document import render
 from tests.report.made_recordings import a_front, a_recording, a_search

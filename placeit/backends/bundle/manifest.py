@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from placeit.backends.bundle.files import BundleFiles, Digest
 from placeit.core.errors import PlaceitError
 from placeit.core.graph import OpGraph
 from placeit.core.placement import Placement
+from placeit.core.records import Within, check_shape, parsed, plain, record
 from placeit.core.sizes import LARGEST, Limits, fits
 
 __all__ = ["MANIFEST", "BundledSegment", "Manifest", "Needed", "Port", "Sample", "read_manifest"]
@@ -26,8 +28,11 @@ __all__ = ["MANIFEST", "BundledSegment", "Manifest", "Needed", "Port", "Sample",
 MANIFEST = "bundle.json"
 VERSION = 1
 _LARGEST = 1 << 28  # most bytes of a manifest
-_WRONG = (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError)
+_WRONG = (ValueError, LookupError, OverflowError)
 """Errors of reading a manifest with unexpected content."""
+
+_Shape: TypeAlias = tuple[int, ...]
+_NotNegative: TypeAlias = Annotated[float, Within(0, sys.float_info.max)]
 
 
 @dataclass(frozen=True)
@@ -137,49 +142,89 @@ class Manifest:
     def to_json(self) -> str:
         """Return the content of the file, with a digest of itself."""
         graph = self.graph
-        data = {
-            "format": "placeit-bundle",
-            "version": VERSION,
-            "name": self.name,
-            "versions": dict(self.versions),
-            "precision": self.precision,
-            "tolerance": self.tolerance,
-            "devices": [asdict(device) for device in self.devices],
-            "model": self.model,
-            "inputs": [asdict(spec) for spec in self.inputs],
-            "outputs": [asdict(spec) for spec in self.outputs],
-            "graph": {
-                "ops": [
-                    {"name": name, "kind": kind, "flops": flops, "weight_bytes": weights}
-                    for name, kind, flops, weights in zip(
-                        graph.names, graph.kinds, graph.flops.tolist(), graph.param_bytes.tolist(), strict=True
-                    )
-                ],
-                "tensors": [
-                    {"op": op, "port": port, "bytes": size, "shape": list(shape), "dtype": dtype, "limits": self.limits.get(t)}
-                    for t, (op, port, size, shape, dtype) in enumerate(
-                        zip(
-                            graph.tensor_op.tolist(),
-                            graph.tensor_port.tolist(),
-                            graph.tensor_bytes.tolist(),
-                            graph.tensor_shapes,
-                            graph.tensor_dtypes,
-                            strict=True,
-                        )
-                    )
-                ],
-                "edges": np.column_stack([graph.edges, graph.edge_tensor]).tolist(),
-                "channels_last": sorted(self.channels_last),
-            },
-            "segments": [asdict(segment) for segment in self.segments],
-            "placement": self.placement.to_dict(),
-            "seconds": self.seconds,
-            "links": [(*of, bandwidth if math.isfinite(bandwidth) else None) for *of, bandwidth in self.links],
-            "host": self.host,
-            "samples": [asdict(sample) for sample in self.samples],
-            "files": {name: asdict(digest) for name, digest in self.files.items()},
-        }
+        numbers = (graph.flops.tolist(), graph.param_bytes.tolist())
+        places = (graph.tensor_op.tolist(), graph.tensor_port.tolist(), graph.tensor_bytes.tolist())
+        ops = zip(graph.names, graph.kinds, *numbers, strict=True)
+        tensors = zip(*places, graph.tensor_shapes, graph.tensor_dtypes, strict=True)
+        edges = np.column_stack([graph.edges, graph.edge_tensor]).tolist()
+        data = plain(
+            _File(
+                format="placeit-bundle",
+                version=VERSION,
+                name=self.name,
+                versions=self.versions,
+                precision=self.precision,
+                tolerance=self.tolerance,
+                devices=self.devices,
+                model=self.model,
+                inputs=self.inputs,
+                outputs=self.outputs,
+                graph=_Graph(
+                    tuple(_Op(*op) for op in ops),
+                    tuple(_Tensor(*one, self.limits.get(t)) for t, one in enumerate(tensors)),
+                    tuple(edges),
+                    tuple(sorted(self.channels_last)),
+                ),
+                segments=self.segments,
+                placement=self.placement.to_dict(),
+                seconds=self.seconds,
+                links=tuple((a, b, latency, rate if math.isfinite(rate) else None) for a, b, latency, rate in self.links),
+                host=self.host,
+                samples=self.samples,
+                files=self.files,
+            )
+        )
         return json.dumps(data | {"digest": _digest(data)}, indent=1, allow_nan=False) + "\n"
+
+
+@dataclass(frozen=True)
+class _Op:
+    name: str
+    kind: str
+    flops: float
+    weight_bytes: float
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    op: int
+    port: int
+    bytes: float
+    shape: _Shape
+    dtype: str
+    limits: Limits | None = None
+
+
+@dataclass(frozen=True)
+class _Graph:
+    ops: tuple[_Op, ...]
+    tensors: tuple[_Tensor, ...]
+    edges: tuple[tuple[int, int, int], ...]  # producer, consumer, tensor
+    channels_last: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """The content of the file, except its digest; see :class:`Manifest`."""
+
+    format: str
+    version: int
+    name: str
+    versions: Mapping[str, str]
+    precision: str
+    tolerance: _NotNegative
+    devices: tuple[Needed, ...]
+    model: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    graph: _Graph
+    segments: tuple[BundledSegment, ...]
+    placement: Mapping[str, Any]
+    seconds: tuple[tuple[float | None, ...], ...] | None
+    links: tuple[tuple[str, str, float, float | None], ...]
+    host: tuple[_NotNegative, ...] = ()
+    samples: tuple[Sample, ...]
+    files: Mapping[str, Digest]
 
 
 def read_manifest(files: BundleFiles) -> Manifest:
@@ -199,8 +244,8 @@ def read_manifest(files: BundleFiles) -> Manifest:
     if len(raw) > _LARGEST:
         raise files.wrong(f"its {MANIFEST} has {len(raw)} bytes")
     try:
-        data = json.loads(raw.tobytes())
-    except (ValueError, RecursionError) as error:
+        data = parsed(raw.tobytes())
+    except ValueError as error:
         raise files.wrong(f"its {MANIFEST} is damaged: {error}. Copy it again, or build it anew") from error
     if not isinstance(data, dict) or data.get("format") != "placeit-bundle":
         raise files.wrong(f"its {MANIFEST} is not a bundle's")
@@ -225,139 +270,79 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _manifest(data: Mapping[str, Any], files: BundleFiles) -> Manifest:
-    graph = _graph(data["graph"])
-    inputs, outputs = (tuple(map(_spec, data[what])) for what in ("inputs", "outputs"))
-    ends = {spec.name: spec for spec in (*inputs, *outputs)}
-    for spec in ends.values():
+    found = record(_File, data)
+    # a bundle has one typical size of each input
+    inputs, outputs = (tuple(replace(spec, shapes=()) for spec in specs) for specs in (found.inputs, found.outputs))
+    graph = _graph(found.graph)
+    for spec in (*inputs, *outputs):
         if graph.kinds[graph.index[spec.op]] not in ("Parameter", "Result") or not numpy_can_hold(spec.dtype):
             raise ValueError(f"'{spec.name}' is no input or output")
-    segments = tuple(map(_segment, data["segments"]))
-    samples = tuple(
-        Sample(*({str(name): str(file) for name, file in one[what].items()} for what in ("inputs", "outputs")))
-        for one in data["samples"]
-    )
-    digests = {name: Digest(int(one["bytes"]), str(one["sha256"])) for name, one in data["files"].items()}
     named = {
-        *(name for segment in segments for name in segment.files),
-        *(name for one in samples for name in (*one.inputs.values(), *one.outputs.values())),
+        *(name for segment in found.segments for name in segment.files),
+        *(name for one in found.samples for name in (*one.inputs.values(), *one.outputs.values())),
     }
-    if not samples or named != digests.keys():
+    if not found.samples or named != found.files.keys():
         raise ValueError("its list of files differs from the files of its segments and samples")
-    for one in samples:
-        if one.inputs.keys() != {spec.name for spec in inputs} or one.outputs.keys() != {spec.name for spec in outputs}:
+    for sample in found.samples:
+        if sample.inputs.keys() != {spec.name for spec in inputs} or sample.outputs.keys() != {spec.name for spec in outputs}:
             raise ValueError("a sample has other inputs or outputs than the model")
-    devices = tuple(
-        Needed(
-            name=str(one["name"]),
-            address=str(one["address"]),
-            full_name=str(one["full_name"]),
-            driver=str(one["driver"]),
-            cores=int(one["cores"]),
-            format=_format(one["format"]),
-            weight_bytes=float(one["weight_bytes"]),
-            emulated=bool(one["emulated"]),
-        )
-        for one in data["devices"]
-    )
-    placement = Placement.from_dict(data["placement"], str(files.path))
-    placement.for_ops(graph.names, [device.name for device in devices], graph.hash)
+    for form in (*(device.format for device in found.devices), *(segment.format for segment in found.segments)):
+        if form not in ("openvino", "onnx"):
+            raise ValueError(f"'{form}' is no format of segments")
+    placement = Placement.from_dict(found.placement, str(files.path))
+    placement.for_ops(graph.names, [device.name for device in found.devices], graph.hash)
     if any(one.segments is None for one in placement.every):
         raise ValueError("the placement has no segments")
-    seconds = data["seconds"]
-    if seconds is not None:
-        seconds = tuple(tuple(None if value is None else float(value) for value in row) for row in seconds)
-        if [len(row) for row in seconds] != [len(devices)] * len(graph):
-            raise ValueError("'seconds' has not a number for each op and device")
-    host = tuple(map(float, data.get("host", ())))
-    if len(host) not in (0, len(devices) + 1) or not all(0 <= one < math.inf for one in host):
+    if found.seconds is not None:
+        check_shape("seconds", found.seconds, len(graph), len(found.devices))
+    if len(found.host) not in (0, len(found.devices) + 1):
         raise ValueError("'host' has not a number for each device, and one for several")
-    tolerance = float(data["tolerance"])
-    if not 0 <= tolerance < math.inf:
-        raise ValueError(f"the tolerance is {tolerance}")
+    for spec in (*inputs, *outputs):
+        _check_sizes(spec.shape, spec.limits)
+    for one in found.graph.tensors:
+        _check_sizes(one.shape, one.limits)
     return Manifest(
-        name=str(data["name"]),
-        versions={str(name): str(value) for name, value in data["versions"].items()},
-        precision=str(data["precision"]),
-        tolerance=tolerance,
-        devices=devices,
-        model=str(data["model"]),
+        name=found.name,
+        versions=found.versions,
+        precision=found.precision,
+        tolerance=found.tolerance,
+        devices=found.devices,
+        model=found.model,
         inputs=inputs,
         outputs=outputs,
         graph=graph,
-        channels_last=frozenset(map(int, data["graph"]["channels_last"])),
-        limits={
-            t: limits
-            for t, (one, shape) in enumerate(zip(data["graph"]["tensors"], graph.tensor_shapes, strict=True))
-            if (limits := _limits(one.get("limits"), shape)) is not None
-        },
-        segments=segments,
+        channels_last=frozenset(found.graph.channels_last),
+        limits={t: one.limits for t, one in enumerate(found.graph.tensors) if one.limits is not None},
+        segments=found.segments,
         placement=placement,
-        seconds=seconds,
-        links=tuple(
-            (str(a), str(b), float(latency), math.inf if bandwidth is None else float(bandwidth))
-            for a, b, latency, bandwidth in data["links"]
-        ),
-        host=host,
-        samples=samples,
-        files=digests,
+        seconds=found.seconds,
+        links=tuple((a, b, latency, math.inf if rate is None else rate) for a, b, latency, rate in found.links),
+        host=found.host,
+        samples=found.samples,
+        files=found.files,
     )
 
 
-def _spec(data: Mapping[str, Any]) -> TensorSpec:
-    shape = _shape(data["shape"])
-    return TensorSpec(str(data["name"]), str(data["op"]), shape, str(data["dtype"]), _limits(data.get("limits"), shape))
-
-
-def _limits(data: Any, shape: tuple[int, ...]) -> Limits | None:
-    """Return the least and largest sizes of a tensor; None for bundles of versions without them."""
-    if data is None:
-        return None
-    limits = tuple((int(low), int(high)) for low, high in data)
-    if not fits(shape, shape, limits) or any(low < 0 or high > LARGEST for low, high in limits):
-        raise ValueError(f"the shape {shape} is not within {limits}")
-    return limits
-
-
-def _shape(sizes: list[Any]) -> tuple[int, ...]:
-    shape = tuple(map(int, sizes))
+def _check_sizes(shape: _Shape, limits: Limits | None) -> None:
     if min(shape, default=0) < 0:
         raise ValueError(f"a shape is {shape}")
-    return shape
+    if limits is not None and (not fits(shape, shape, limits) or any(low < 0 or high > LARGEST for low, high in limits)):
+        raise ValueError(f"the shape {shape} is not within {limits}")
 
 
-def _format(name: Any) -> Format:
-    form: Format = name
-    if form not in ("openvino", "onnx"):
-        raise ValueError(f"'{name}' is no format of segments")
-    return form
-
-
-def _segment(data: Mapping[str, Any]) -> BundledSegment:
-    inputs, outputs = (tuple(p if isinstance(p, str) else int(p) for p in data[what]) for what in ("inputs", "outputs"))
-    names = tuple(tuple(map(str, one)) for one in data["names"])
-    return BundledSegment(
-        ops=tuple(map(int, data["ops"])),
-        format=_format(data["format"]),
-        files=tuple(map(str, data["files"])),
-        inputs=inputs,
-        outputs=outputs,
-        names=(names[0], names[1]),
-    )
-
-
-def _graph(data: Mapping[str, Any]) -> OpGraph:
-    ops, tensors = data["ops"], data["tensors"]
-    edges = np.array(data["edges"], np.int32).reshape(-1, 3)
+def _graph(found: _Graph) -> OpGraph:
+    ops, tensors = found.ops, found.tensors
+    edges = np.array(found.edges, np.int32).reshape(-1, 3)
     return OpGraph(
-        names=tuple(str(op["name"]) for op in ops),
-        kinds=tuple(str(op["kind"]) for op in ops),
-        flops=np.array([op["flops"] for op in ops], np.float64),
-        param_bytes=np.array([op["weight_bytes"] for op in ops], np.float64),
-        tensor_op=np.array([one["op"] for one in tensors], np.int32),
-        tensor_port=np.array([one["port"] for one in tensors], np.int32),
-        tensor_bytes=np.array([one["bytes"] for one in tensors], np.float64),
-        tensor_shapes=tuple(_shape(one["shape"]) for one in tensors),
-        tensor_dtypes=tuple(str(one["dtype"]) for one in tensors),
+        names=tuple(op.name for op in ops),
+        kinds=tuple(op.kind for op in ops),
+        flops=np.array([op.flops for op in ops], np.float64),
+        param_bytes=np.array([op.weight_bytes for op in ops], np.float64),
+        tensor_op=np.array([one.op for one in tensors], np.int32),
+        tensor_port=np.array([one.port for one in tensors], np.int32),
+        tensor_bytes=np.array([one.bytes for one in tensors], np.float64),
+        tensor_shapes=tuple(one.shape for one in tensors),
+        tensor_dtypes=tuple(one.dtype for one in tensors),
         edges=np.ascontiguousarray(edges[:, :2]),
         edge_tensor=np.ascontiguousarray(edges[:, 2]),
     ).verify()

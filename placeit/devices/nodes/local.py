@@ -24,6 +24,7 @@ from pathlib import Path
 from placeit.core.errors import DeviceError, FileError, UsageError
 from placeit.core.files import user_folder, write_text
 from placeit.core.interrupts import at_end
+from placeit.core.records import parsed, record
 from placeit.devices.nodes.connection import LABEL, ray_module
 
 __all__ = ["LocalCluster", "Place", "names", "running", "start", "start_node", "state_file"]
@@ -161,14 +162,10 @@ def running(file: Path | None = None) -> LocalCluster | None:
             facts = os.fstat(handle)
             if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
                 raise ValueError("it is no file of this user")
-            kept = json.load(source)
-        processes = tuple((int(pid), int(begun)) for pid, begun in kept["processes"])
-        starter = None if kept.get("starter") is None else (int(kept["starter"][0]), int(kept["starter"][1]))
-        known = str(kept["mark"]), str(kept["address"]), str(kept["folder"]), tuple(kept["nodes"])
-        return LocalCluster(*known, processes, starter)
+            return record(LocalCluster, parsed(source.read()))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError) as error:
+    except (ValueError, OSError) as error:
         raise DeviceError(
             f"{file}, which remembers the cluster that was started, cannot be read ({error}). Delete it."
         ) from error

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import FileError, TrainingError, UsageError
 from placeit.core.problem import CostFunction, Problem
+from placeit.core.records import parsed, plain, record
 
 __all__ = ["CostJournal"]
 
@@ -21,6 +23,16 @@ _FORMAT, _VERSION = "placeit-training-costs", 1
 
 _Key: TypeAlias = tuple[str, str, bytes]
 """Name of the cost, key of the problem, placement."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of the file; a value that is not finite is written as text."""
+
+    cost: str
+    problem: str
+    placement: tuple[int, ...]
+    value: float | str
 
 
 class CostJournal:
@@ -107,7 +119,7 @@ class CostJournal:
         lines: list[dict[str, Any]] = [] if self._count else [self._head]
         for placement, cost in zip(placements.tolist(), costs.tolist(), strict=True):
             value = cost if math.isfinite(cost) else str(cost)
-            lines.append({"cost": name, "problem": problem, "placement": placement, "value": value})
+            lines.append(plain(_Line(name, problem, tuple(placement), value)))
             self._enter((name, problem, np.array(placement, "<i4").tobytes()), cost)
         if self._path is None:
             return
@@ -141,7 +153,10 @@ class CostJournal:
         return data[:end].split(b"\n")[:-1]
 
     def _check(self, line: bytes) -> None:
-        head = self._parsed(1, line)
+        try:
+            head = record(dict[str, Any], parsed(line))
+        except ValueError as error:
+            raise self._damaged(1, error) from error
         if {name: head.get(name) for name in ("format", "version")} != {"format": _FORMAT, "version": _VERSION}:
             raise FileError(f"{self._path} is not a file of costs that this placeit wrote: choose another folder.")
         if head != self._head:
@@ -150,24 +165,12 @@ class CostJournal:
             )
 
     def _read(self, number: int, line: bytes) -> tuple[_Key, float]:
-        found = self._parsed(number, line)
         try:
-            placement = np.array(found["placement"], "<i4")
-            key, cost = (found["cost"], found["problem"], placement.tobytes()), float(found["value"])
-        except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise self._damaged(number) from error
-        if placement.ndim != 1 or not all(isinstance(text, str) for text in key[:2]):
-            raise self._damaged(number)
-        return key, cost
+            found = record(_Line, parsed(line))
+            placement = np.array(found.placement, "<i4")
+            return (found.cost, found.problem, placement.tobytes()), float(found.value)
+        except (ValueError, OverflowError) as error:
+            raise self._damaged(number, error) from error
 
-    def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise self._damaged(number) from error
-        if not isinstance(found, dict):
-            raise self._damaged(number)
-        return found
-
-    def _damaged(self, number: int) -> FileError:
-        return FileError(f"{self._path}, line {number} is damaged: train anew in another folder.")
+    def _damaged(self, number: int, error: Exception) -> FileError:
+        return FileError(f"{self._path}, line {number} is damaged ({error}): train anew in another folder.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bokeh.models import ColumnDataSource, LegendItem, Range1d
 
-from placeit.profiler.recording import Recording, Series
+from placeit.devices.meters import Series
+from placeit.profiler.recording import Recording
 from placeit.report.page.drawing import hover, legend_below, plot, rows, stacked, time_unit
 from placeit.report.page.section import Picture, Section, Table
 from placeit.report.shown import name_of, share, states
