@@ -26,7 +26,7 @@ from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
 from placeit.session import Session
-from placeit.simulator.objectives import Latency
+from placeit.simulator.objectives.latency import Latency
 
 ROUNDS = 40
 """Number of rounds within which a clear gain should be found."""

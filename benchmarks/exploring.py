@@ -44,7 +44,7 @@ from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.session import Session
-from placeit.simulator.objectives import Latency
+from placeit.simulator.objectives.latency import Latency
 from placeit.simulator.simulate import SimulatedCost
 
 MODELS = ("light_inception_v1", "light_inception_v2", "light_densenet121")

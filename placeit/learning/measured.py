@@ -19,7 +19,7 @@ from placeit.placers.heft import Heft
 from placeit.planning.segments import Segmenter
 from placeit.profiler.costs import Progress
 from placeit.session import Session
-from placeit.simulator.objectives import get_objective
+from placeit.simulator.objectives.registry import get_objective
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput import least_seconds
 

@@ -25,7 +25,7 @@ from placeit.optimizer.races import Races
 from placeit.planning.segments import Costs, Plan
 from placeit.profiler.costs import Progress
 from placeit.runtime.programs import searching
-from placeit.simulator.objectives import get_objective
+from placeit.simulator.objectives.registry import get_objective
 from placeit.workbench import Workbench
 
 __all__ = ["MeasuredCost", "MeasuredOutcome", "Winner"]

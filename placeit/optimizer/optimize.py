@@ -41,7 +41,7 @@ from placeit.profiler.statistics import mape, pearson, spearman
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.programs import searching
 from placeit.runtime.runtime import Runtime
-from placeit.simulator.objectives import get_objective
+from placeit.simulator.objectives.registry import get_objective
 from placeit.workbench import Workbench
 
 __all__ = ["decide", "find"]

@@ -15,7 +15,8 @@ from placeit.optimizer.starts import Start, read_starts
 from placeit.placers.asking import check_able
 from placeit.placers.registry import parse_placer
 from placeit.simulator.load import check_rate
-from placeit.simulator.objectives import Energy, Latency, Throughput, check_objective, get_objective
+from placeit.simulator.objectives.energy import Energy
+from placeit.simulator.objectives.registry import get_objective, objective_kind
 
 __all__ = ["Budget", "Candidates", "Goal"]
 
@@ -92,10 +93,10 @@ class Goal:
     def __init__(
         self, cluster: Cluster, objective: str, budget: float | Budget, candidates: Candidates, seed: int, rate: float | None
     ) -> None:
-        check_objective(objective)
+        kind = objective_kind(objective)
         if rate is not None:
             check_rate(rate)
-            if objective not in (Latency.name, Throughput.name):
+            if not (kind.paced or kind.steady):
                 raise UsageError(
                     f"A rate says which requests arrive, which the objective '{objective}' has no use for: leave it out."
                 )

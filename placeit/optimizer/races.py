@@ -16,7 +16,6 @@ import numpy as np
 from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
 from placeit.core.narrowing import narrowed
-from placeit.devices.energy import energy_meters
 from placeit.devices.host import free_bytes
 from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import OwnMode
@@ -36,7 +35,7 @@ from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.profiler.load import Watch
 from placeit.runtime.plan_executor import with_room
-from placeit.simulator.objectives import Energy, Latency, MeteredEnergy, Objective
+from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
 
 __all__ = ["Races", "reason_of", "too_late"]
@@ -63,7 +62,7 @@ class Races:
             precision, which race whenever the same device in the requested precision does.
         homes: for each candidate that is on no device of the cluster, by name: the session that runs it.
         races: the races that have been run.
-        meters: energy meters of the devices, if energy is the objective; they are read in races if all devices have one.
+        meters: meters of the devices, if the objective has some; they are read in races if all devices have one.
         journal: the file that measurements are kept in; None to keep none.
         warmup: runs of each candidate before a race that do not count.
         duration: most seconds of a race.
@@ -82,14 +81,12 @@ class Races:
         progress: Progress | None,
         ledger: Ledger | None = None,
     ) -> None:
-        self.session, self.objective, self.deadline = session, objective, deadline
+        self.session, self.deadline = session, deadline
         self.seed, self.progress = seed, progress
-        self.meters = energy_meters(session.cluster) if isinstance(objective, Energy) else None
+        self.meters = objective.meters(session.cluster)
         self._uncounted = 1.0  # seconds of a run over its counted seconds; not 1 if requests of several sizes have shares
-        if self.meters is not None and self.meters.complete and isinstance(objective, Energy):
-            self.objective = MeteredEnergy(objective.busy_w, objective.idle_w)
-        rate = objective.rate if isinstance(objective, Latency) else None
-        self.pace = None if rate is None else Pace(rate)
+        self.objective = objective.measured_with(self.meters)
+        self.pace = None if objective.rate is None else Pace(objective.rate)
         self.watch: Watching | None = None
         self.known: dict[str, Candidate] = {}
         self.homes: dict[str, Alone] = {}
@@ -193,7 +190,7 @@ class Races:
         None for other candidates, and for any objective but latency.
         """
         like = candidate if candidate.of is None else self.known[candidate.of]
-        if not like.plain or type(self.objective) is not Latency or self.is_onnxruntime(candidate.name):
+        if not like.plain or not self.objective.is_makespan or self.is_onnxruntime(candidate.name):
             return None
         from placeit.backends.openvino.model import OpenVinoModel
 
@@ -275,8 +272,8 @@ class Races:
             output_error=known.output_error,
             measured=summed_up(name, known.samples, rounds),
             value=(value := summed_up(name, known.values, rounds)),
-            joules=value if isinstance(self.objective, MeteredEnergy) else None,
-            modelled=value if type(self.objective) is Energy else None,
+            joules=value if self.objective.by_meters else None,
+            modelled=value if self.objective.has_model and not self.objective.by_meters else None,
             cost=known.cost,
             segment_s=known.segment_s,
         )
@@ -444,13 +441,13 @@ class Races:
             for name, measurement in results.items():
                 runner, counted, before = runners[name], race.counted(name), self.known[name].measured
                 value = runner.valued(measurement, counted)
-                joules = runner.metered(measurement, counted) if isinstance(self.objective, MeteredEnergy) else None
+                joules = runner.metered(measurement, counted) if self.objective.by_meters else None
                 found[name] = value if joules is None else joules
                 if before is not None and len(measurement.samples) < min(FEWEST, len(before.samples)):
                     continue  # a race that was cut short says less than the one before
                 self.learn_of(name, measured=measurement, value=found[name], race=len(self.races), earlier=False)
                 self.learn_of(name, inner_s=runner.within(counted))
-                if isinstance(self.objective, Energy):
+                if self.objective.has_model:
                     self.learn_of(name, joules=joules, modelled=value)
                 deployed = runner.deployed
                 if self.known[name].reference is not None and isinstance(deployed, ReferenceRun):
@@ -470,10 +467,12 @@ class Races:
 
     def go_by_model(self) -> None:
         """Value all runs, earlier ones included, by the power model from now on, since a meter was given up."""
-        if not isinstance(self.objective, MeteredEnergy):
+        if not self.objective.by_meters:
             return
-        self.objective, self.journal = Energy(self.objective.busy_w, self.objective.idle_w), None
-        _LOG.warning("Energy is %s. Measurements from now on are not kept for other searches.", self.meters)
+        self.objective, self.journal = self.objective.measured_with(self.meters), None
+        _LOG.warning(
+            "%s is %s. Measurements from now on are not kept for other searches.", self.objective.name.capitalize(), self.meters
+        )
         for name, one in list(self.known.items()):
             if one.value is not None:
                 self.learn_of(name, value=one.modelled, measured=None if one.modelled is None else one.measured, cost=None)

@@ -27,7 +27,7 @@ from placeit.profiler.recording import Recording
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
-from placeit.simulator.objectives import Latency, Objective
+from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
 from placeit.workbench.options import Traffic
 
@@ -180,7 +180,7 @@ class Optimized(Drawn):
     @property
     def rate(self) -> float | None:
         """Requests per second at which latency was measured; None if each run started when the previous one had ended."""
-        return self.objective.rate if isinstance(self.objective, Latency) else None
+        return self.objective.rate
 
     @property
     def placement(self) -> Placement:

@@ -40,7 +40,7 @@ from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
-from placeit.simulator.objectives import Energy, Objective
+from placeit.simulator.objectives.base import Objective
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workbench import Workbench
 
@@ -480,7 +480,7 @@ class Search(Races):
             busy = used * seconds
             value = summed_up(name, [self.objective.of_run(seconds, lambda: (busy, 0.0))], [0])  # noqa: B023
             self.learn_of(name, measured=summed_up(name, [seconds], [0]), value=value)
-            if isinstance(self.objective, Energy):
+            if self.objective.has_model:
                 self.learn_of(name, modelled=value)
 
     def measure(self) -> None:

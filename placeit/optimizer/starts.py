@@ -20,7 +20,7 @@ from placeit.optimizer.replicas import enter_given
 from placeit.optimizer.search import Search
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.drivers import drive
-from placeit.simulator.objectives import Objective
+from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
 
 __all__ = ["Start", "begin_with", "divide_for", "elsewhere", "fitted", "read_starts"]

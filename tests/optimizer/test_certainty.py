@@ -24,7 +24,7 @@ from placeit.placers.heft import Heft
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.session import Session, optimize
-from placeit.simulator.objectives import get_objective
+from placeit.simulator.objectives.registry import get_objective
 from tests.broken_executors import taking
 from tests.small_models import inception_like
 

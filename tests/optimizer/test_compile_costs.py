@@ -17,7 +17,7 @@ from placeit.optimizer.search import Search
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
 from placeit.session import Session
-from placeit.simulator.objectives import Latency
+from placeit.simulator.objectives.latency import Latency
 
 PLENTY = 1e6  # seconds, for tests whose outcome the clock must not decide
 

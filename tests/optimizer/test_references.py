@@ -26,7 +26,7 @@ from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.report import as_text
 from placeit.session import Session
-from placeit.simulator.objectives import get_objective
+from placeit.simulator.objectives.registry import get_objective
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like
 

@@ -27,7 +27,8 @@ from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
 from placeit.session import Session, optimize
-from placeit.simulator.objectives import Latency, Throughput
+from placeit.simulator.objectives.latency import Latency
+from placeit.simulator.objectives.throughput import Throughput
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like, random_model
 

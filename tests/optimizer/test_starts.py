@@ -23,7 +23,7 @@ from placeit.optimizer.starts import divide_for, read_starts
 from placeit.profiler.cache import Cache
 from placeit.report import as_text
 from placeit.session import Session, optimize
-from placeit.simulator.objectives import Latency
+from placeit.simulator.objectives.latency import Latency
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like, random_model
 

@@ -26,7 +26,7 @@ from placeit.profiler.cache import Cache
 from placeit.runtime.devices import throughput
 from placeit.runtime.executor import Executor
 from placeit.session import Session
-from placeit.simulator.objectives import Throughput
+from placeit.simulator.objectives.throughput import Throughput
 from placeit.workbench.options import Constraints, Traffic
 from tests.small_models import inception_like
 
