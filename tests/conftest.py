@@ -18,7 +18,7 @@ from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core import clock
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
-from placeit.optimizer import certainty, optimize, races
+from placeit.optimizer import certainty, optimize, runs
 from placeit.profiler import costs, kept
 from placeit.profiler.cache import Cache
 from placeit.profiler.passes import Calm
@@ -67,7 +67,7 @@ def _costs_that_hold() -> Iterator[None]:
 def _calm_machine() -> Iterator[None]:
     """Let nothing disturb a profile or a race: what other processes do must not decide what is measured again."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (costs, kept, races, running):
+        for module in (costs, kept, runs, running):
             patch.setattr(module, "Watch", Calm)
         yield
 

@@ -18,11 +18,12 @@ from placeit.core.problem import Problem
 from placeit.core.views import Shown
 from placeit.measuring.incumbent import compared
 from placeit.measuring.measure import WARMUP, Ratio, check_length
-from placeit.optimizer.candidates import Alone, Candidate, alone_on, interval, measured_median, plain_candidates
+from placeit.optimizer.candidates import Alone, Candidate, interval, measured_median
 from placeit.optimizer.ledger import compiled_since
 from placeit.optimizer.races import Races
 from placeit.optimizer.references import enter_references
 from placeit.optimizer.replicas import replicated
+from placeit.optimizer.wholes import alone_on, plain_candidates
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
 from placeit.runtime.compiling import Compiled

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -414,19 +414,33 @@ class MeasuredCost:
         found = races.race(
             candidates, what, rounds=rounds, share=1.0, min_rounds=min_rounds, drop_losers=False, anchor=anchor, most=_AT_ONCE
         )
-        failed = races.known[anchor.name].failed
-        if failed is not None:
-            why = f"The placement that it was compared with failed in the same race: {failed}"
-            for one in candidates:
-                if one.name != anchor.name and races.known[one.name].cost is None:
-                    races.enter(one)  # its state before the race
-                    self._drop(one.name, why)
-            if not found and anchor.cost is not None:  # nothing runs any more
-                races.enter(anchor)
+        undone = self._undone(candidates, anchor, found)
         for one in (anchor, *candidates):
-            if failed is None or races.known[one.name] is not one:
+            if one.name not in undone:
                 self._conclude(one.name)
         return found
+
+    def _undone(self, candidates: Sequence[Candidate], anchor: Candidate, found: Mapping[str, Measurement]) -> set[str]:
+        """Undo what a race says of candidates whose anchor failed in it; return their names.
+
+        Args:
+            candidates: the candidates, as they were before the race.
+            anchor: the anchor before the race. If nothing runs any more, it is not at fault, and stays in use.
+            found: the measurements of the race.
+        """
+        races, failed = self._races, self._races.known[anchor.name].failed
+        if failed is None:
+            return set()
+        why = f"The placement that it was compared with failed in the same race: {failed}"
+        undone = {one.name for one in candidates if one.name != anchor.name and races.known[one.name].cost is None}
+        for one in candidates:
+            if one.name in undone:
+                races.undo(one, why)
+                self._drop(one.name, why)
+        if not found and anchor.cost is not None:
+            races.undo(anchor, "Nothing runs any more.")
+            undone.add(anchor.name)
+        return undone
 
     def _drop(self, name: str, why: str) -> None:
         self._say("The measurement of a placement is dropped", why)

@@ -17,6 +17,7 @@ from placeit.devices.plain import plain_devices
 from placeit.measuring.budget import TRIFLE_S, least
 from placeit.measuring.incumbent import compared
 from placeit.measuring.measure import FAILURES
+from placeit.optimizer.book import reason_of
 from placeit.optimizer.candidates import Beside, known_value
 from placeit.optimizer.certainty import Excluded, excluded
 from placeit.optimizer.decision import Decision
@@ -25,7 +26,6 @@ from placeit.optimizer.ledger import FRONT, LOADING, MEASURING, PROFILING, Ledge
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.options import Goal
 from placeit.optimizer.pareto import find_front
-from placeit.optimizer.races import reason_of
 from placeit.optimizer.reasons import better_references, chosen_of
 from placeit.optimizer.references import references_beside
 from placeit.optimizer.replicas import enter_replicas

@@ -20,19 +20,20 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.measuring.budget import TRIFLE_S, needed, rounds_within
 from placeit.measuring.incumbent import is_worth_trying, why_hopeless
 from placeit.measuring.measure import FAILURES, FEWEST, faster_in_any_opening, summed_up
+from placeit.optimizer.book import reason_of
 from placeit.optimizer.candidates import (
     Candidate,
-    in_other_precision,
     known_value,
-    plain_candidates,
     value_of,
 )
 from placeit.optimizer.certainty import Excluded
 from placeit.optimizer.decision import DECISION_ROUNDS, Decision, decision_rounds
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, DECIDING, MEASURING, Item, Ledger
-from placeit.optimizer.races import Races, reason_of, too_late
+from placeit.optimizer.races import Races, too_late
 from placeit.optimizer.references import enter_references
+from placeit.optimizer.state import Ran
+from placeit.optimizer.wholes import in_other_precision, plain_candidates
 from placeit.placers.asking import ask
 from placeit.placers.base import Measured, Placer, RefiningPlacer, is_over
 from placeit.placers.bound import lower_bound
@@ -375,8 +376,8 @@ class Search(Races):
                 # given placements are always measured
                 known = one.given or one.simulated_value is None
                 why = None if known else why_hopeless(known_value(one, scale), best, self.objective.worse)
-                one = self.learn_of(one.name, not_run=why, late=False)
-                if one.not_run is None:
+                one = self.reconsider(one.name) if why is None else self.skip(one.name, why)
+                if why is None:
                     fresh.append(one)
         fresh = sorted(fresh, key=lambda one: (not one.given, known_value(one, scale)))
         ranked = self.ranked
@@ -394,7 +395,7 @@ class Search(Races):
         """Return whether the bound that excludes splits excludes a single device as well; if so, record that."""
         out = self.excluded is not None and self.is_placed(candidate) and not candidate.given
         if out:
-            self.learn_of(candidate.name, not_run="by the lower bound, it cannot be faster")
+            self.skip(candidate.name, "by the lower bound, it cannot be faster")
         return out
 
     def within(self, room: float, fresh: Sequence[Candidate], beside: Sequence[Candidate]) -> list[Candidate]:
@@ -414,9 +415,9 @@ class Search(Races):
             takes, better = self.compiling_s([one]), is_worth_trying(known_value(one, scale), ready)
             if takes > much and not better and not one.given:
                 why = f"it is not simulated {self.objective.better} than the compiled ones, and compiling it takes"
-                self.learn_of(one.name, not_run=f"{why} about {takes:.3g} s")
+                self.skip(one.name, f"{why} about {takes:.3g} s")
             elif running + self.compiling_s(race) > room:
-                self.learn_of(one.name, **too_late(takes, room))
+                self.skip(one.name, too_late(takes, room), late=True)
             else:
                 chosen.append(one)
         return chosen
@@ -479,9 +480,9 @@ class Search(Races):
             used = np.eye(len(self.problem.device_names))[candidate.groups[0]] if alone is None else alone.busy
             busy = used * seconds
             value = summed_up(name, [self.objective.of_run(seconds, lambda: (busy, 0.0))], [0])  # noqa: B023
-            self.learn_of(name, measured=summed_up(name, [seconds], [0]), value=value)
-            if self.objective.has_model:
-                self.learn_of(name, modelled=value)
+            modelled = value if self.objective.has_model else None
+            state = Ran(summed_up(name, [seconds], [0]), value, modelled=modelled)
+            self.become(name, state, "measured", "run once, since there is no time for a race")
 
     def measure(self) -> None:
         """Race the promising candidates; if all of them fail, race the next promising ones, until one has been measured."""
@@ -553,9 +554,13 @@ class Search(Races):
             return None
         if len(found) < 2 or min(len(value.samples) for value in found.values()) < FEWEST:
             return Decision(single, single, hurried=True)
-        single, split = (self.learn_of(one.name, final=True) for one in pair)
+        single, split = (self._final(one) for one in (single, split))
         ratio = faster_in_any_opening(found[split.name], found[single.name])
         return Decision(split if ratio.faster else single, single, ratio)
+
+    def _final(self, one: Candidate) -> Candidate:
+        runs = one.runs
+        return one if runs is None else self.revise(one.name, replace(runs, final=True), "in the deciding race")
 
     def guests(self, candidates: Sequence[Candidate], rounds: int) -> list[Candidate]:
         """Return the references to race beside candidates, as far as there is time left to compile and run them."""
@@ -566,9 +571,9 @@ class Search(Races):
             devices = one.reference.devices if one.reference is not None else ()
             room -= sum(map(self.session.runtime.compiler.takes_anew, devices)) + self.race_s([one], rounds)
             if room > 0:
-                guests.append(self.learn_of(one.name, not_run=None))
+                guests.append(self.reconsider(one.name))
             else:
-                self.learn_of(one.name, not_run="there was no time left to compile and run it")
+                self.skip(one.name, "there was no time left to compile and run it")
         return guests
 
     def affordable(self, rounds: int, candidates: Sequence[Candidate], share: float) -> int:

@@ -206,7 +206,7 @@ def test_the_whole_cpu_is_a_row_and_its_placement_runs_and_compares(
 def test_another_precision_that_fails_has_its_reason_in_the_report(
     cli: Any, tiny: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("placeit.optimizer.candidates.other_precision", lambda *_: "bf16")
+    monkeypatch.setattr("placeit.optimizer.wholes.other_precision", lambda *_: "bf16")
     executor = Session.executor
 
     def failing(self: Session, plan: Any, **options: Any) -> Any:

@@ -14,6 +14,7 @@ from placeit.measuring.check import OutputDifference
 from placeit.measuring.measure import summed_up
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.search import Search
+from placeit.optimizer.state import Ran
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
 from placeit.session import Session
@@ -153,7 +154,7 @@ def test_a_decision_needs_time_to_compile_what_an_earlier_search_has_measured() 
     search, compiler = searching(PLENTY, known=(0.5, 2 * PLENTY))
     for name in ("single", "known"):
         measured = summed_up(name, [search.known[name].simulated_s or 0.0] * 6, range(6))
-        search.learn_of(name, measured=measured, value=measured, earlier=True)
+        search.become(name, Ran(measured, measured, earlier=True), "measured")
     decision = search.confirm()
     assert decision.hurried
     assert decision.winner is search.known["single"]
