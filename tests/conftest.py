@@ -18,7 +18,7 @@ from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core import clock
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
-from placeit.optimizer import certainty, optimize, runs
+from placeit.optimizer import certainty, preparing, runs
 from placeit.profiler import costs, kept
 from placeit.profiler.cache import Cache
 from placeit.profiler.passes import Calm
@@ -76,14 +76,14 @@ def _calm_machine() -> Iterator[None]:
 def _splits_may_win() -> Iterator[None]:
     """Let no search end early for a plain device that no split can beat: with a tiny model that is decided by noise."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimize, "excluded", lambda *_: None)
+        patch.setattr(preparing, "excluded", lambda *_: None)
         yield
 
 
 @pytest.fixture
 def certain_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have searches end where no split can be faster than a plain device, as outside of tests."""
-    monkeypatch.setattr(optimize, "excluded", certainty.excluded)
+    monkeypatch.setattr(preparing, "excluded", certainty.excluded)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from placeit.core import clock
 from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
+from placeit.optimizer.search import Explores
 from placeit.optimizer.starts import Start, read_starts
 from placeit.placers.asking import check_able
 from placeit.placers.registry import parse_placer
@@ -80,7 +81,9 @@ class Goal:
 
     Attributes:
         begin: when the search was requested, by :func:`placeit.core.clock.now`; the budget counts from then.
-        names: names of the placers, as they were given.
+        asked: names of the placers that are asked for placements, as they were given.
+        exploring: the placers that choose themselves what is measured, by name.
+        names: names of all placers.
         placers: the placers, by these names.
         named: whether the caller named the placers; False for the default ones.
         starts: starting placements, by their names as candidates.
@@ -109,6 +112,8 @@ class Goal:
         placers = candidates.placers if self.named else DEFAULT_PLACERS
         self.names = [placers] if isinstance(placers, str) else list(placers or ())
         self.placers = {name: parse_placer(name) for name in self.names}
+        self.exploring = {name: placer for name, placer in self.placers.items() if isinstance(placer, Explores)}
+        self.asked = [name for name in self.names if name not in self.exploring]
         self.starts = read_starts(candidates.start)
         self.objective = get_objective(objective, cluster, rate=rate)
         if candidates.pareto and self.objective.steady:

@@ -135,7 +135,7 @@ def test_ctrl_c_keeps_the_best_placement_and_exits_with_130(
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("placeit.optimizer.search.ask", interrupt)
+    monkeypatch.setattr("placeit.optimizer.proposing.ask", interrupt)
     options = ("--objective", "total-cost")  # for latency, it may be that no placer is asked
     result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 5, "--placer", "heft", *options)
     assert result.exit_code == 130
