@@ -124,7 +124,7 @@ class Candidate:
 
     @property
     def cost(self) -> float | None:
-        """The objective in a form that compares across races (:attr:`Ran.cost`); None if there is none."""
+        """The objective in a form that compares across races (:attr:`Ran.cost`); None if it is unknown."""
         return None if self.runs is None else self.runs.cost
 
     @property

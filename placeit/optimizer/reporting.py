@@ -35,7 +35,7 @@ class Report(Stage):
     may_be_interrupted = False
 
     def run(self, state: SearchState) -> None:
-        """Make the result. Raises ExecutionError if every placement failed, InfeasibleError if there is none."""
+        """Make the result. Raises ExecutionError if every placement failed, InfeasibleError if no placement exists."""
         search, goal, before = state.search, state.goal, state.before
         budget, interrupted = goal.budget.seconds, state.interrupted
         found = optimized(search, state.decision, state.without, budget, interrupted, before, goal.rate)
