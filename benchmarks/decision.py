@@ -21,12 +21,14 @@ from placeit.core import clock
 from placeit.measuring.check import OutputDifference
 from placeit.measuring.measure import Ratio
 from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.deciding import confirm
 from placeit.optimizer.search import Search
+from placeit.optimizer.turns import measure
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
 from placeit.session import Session
-from placeit.simulator.objectives import Latency
+from placeit.simulator.objectives.latency import Latency
 
 ROUNDS = 40
 """Number of rounds within which a clear gain should be found."""
@@ -159,8 +161,8 @@ def trial(case: Case, random: np.random.Generator) -> Outcome:
 
     machine = Machine(case.noise, case.correlated, random)
     search = search_of(case, machine, seed=int(random.integers(2**31)), progress=progress)
-    search.measure()
-    decision = search.confirm()
+    measure(search)
+    decision = confirm(search)
     decided = {one.placer == "single": cast("float", one.plan) for one in search.candidates if one.final}
     true = decided[False] / decided[True] if decided else None
     winner = decision.winner

@@ -39,12 +39,15 @@ from placeit.learning.training.loop import train
 from placeit.learning.training.sources import draw_from
 from placeit.learning.training.stages import Stage
 from placeit.learning.training.valuing import dropping
+from placeit.optimizer.improving import refine
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
+from placeit.optimizer.proposing import ask_all
 from placeit.optimizer.search import Search
+from placeit.optimizer.turns import improve
 from placeit.profiler.cache import Cache
 from placeit.session import Session
-from placeit.simulator.objectives import Latency
+from placeit.simulator.objectives.latency import Latency
 from placeit.simulator.simulate import SimulatedCost
 
 MODELS = ("light_inception_v1", "light_inception_v2", "light_densenet121")
@@ -80,8 +83,9 @@ def _searching(*, on: bool) -> Way:
 
         search.raced = watched  # type: ignore[method-assign]
         search.singles(plain=False)
-        search.propose(DEFAULT_PLACERS)
-        search.improve()
+        ask_all(search, DEFAULT_PLACERS)
+        refine(search)
+        improve(search)
         if on:
             explore(search)
         return moments

@@ -34,9 +34,9 @@ from placeit.core.files import cache_folder
 from placeit.core.placement import Placement
 from placeit.devices.plain import plain_devices
 from placeit.measuring.measure import Measurement, faster
-from placeit.optimizer.candidates import alone_on
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
+from placeit.optimizer.wholes import alone_on
 from placeit.placers.cp_sat import CpSat
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache

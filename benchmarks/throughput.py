@@ -43,7 +43,7 @@ from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.statistics import mape
 from placeit.session import Session, optimize
-from placeit.simulator.objectives import Throughput
+from placeit.simulator.objectives.throughput import Throughput
 
 _MODELS = ("inception_v3", "resnet50")
 _ONE, _REPLICAS, _OPENVINO, _SEARCHED = "one core", "replicas", "OpenVINO, throughput mode", "searched split"

@@ -1,4 +1,4 @@
-"""A package that adds placers, backends, kinds of devices, agents, teachers and data sets, found through entry points only."""
+"""A package that adds placers, objectives, backends, kinds of devices, agents, teachers and data sets, by entry points."""
 
 import json
 import os
@@ -33,6 +33,25 @@ try:
     placeit.Session("five.tanhs", Cluster((unknown,)), cache=None).profile()
 except placeit.PlaceitError as error:
     print(error)
+"""
+
+
+OBJECTIVE = """
+import placeit
+from placeit.core.cluster import Cluster, Device, Link
+
+figures = {"kind": "described", "flops_per_s": 1e3, "bytes_per_s": 1e3}
+links = {pair: Link(1e12, 0.0, "described") for pair in (("a", "b"), ("b", "a"))}
+cluster = Cluster((Device("a", **figures), Device("b", **figures)), links)
+asked = {"objective": "busiest", "candidates": placeit.Candidates("heft"), "budget": 30, "cache": None}
+for devices, several in ((cluster, True), ("CPU@{core}", False)):
+    found = placeit.optimize("five.tanhs", devices, **asked)
+    assert found.objective.name == "busiest"
+    assert found.to_dict()["objective_unit"] == "s"
+    if several:
+        assert found.chosen.simulated_value < found.best_single.simulated_value
+    else:
+        assert found.chosen.value.median > 0
 """
 
 
@@ -88,6 +107,15 @@ def test_one_package_adds_a_placer_a_backend_a_kind_of_device_and_an_agent(tmp_p
     assert (
         "device of kind 'unknown', which this version cannot run; it runs openvino, ort, torch, throughput, sleep." in printed
     )
+
+
+def test_an_objective_of_a_package_is_searched_by_and_listed(tmp_path: Path, run) -> None:
+    (tmp_path / "five.tanhs").write_text("5", encoding="utf-8")
+    run("-c", OBJECTIVE.replace("{core}", str(allowed_cores()[0])))
+    said = run("-m", "placeit", "optimize", "--help")
+    assert "total-cost, energy or busiest" in " ".join(said.split())
+    said = run("-m", "placeit", "optimize", "five.tanhs", "--objective", "speed", fails=True)
+    assert "there are latency, throughput, total-cost, energy, busiest" in " ".join(said.split())
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def optimize(
     from placeit.placers.registry import parse_placer
     from placeit.planning.pins import parse_pins
     from placeit.session import optimize as find
-    from placeit.simulator.objectives import check_objective
+    from placeit.simulator.objectives.registry import check_objective
     from placeit.workbench.options import Constraints
 
     check_objective(objective)

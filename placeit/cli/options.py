@@ -16,7 +16,7 @@ import typer
 
 from placeit.cli.nodes import PATIENCE_S, Compress, CompressOption, PatienceOption, RayOption, reach_nodes
 from placeit.cli.paths import read_shapes, read_tensors
-from placeit.cli.values import MINIMISED, complete_devices, complete_objectives, duration
+from placeit.cli.values import complete_devices, complete_objectives, duration, minimised
 from placeit.core.errors import UsageError
 from placeit.core.sizes import SizeRange
 
@@ -58,7 +58,7 @@ ObjectiveOption = Annotated[
     typer.Option(
         "--objective",
         metavar="NAME",
-        help=f"{MINIMISED}.",
+        help=f"{minimised()}.",
         autocompletion=complete_objectives,
     ),
 ]

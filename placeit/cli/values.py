@@ -8,23 +8,22 @@ import typer
 
 from placeit.core.errors import UsageError
 from placeit.core.units import parse_duration
+from placeit.simulator.objectives.registry import objective_names
 
 __all__ = [
-    "MINIMISED",
-    "OBJECTIVES",
     "complete_agents",
     "complete_devices",
     "complete_objectives",
     "complete_placers",
     "duration",
+    "minimised",
 ]
 
-OBJECTIVES = ("latency", "throughput", "total-cost", "energy")
-"""Names of all objectives, as in ``placeit.simulator.objectives``, which imports NumPy."""
 
-
-MINIMISED = f"What to minimise: {', '.join(OBJECTIVES[:-1])} or {OBJECTIVES[-1]}"
-"""Help of an option that takes any objective."""
+def minimised() -> str:
+    """Return the help of an option that takes any objective."""
+    names = _starting(objective_names, "")  # empty if two packages use one name; the command reports that
+    return f"What to minimise: {', '.join(names[:-1])} or {names[-1]}" if names else "What to minimise"
 
 
 def duration(text: str | float) -> float:
@@ -53,7 +52,7 @@ def complete_placers(incomplete: str) -> list[str]:
 
 def complete_objectives(incomplete: str) -> list[str]:
     """Complete the name of an objective."""
-    return [name for name in OBJECTIVES if name.startswith(incomplete)]
+    return _starting(objective_names, incomplete)
 
 
 def complete_agents(incomplete: str) -> list[str]:

@@ -14,7 +14,7 @@ from placeit.core.problem import Problem
 from placeit.learning.surrogate import Surrogate, expected_gain, features, worked
 from placeit.placers.feasibility import fits
 from placeit.planning.segments import Plan, Segmenter
-from placeit.simulator.objectives import Objective
+from placeit.simulator.objectives.base import Objective
 
 __all__ = ["Tried", "worth_measuring"]
 

@@ -7,6 +7,7 @@ from placeit.measuring.budget import TRIFLE_S
 from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.ledger import MEASURING, Item
 from placeit.optimizer.search import Search
+from placeit.optimizer.turns import within
 
 __all__ = ["EXPLORING", "explore"]
 
@@ -36,7 +37,7 @@ def explore(search: Search) -> None:
         with search.ledger.on(MEASURING):
             known = [one for one in search.ranked if one.cost is not None]
             anchor = search.anchor_of([one for one in known if one.placer == "single"], known[0], known[0])
-            fresh = search.within(search.left() - search.final_s(), fresh, [anchor])
+            fresh = within(search, search.left() - search.final_s(), fresh, [anchor])
             if not fresh:
                 break
             what = f"exploring {len(fresh)} placement{'s' * (len(fresh) > 1)}"

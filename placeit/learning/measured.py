@@ -14,12 +14,13 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.learning.agent import ProblemInstance
 from placeit.learning.training.sources import Source as ProblemSource
 from placeit.learning.training.sources import draw_from
-from placeit.optimizer.measured_cost import MeasuredCost, Source
+from placeit.optimizer.measured_cost import MeasuredCost
+from placeit.optimizer.outcomes import Source
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Segmenter
 from placeit.profiler.costs import Progress
 from placeit.session import Session
-from placeit.simulator.objectives import get_objective
+from placeit.simulator.objectives.registry import get_objective
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput import least_seconds
 
@@ -83,7 +84,7 @@ class MeasuredCosts:
     Attributes:
         deadline: time by :func:`placeit.core.clock.now` after which nothing is measured; training sets it.
         sources: origin of the cost of each placement of this process, by the bytes of the placement
-            (:attr:`placeit.optimizer.measured_cost.Outcome.source`).
+            (:attr:`placeit.optimizer.outcomes.MeasuredOutcome.source`).
 
     Raises:
         UsageError: a device is only described and cannot run anything.

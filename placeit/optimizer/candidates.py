@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypedDict
@@ -12,16 +12,13 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.placement import Placement
-from placeit.core.problem import Problem
-from placeit.devices.host import free_bytes
 from placeit.devices.own_modes import OwnMode
-from placeit.devices.plain import other_precision
 from placeit.measuring.check import OutputDifference
 from placeit.measuring.measure import Measurement, Ratio
+from placeit.optimizer.state import Failed, Proposed, Ran, Skipped, State
 from placeit.planning.placing import Placing
-from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.planning.segments import Plan
 from placeit.workbench import Workbench
 
 __all__ = [
@@ -31,12 +28,9 @@ __all__ = [
     "Candidate",
     "Facts",
     "Raced",
-    "alone_on",
-    "in_other_precision",
     "interval",
     "known_value",
     "measured_median",
-    "plain_candidates",
     "value_of",
 ]
 
@@ -68,27 +62,8 @@ class Candidate:
         given: whether the caller gave it to the search as a starting placement.
         start: name of the candidate that its search started from; None if its placer was given no start.
         replicas: plans on other devices, which serve whole requests as ``plan`` does; for throughput only.
-        measured: latency, or for throughput seconds per request with many in flight, in the last race that it took part in;
-            None if it was not measured.
-        inner_s: median seconds of single requests in the same runs, from the start of their lanes to the end of the last
-            segment; None if unknown.
-        value: the objective in the same runs as ``measured``, and equal to it for latency and throughput. Joules come from
-            meters if all devices have one (``joules``), and else from a power model and measured busy times (``modelled``).
-            None if the candidate was not measured.
-        joules: joules per request that meters showed in the same runs; None for other objectives, and if a device has no meter.
-        modelled: joules of the same runs by the power model; None for other objectives, and if an earlier search metered them.
-        cost: the objective in a form that compares across races: the ratio to a candidate of known cost that ran in the same
-            rounds, times that cost. None if no candidate of known cost ran in these rounds.
-        steady: whether that ratio showed no permanent change during the race.
-        segment_s: median seconds of each segment of ``plan`` in these runs, ``float64[S]``; None if unknown.
-        race: index of that race in ``Optimized.races``; times of different races do not compare. None if it took part in none.
-        final: whether that race was the deciding one.
-        earlier: whether ``measured`` is from an earlier search (``resume``).
         output_error: difference between its outputs and the outputs of the whole model on one device; None if it was not run.
-        failed: why it failed, and so is out of the search; None if it did not. Its earlier measurements no longer count.
-        no_room: whether it failed because its devices do not have enough memory for it.
-        not_run: why it was not run: it was not worth a run, or could not be compiled in time; None if neither holds.
-        late: whether it could not be compiled in time.
+        state: whether it is only proposed, was skipped or measured, or has failed, with the facts of that state.
     """
 
     name: str
@@ -104,22 +79,8 @@ class Candidate:
     given: bool = False
     start: str | None = None
     replicas: tuple[Plan, ...] = ()
-    measured: Measurement | None = None
-    inner_s: float | None = None
-    value: Measurement | None = None
-    joules: Measurement | None = None
-    modelled: Measurement | None = None
-    cost: float | None = None
-    steady: bool = True
-    segment_s: NDArray[np.float64] | None = None
-    race: int | None = None
-    final: bool = False
-    earlier: bool = False
     output_error: OutputDifference | None = None
-    failed: str | None = None
-    no_room: bool = False
-    not_run: str | None = None
-    late: bool = False
+    state: State = field(default_factory=Proposed)
 
     def __repr__(self) -> str:
         counts = self.placement.counts()
@@ -130,6 +91,86 @@ class Candidate:
         if (why := self.failed or self.not_run) is not None:
             facts.append(why)
         return f"<Candidate {self.name} ({self.placer}): {'; '.join([where, *facts])}>"
+
+    @property
+    def runs(self) -> Ran | None:
+        """Its state if it was measured, else None."""
+        return self.state if isinstance(self.state, Ran) else None
+
+    @property
+    def measured(self) -> Measurement | None:
+        """Seconds of its runs in the last race (:attr:`Ran.measured`); None if it was not measured."""
+        return None if self.runs is None else self.runs.measured
+
+    @property
+    def value(self) -> Measurement | None:
+        """The objective in the same runs (:attr:`Ran.value`); None if it was not measured."""
+        return None if self.runs is None else self.runs.value
+
+    @property
+    def inner_s(self) -> float | None:
+        """Median seconds of single requests without the caller's wait (:attr:`Ran.inner_s`); None if unknown."""
+        return None if self.runs is None else self.runs.inner_s
+
+    @property
+    def joules(self) -> Measurement | None:
+        """Joules of the same runs by meters; None if there are none."""
+        return None if self.runs is None else self.runs.joules
+
+    @property
+    def modelled(self) -> Measurement | None:
+        """Joules of the same runs by the power model; None if they were not computed."""
+        return None if self.runs is None else self.runs.modelled
+
+    @property
+    def cost(self) -> float | None:
+        """The objective in a form that compares across races (:attr:`Ran.cost`); None if it is unknown."""
+        return None if self.runs is None else self.runs.cost
+
+    @property
+    def steady(self) -> bool:
+        """False if the ratio that ``cost`` is from changed for good during the race."""
+        return self.runs is None or self.runs.steady
+
+    @property
+    def segment_s(self) -> NDArray[np.float64] | None:
+        """Median seconds of each segment, ``float64[S]``; None if unknown."""
+        return None if self.runs is None else self.runs.segment_s
+
+    @property
+    def race(self) -> int | None:
+        """Index of its last race in ``Optimized.races``; None if it took part in none."""
+        return None if self.runs is None else self.runs.race
+
+    @property
+    def final(self) -> bool:
+        """True if its last race was the deciding one."""
+        return self.runs is not None and self.runs.final
+
+    @property
+    def earlier(self) -> bool:
+        """True if it was measured by an earlier search (``resume``)."""
+        return isinstance(self.state, Ran | Failed) and self.state.earlier
+
+    @property
+    def failed(self) -> str | None:
+        """Why it failed; None if it did not."""
+        return self.state.reason if isinstance(self.state, Failed) else None
+
+    @property
+    def no_room(self) -> bool:
+        """True if it failed because its devices do not have enough memory for it."""
+        return isinstance(self.state, Failed) and self.state.no_room
+
+    @property
+    def not_run(self) -> str | None:
+        """Why it was skipped; None if it was not."""
+        return self.state.reason if isinstance(self.state, Skipped) else None
+
+    @property
+    def late(self) -> bool:
+        """True if it was skipped because it could not be compiled in time."""
+        return isinstance(self.state, Skipped) and self.state.late
 
     @cached_property
     def groups(self) -> NDArray[np.int32]:
@@ -179,33 +220,18 @@ class Candidate:
             "output_error": (self.output_error or NOT_RUN).to_dict(),
             "measured_earlier": self.earlier,
             "failed": self.failed,
-            "not_run": self.not_run if self.measured is None else None,
+            "not_run": self.not_run,
         }
 
 
 class Facts(TypedDict, total=False):
-    """Facts that a search learns about a candidate, by attribute name of :class:`Candidate`."""
+    """Facts that a search learns about a candidate in any state, by attribute name of :class:`Candidate`."""
 
     plan: Plan
     replicas: tuple[Plan, ...]
     used: tuple[str, ...]
     given: bool
-    measured: Measurement | None
-    inner_s: float | None
-    value: Measurement | None
-    joules: Measurement | None
-    modelled: Measurement | None
-    cost: float | None
-    steady: bool
-    segment_s: NDArray[np.float64] | None
-    race: int | None
-    final: bool
-    earlier: bool
     output_error: OutputDifference | None
-    failed: str | None
-    no_room: bool
-    not_run: str | None
-    late: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,75 +287,6 @@ class Beside:
         """Return it as a dict for JSON output, with additional ``facts``."""
         ratio = None if self.ratio is None else self.ratio.ratio
         return self.row.to_dict() | facts | {"ratio": ratio, "ratio_ci": interval(self.ratio)}
-
-
-def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, Alone]]:
-    """Return the plain devices of a cluster that can run the model whole, as candidates; empty if the session has pins."""
-    devices = session.cluster.devices
-    apart = session.cluster.apart()  # no core counts twice
-    busy = np.array([float(device.core_set and d in apart) for d, device in enumerate(devices)])
-    found: list[tuple[Candidate, Alone]] = []
-    for plain in () if session.pins else session.plain_devices:
-        like = [d for d, device in enumerate(devices) if device.core_set and device.kind == plain.kind]
-        able = plain.plain or problem.feasible[:, like].all()  # a whole file needs no cuts
-        if able and problem.param_bytes.sum() <= plain.memory_bytes:
-            name = f"plain {plain.name}" if plain.name in session.cluster.names else plain.name
-            home = session.alone(plain)
-            if plain.plain and free_bytes() < _COPIES * float(problem.param_bytes.sum()):
-                _log.info("Plain ONNX Runtime is not a candidate: there is no memory for another copy of the weights.")
-                continue
-            if plain.plain and (why := _refusal(home)) is not None:
-                _log.info("Plain ONNX Runtime is not a candidate: %s", why)
-                continue
-            found.append((alone_on(home, name, plain=True), Alone(home, busy)))
-    return found
-
-
-def _refusal(home: Workbench) -> str | None:
-    """Return why a plain device's runtime cannot open the model; None if it can. The compiled program is kept for the races."""
-    try:
-        home.executor(alone_on(home, "").plan).close()
-    except (DeviceError, ExecutionError) as error:
-        return str(error)
-    return None
-
-
-def in_other_precision(
-    session: Workbench, singles: Sequence[Candidate], homes: Mapping[str, Alone]
-) -> tuple[list[tuple[Candidate, Alone]], list[str]]:
-    """Return candidates in another precision: the plain devices, or every single device if there are no plain ones.
-
-    Args:
-        session: a session in the requested precision.
-        singles: whole models on single devices.
-        homes: for each of them that is on no device of the cluster, by name: the session that runs it.
-
-    Returns:
-        The candidates to measure in addition, and a sentence for each device that has no other precision.
-    """
-    others: list[tuple[Candidate, Alone]] = []
-    missing: list[str] = []
-    singles = [one for one in singles if one.name not in homes or not homes[one.name].is_onnxruntime]
-    for single in [one for one in singles if one.plain] or singles:
-        home, d = homes.get(single.name), int(single.groups[0])
-        device = (session if home is None else home.session).cluster.devices[d]
-        precision = other_precision(device, session.precision)
-        if precision is None:
-            why = "has neither bf16 nor f16" if device.kind == "openvino" else "computes in the types of the model"
-            why = "is only described" if device.described else why
-            missing.append(f"{single.name} {why}")
-            continue
-        there = session.alone(device, precision=precision)
-        other = alone_on(there, f"{single.name} in {precision}", placer="precision", of=single.name)
-        others.append((other, Alone(there, np.eye(len(session.cluster))[d] if home is None else home.busy)))
-    return others, missing
-
-
-def alone_on(session: Workbench, name: str, *, placer: str = "single", plain: bool = False, of: str | None = None) -> Candidate:
-    """Return a candidate that is the whole model on the only device of a session, where nothing was profiled."""
-    groups = np.zeros(len(session.grouping.groups), np.int32)
-    plan = Segmenter(session.grouping, Costs.zero(len(groups), session.cluster)).plan(groups)
-    return Candidate(name, placer, plan, session.placing, None, None, plain=plain, of=of)
 
 
 def measured_median(candidate: Candidate) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.measuring.measure import FAILURES, median_interval
-from placeit.optimizer.candidates import plain_candidates
+from placeit.optimizer.wholes import plain_candidates
 from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.passes import steady_runs

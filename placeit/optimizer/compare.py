@@ -18,17 +18,19 @@ from placeit.core.problem import Problem
 from placeit.core.views import Shown
 from placeit.measuring.incumbent import compared
 from placeit.measuring.measure import WARMUP, Ratio, check_length
-from placeit.optimizer.candidates import Alone, Candidate, alone_on, interval, measured_median, plain_candidates
+from placeit.optimizer.candidates import Alone, Candidate, interval, measured_median
 from placeit.optimizer.ledger import compiled_since
 from placeit.optimizer.races import Races
 from placeit.optimizer.references import enter_references
 from placeit.optimizer.replicas import replicated
+from placeit.optimizer.wholes import alone_on, plain_candidates
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.programs import searching
 from placeit.simulator.load import check_rate
-from placeit.simulator.objectives import Latency, Objective, Throughput, check_objective, get_objective
+from placeit.simulator.objectives.base import Objective
+from placeit.simulator.objectives.registry import get_objective, objective_kind, objectives_that
 from placeit.workbench import Workbench
 
 __all__ = ["Comparison", "check_compared", "compare"]
@@ -75,7 +77,7 @@ class Comparison(Shown):
     @property
     def rate(self) -> float | None:
         """Requests per second at which runs were started; None if each run started when the previous one had ended."""
-        return self.objective.rate if isinstance(self.objective, Latency) else None
+        return self.objective.rate
 
     def speedups(self, candidate: Candidate) -> dict[str, Ratio | None]:
         """Return each single device's time over the candidate's time, by name; None where one of the two was not measured."""
@@ -239,15 +241,15 @@ def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
 
 def check_compared(objective: str, rate: float | None = None) -> None:
     """Raise UsageError unless the objective is one that is measured directly, and the rate (if given) is valid for it."""
-    check_objective(objective)
-    if objective not in (Latency.name, Throughput.name):
-        raise UsageError(
-            f"Placements are compared by {Latency.name} or {Throughput.name}, which are measured; not '{objective}'."
-        )
+    kind = objective_kind(objective)
+    if not kind.is_measured:
+        able = objectives_that(lambda one: one.is_measured)
+        raise UsageError(f"Placements are compared by {able}, which are measured; not '{objective}'.")
     if rate is not None:
         check_rate(rate)
-        if objective != Latency.name:
-            raise UsageError(f"A rate is the pace at which {Latency.name} is measured: leave it out for '{objective}'.")
+        if not kind.paced:
+            able = objectives_that(lambda one: one.paced)
+            raise UsageError(f"A rate is the pace at which {able} is measured: leave it out for '{objective}'.")
 
 
 def _planned(session: Workbench, segmenter: Segmenter, name: str, placement: Placement) -> list[Plan]:

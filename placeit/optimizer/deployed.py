@@ -22,7 +22,7 @@ from placeit.planning.in_flight import held
 from placeit.planning.segments import Plan
 from placeit.runtime.blank import blank_value, is_blank
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.simulator.objectives import Throughput
+from placeit.simulator.objectives.throughput import Throughput
 
 if TYPE_CHECKING:
     from placeit.backends.openvino.own_mode import OwnModeRunner

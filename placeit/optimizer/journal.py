@@ -23,7 +23,7 @@ from placeit.measuring.measure import Measurement
 from placeit.optimizer.candidates import Candidate
 from placeit.profiler.cache import Seconds
 from placeit.profiler.kept import cost_key
-from placeit.simulator.objectives import Latency, MeteredEnergy, Objective
+from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
 
 __all__ = ["Journal", "Known", "kept_journal", "open_journal"]
@@ -341,19 +341,10 @@ def _key(session: Workbench, objective: Objective) -> dict[str, Any]:
         "groups": str(len(grouping.groups)),
         "devices": ", ".join(cluster.names),
         "precision": session.precision,
-        "objective": _named(objective),
+        "objective": objective.kept_as,
         "power": [None if device.power is None else [device.power.idle_w, device.power.busy_w] for device in cluster.devices],
         "links": sorted(
             [src, dst, link.bandwidth, link.latency] for (src, dst), link in cluster.links.items() if link.origin == "emulated"
         ),
         "costs": cost_key(grouping, cluster, session.runtime),
     }
-
-
-def _named(objective: Objective) -> str:
-    """Return the name of an objective, and how it is measured."""
-    if isinstance(objective, MeteredEnergy):
-        return f"{objective.name}, by meters"
-    if isinstance(objective, Latency) and objective.rate is not None:
-        return f"{objective.name}, {objective.rate:g} requests per second"
-    return objective.name

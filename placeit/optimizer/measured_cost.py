@@ -9,26 +9,26 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placeit.core.errors import ExecutionError, PlacementError, UsageError
+from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.placement import Placement
 from placeit.measuring.budget import CHECKS, needed
 from placeit.measuring.incumbent import HOPELESS, is_hopeless, is_worth_trying
 from placeit.measuring.measure import Measurement, Ratio, faster
 from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.journal import Known, open_journal
+from placeit.optimizer.outcomes import Asked, MeasuredOutcome, Outcomes
 from placeit.optimizer.races import Races
-from placeit.planning.segments import Costs, Plan
+from placeit.planning.segments import Costs
 from placeit.profiler.costs import Progress
 from placeit.runtime.programs import searching
-from placeit.simulator.objectives import get_objective
+from placeit.simulator.objectives.registry import get_objective
 from placeit.workbench import Workbench
 
-__all__ = ["MeasuredCost", "MeasuredOutcome", "Winner"]
+__all__ = ["MeasuredCost", "Winner"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,31 +36,6 @@ _AT_ONCE = 8  # plans that are open at the same time, the anchor included
 _RIVALS = 3  # most plans in one of the further races for plans that look better than the incumbent
 _MORE = 2  # factor by which such a race has more rounds than a first one
 _GROWN = 1.1  # growth of the number of races after which costs are calibrated again
-
-Source: TypeAlias = Literal["measured", "estimated", "failed", "dropped", "infeasible"]
-
-
-@dataclass(frozen=True, eq=False)
-class MeasuredOutcome:
-    """The outcome of valuing a placement.
-
-    Attributes:
-        devices: ``int32[G]``, the device of each group.
-        value: the objective: seconds, or joules. NaN if the placement failed or its measurement was dropped, ``inf`` if it does
-            not fit.
-        source: where the value is from. ``measured``. ``estimated``: by the calibrated simulator, never run. ``failed``: at any
-            point, or with wrong outputs. ``dropped``: something other than the placement was at fault, or there was no time; it
-            is measured when its value is requested again. ``infeasible``: it breaks a limit of the devices.
-        reason: why it was not measured; for a measured placement, why its value is the plain median of its runs. None if
-            neither applies.
-        measured: seconds of the runs, not corrected for the machine's speed at that time; None unless it was measured.
-    """
-
-    devices: NDArray[np.int32]
-    value: float
-    source: Source
-    reason: str | None = None
-    measured: Measurement | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,11 +114,8 @@ class MeasuredCost:
         self._races.warmup = 0  # the runs that check outputs are enough to warm up
         self._rounds, self._hopeless = rounds, hopeless
         self._measured = 0  # plans that this process has measured
-        runtime = session.runtime
-        self._shared = not runtime.transports and len({device.space for device in runtime.devices}) == 1
-        self._names: dict[bytes | frozenset[tuple[int, tuple[int, ...]]], str] = {}  # candidates' names, by placement and plan
-        self._outcomes: dict[str, MeasuredOutcome] = {}
-        self._said: set[str] = set()  # reasons that were logged as warnings
+        self._asked = Asked(self._races, self._segmenter, self._problem)
+        self._outcomes = Outcomes(self._races)
         self._sound: set[str] = set()  # candidates that may be the incumbent: raced twice, or the first ones
         self._estimator = 0, self._segmenter  # number of races that costs are calibrated by, and a segmenter with these costs
         if journal is not None:
@@ -160,9 +132,9 @@ class MeasuredCost:
             PlacementError: a placement has the wrong length, or an unknown device.
             KeyboardInterrupt: Ctrl-C; measurements of earlier batches are kept.
         """
-        rows = self._in_range(placements)
-        names = [self._name_of(row, planned=self._races.left() > 0) for row in rows]
-        waiting = list(dict.fromkeys(name for name in names if name is not None and not self._is_known(name)))
+        rows = self._asked.rows(placements)
+        names = [self._asked.name_of(row, planned=self._races.left() > 0) for row in rows]
+        waiting = list(dict.fromkeys(name for name in names if name is not None and not self._outcomes.is_known(name)))
         if self._hopeless is not None:
             waiting.sort(key=self._expected)
         while waiting:
@@ -175,10 +147,10 @@ class MeasuredCost:
                 self._measure(batch)
                 self._challenge()
             if most < 1:
-                self._outcomes |= {name: self._left_out(self._races.known[name].groups) for name in waiting}
+                self._outcomes |= {name: self._asked.left_out(self._races.known[name].groups) for name in waiting}
                 waiting = []
         return [
-            self._left_out(row) if name is None else replace(self._outcomes[name], devices=row)
+            self._asked.left_out(row) if name is None else replace(self._outcomes[name], devices=row)
             for row, name in zip(rows, names, strict=True)
         ]
 
@@ -263,64 +235,17 @@ class MeasuredCost:
         measured = next(race.measured[first] for race in reversed(races.races) if first in race.measured)
         return Winner(self._outcomes[first], won.placement, measured, found[first], ratio)
 
-    def _in_range(self, placements: ArrayLike) -> list[NDArray[np.int32]]:
-        rows = np.asarray(placements)
-        groups, devices = self._problem.compute.shape
-        if rows.ndim != 2 or rows.shape[1] != groups or rows.dtype.kind not in "iu":
-            raise PlacementError(
-                f"Placements of these groups are rows of {groups} device numbers; got shape {rows.shape}, {rows.dtype}."
-            )
-        if rows.size and not 0 <= rows.min() <= rows.max() < devices:
-            raise PlacementError(f"A placement uses device numbers 0..{devices - 1}; got {rows.min()}..{rows.max()}.")
-        return [np.array(row, np.int32) for row in rows]
-
     def _resume(self, path: Path) -> None:
         """Take over the measurements of a journal."""
         journal = open_journal(path, self._races.session, self._races.objective)
         for known in journal.known:  # the last record of a plan counts
-            if known.cost is not None and not known.replicas and self._refused(known.devices) is None:
+            if known.cost is not None and not known.replicas and self._asked.refused(known.devices) is None:
                 plan = self._segmenter.merged(known.segment_of, known.devices)
-                name = self._enter(plan, known.placer)
+                name = self._asked.enter(plan, known.placer)
                 self._races.recall(name, known, plan)
                 self._sound.add(name)
-                self._conclude(name)
+                self._outcomes.conclude(name)
         self._races.journal = journal
-
-    def _refused(self, row: NDArray[np.int32]) -> str | None:
-        """Return why a placement does not fit; None if it does."""
-        try:
-            self._problem.check(row)
-        except PlacementError as error:
-            return str(error)
-        return None
-
-    def _left_out(self, row: NDArray[np.int32]) -> MeasuredOutcome:
-        """Return the outcome of a placement that was not measured, since it does not fit or there was no time."""
-        if (why := self._refused(row)) is not None:
-            return MeasuredOutcome(row, math.inf, "infeasible", why)
-        return MeasuredOutcome(row, math.nan, "dropped", "There was no time left.")
-
-    def _name_of(self, row: NDArray[np.int32], *, planned: bool = True) -> str | None:
-        """Return the name of a placement's candidate; None if it does not fit, or has no plan and ``planned`` is False."""
-        key = row.tobytes()
-        if key not in self._names:
-            if not planned or self._refused(row) is not None:
-                return None
-            self._names[key] = self._enter(self._segmenter.plan(row), "given")
-        return self._names[key]
-
-    def _enter(self, plan: Plan, placer: str) -> str:
-        # a segment that computes nothing passes a tensor on; if all devices share memory, its device makes no difference
-        of = plan.programs if self._shared else plan.segments
-        key = frozenset((segment.device, segment.groups) for segment in of)
-        if key not in self._names:
-            name, simulated = f"placement {len(self._races.known) + 1}", self._races.simulated_of(plan)
-            self._races.enter(Candidate(name, placer, plan, self._races.session.placing, *simulated))
-            self._names[key] = name
-        return self._names[key]
-
-    def _is_known(self, name: str) -> bool:
-        return name in self._outcomes and self._outcomes[name].source in ("measured", "failed", "infeasible")
 
     def _expected(self, name: str) -> float:
         """Return the objective of a candidate by calibrated costs; calibrate again if there were 10 % more races since."""
@@ -370,11 +295,11 @@ class MeasuredCost:
     def _anchor(self, otherwise: Candidate) -> Candidate:
         """Return the single device of least simulated time, if one runs; see :meth:`Races.anchor_of`."""
         groups = len(self._problem)
-        names = [self._name_of(np.full(groups, d, np.int32)) for d in self._problem.single_devices]
+        names = [self._asked.name_of(np.full(groups, d, np.int32)) for d in self._problem.single_devices]
         singles = sorted(
             (self._races.known[name] for name in names if name is not None), key=lambda one: one.plan.schedule.makespan
         )
-        able = [one for one in singles if one.cost is not None or not self._is_known(one.name)]
+        able = [one for one in singles if one.cost is not None or not self._outcomes.is_known(one.name)]
         return self._races.anchor_of(able, self._best(), otherwise)
 
     def _measure(self, names: Sequence[str]) -> None:
@@ -414,45 +339,8 @@ class MeasuredCost:
         found = races.race(
             candidates, what, rounds=rounds, share=1.0, min_rounds=min_rounds, drop_losers=False, anchor=anchor, most=_AT_ONCE
         )
-        failed = races.known[anchor.name].failed
-        if failed is not None:
-            why = f"The placement that it was compared with failed in the same race: {failed}"
-            for one in candidates:
-                if one.name != anchor.name and races.known[one.name].cost is None:
-                    races.enter(one)  # its state before the race
-                    self._drop(one.name, why)
-            if not found and anchor.cost is not None:  # nothing runs any more
-                races.enter(anchor)
+        undone = self._outcomes.undo(candidates, anchor, found)
         for one in (anchor, *candidates):
-            if failed is None or races.known[one.name] is not one:
-                self._conclude(one.name)
+            if one.name not in undone:
+                self._outcomes.conclude(one.name)
         return found
-
-    def _drop(self, name: str, why: str) -> None:
-        self._say("The measurement of a placement is dropped", why)
-        self._outcomes[name] = MeasuredOutcome(self._races.known[name].groups, math.nan, "dropped", why)
-
-    def _say(self, what: str, why: str) -> None:
-        """Log a message as a warning, or as info if its reason was given before: many placements can share one."""
-        _LOG.log(logging.INFO if why in self._said else logging.WARNING, "%s. %s", what, why)
-        self._said.add(why)
-
-    def _conclude(self, name: str) -> None:
-        """Record the outcome of a candidate, as far as it is known now."""
-        one = self._races.known[name]
-        if one.failed is not None:
-            self._say("A placement cannot be measured", one.failed)
-            self._outcomes[name] = (
-                MeasuredOutcome(one.groups, math.inf, "infeasible", one.failed)
-                if one.no_room
-                else MeasuredOutcome(one.groups, math.nan, "failed", one.failed)
-            )
-        elif one.cost is not None and one.steady:
-            self._outcomes[name] = MeasuredOutcome(one.groups, one.cost, "measured", None, one.measured)
-        elif one.cost is None and one.value is not None:
-            why = "It finds no room beside the anchor, so its value is the plain median of its runs."
-            self._outcomes[name] = MeasuredOutcome(one.groups, one.value.median, "measured", why, one.measured)
-        else:
-            self._drop(
-                name, "The ratio of its time to the anchor's changed for good while it ran: a device became slower or faster."
-            )

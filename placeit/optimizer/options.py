@@ -11,11 +11,13 @@ from placeit.core import clock
 from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
+from placeit.optimizer.search import Explores
 from placeit.optimizer.starts import Start, read_starts
 from placeit.placers.asking import check_able
 from placeit.placers.registry import parse_placer
 from placeit.simulator.load import check_rate
-from placeit.simulator.objectives import Energy, Latency, Throughput, check_objective, get_objective
+from placeit.simulator.objectives.energy import Energy
+from placeit.simulator.objectives.registry import get_objective, objective_kind
 
 __all__ = ["Budget", "Candidates", "Goal"]
 
@@ -79,7 +81,9 @@ class Goal:
 
     Attributes:
         begin: when the search was requested, by :func:`placeit.core.clock.now`; the budget counts from then.
-        names: names of the placers, as they were given.
+        asked: names of the placers that are asked for placements, as they were given.
+        exploring: the placers that choose themselves what is measured, by name.
+        names: names of all placers.
         placers: the placers, by these names.
         named: whether the caller named the placers; False for the default ones.
         starts: starting placements, by their names as candidates.
@@ -92,10 +96,10 @@ class Goal:
     def __init__(
         self, cluster: Cluster, objective: str, budget: float | Budget, candidates: Candidates, seed: int, rate: float | None
     ) -> None:
-        check_objective(objective)
+        kind = objective_kind(objective)
         if rate is not None:
             check_rate(rate)
-            if objective not in (Latency.name, Throughput.name):
+            if not (kind.paced or kind.steady):
                 raise UsageError(
                     f"A rate says which requests arrive, which the objective '{objective}' has no use for: leave it out."
                 )
@@ -108,6 +112,8 @@ class Goal:
         placers = candidates.placers if self.named else DEFAULT_PLACERS
         self.names = [placers] if isinstance(placers, str) else list(placers or ())
         self.placers = {name: parse_placer(name) for name in self.names}
+        self.exploring = {name: placer for name, placer in self.placers.items() if isinstance(placer, Explores)}
+        self.asked = [name for name in self.names if name not in self.exploring]
         self.starts = read_starts(candidates.start)
         self.objective = get_objective(objective, cluster, rate=rate)
         if candidates.pareto and self.objective.steady:

@@ -20,7 +20,7 @@ from placeit.optimizer.front import explore, non_dominated, spread
 from placeit.optimizer.portfolio import MOST_POINTS
 from placeit.optimizer.races import Races
 from placeit.optimizer.search import Search
-from placeit.simulator.objectives import Energy, MeteredEnergy
+from placeit.simulator.objectives.energy import Energy
 
 __all__ = ["FRONT", "Pareto", "Point", "find_front"]
 
@@ -181,7 +181,7 @@ def _point(search: Search, races: Races, one: Candidate) -> Point | None:
     if one.failed is not None:
         return None
     if one.measured is not None and one.value is not None:
-        source: Literal["measured", "modelled"] = "measured" if isinstance(races.objective, MeteredEnergy) else "modelled"
+        source: Literal["measured", "modelled"] = "measured" if races.objective.by_meters else "modelled"
         return Point(one, one.measured.median, one.value.median, "measured", source, conditions)
     if one.simulated_s is not None and one.simulated_value is not None:
         return Point(one, one.simulated_s, one.simulated_value * races.scale, "simulated", "simulated", conditions)

@@ -14,9 +14,11 @@ from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import own_modes
 from placeit.devices.plain import all_here, plain_devices
 from placeit.measuring.incumbent import compared
-from placeit.optimizer.candidates import Alone, Beside, Candidate, alone_on, known_value
+from placeit.optimizer.candidates import Alone, Beside, Candidate, known_value
 from placeit.optimizer.races import Races
+from placeit.optimizer.state import Proposed, Skipped
 from placeit.optimizer.throughput_mode import MODE
+from placeit.optimizer.wholes import alone_on
 
 __all__ = ["REFERENCE", "enter_references", "references_beside"]
 
@@ -66,7 +68,8 @@ def _references(races: Races, problem: Problem) -> list[tuple[Candidate, Alone]]
         if MODE in proposed and mode.target == "CPU":  # it is a candidate already
             continue
         home = session.alone(Device(mode.target))
-        candidate = replace(alone_on(home, mode.name, placer=REFERENCE), reference=mode, not_run=mode.same)
+        state = Proposed() if mode.same is None else Skipped(mode.same)
+        candidate = replace(alone_on(home, mode.name, placer=REFERENCE), reference=mode, state=state)
         found.append((candidate, Alone(home, np.zeros(len(session.cluster)))))
     return found
 

@@ -22,12 +22,13 @@ from placeit.measuring.measure import Ratio
 from placeit.optimizer.candidates import NOT_RUN, Beside, Candidate, Raced, interval
 from placeit.optimizer.pareto import Point
 from placeit.optimizer.service import Service
+from placeit.optimizer.story import Event
 from placeit.planning.segments import Profiled
 from placeit.profiler.recording import Recording
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
-from placeit.simulator.objectives import Latency, Objective
+from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
 from placeit.workbench.options import Traffic
 
@@ -126,6 +127,7 @@ class Optimized(Drawn):
         pareto: the front of latency and energy, the fastest first (:mod:`placeit.optimizer.pareto`); None if it was not
             requested.
         curves: for each placer that learned from runs: the objective of each placement that it measured, in that order.
+        story: what happened in the search, when, in which stage and why (:mod:`placeit.optimizer.story`).
     """
 
     model: str
@@ -160,6 +162,7 @@ class Optimized(Drawn):
     energy: EnergyMeters | None
     pareto: tuple[Point, ...] | None
     curves: Mapping[str, Sequence[float]]
+    story: tuple[Event, ...]
     _again: Callable[[], Workbench] = field(repr=False)
     _open: Callable[[], Runtime] = field(repr=False)
 
@@ -180,7 +183,7 @@ class Optimized(Drawn):
     @property
     def rate(self) -> float | None:
         """Requests per second at which latency was measured; None if each run started when the previous one had ended."""
-        return self.objective.rate if isinstance(self.objective, Latency) else None
+        return self.objective.rate
 
     @property
     def placement(self) -> Placement:

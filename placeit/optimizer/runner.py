@@ -12,7 +12,7 @@ from placeit.devices.energy import EnergyMeters
 from placeit.measuring.measure import Measurement, summed_up
 from placeit.optimizer.candidates import Alone
 from placeit.optimizer.deployed import Deployed
-from placeit.simulator.objectives import Objective
+from placeit.simulator.objectives.base import Objective
 
 __all__ = ["Runner"]
 

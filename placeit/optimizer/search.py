@@ -1,10 +1,9 @@
-"""The search for a placement: proposals, plans, races, and the corrections of costs that follow from them."""
+"""The candidates of a search with all that is known of them, and the time that races of them take."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,58 +12,39 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core import clock
 from placeit.core.errors import FileError, UsageError
 from placeit.core.memory_reads import MemoryReads
-from placeit.core.problem import CostFunction, Problem
-from placeit.measuring.budget import TRIFLE_S, needed, rounds_within
-from placeit.measuring.incumbent import is_worth_trying, why_hopeless
-from placeit.measuring.measure import FAILURES, FEWEST, faster_in_any_opening, summed_up
+from placeit.measuring.budget import needed, rounds_within
+from placeit.measuring.measure import FAILURES, FEWEST
+from placeit.optimizer.book import reason_of
 from placeit.optimizer.candidates import (
     Candidate,
-    in_other_precision,
     known_value,
-    plain_candidates,
     value_of,
 )
 from placeit.optimizer.certainty import Excluded
-from placeit.optimizer.decision import DECISION_ROUNDS, Decision, decision_rounds
+from placeit.optimizer.decision import DECISION_ROUNDS
 from placeit.optimizer.journal import Journal, Known
-from placeit.optimizer.ledger import COMPILING, DECIDING, MEASURING, Item, Ledger
-from placeit.optimizer.races import Races, reason_of, too_late
-from placeit.optimizer.references import enter_references
-from placeit.placers.asking import ask
-from placeit.placers.base import Measured, Placer, RefiningPlacer, is_over
+from placeit.optimizer.ledger import Ledger
+from placeit.optimizer.races import Races
+from placeit.optimizer.story import Story
+from placeit.optimizer.wholes import in_other_precision, plain_candidates
+from placeit.placers.base import Placer
 from placeit.placers.bound import lower_bound
 from placeit.placers.feasibility import fits
-from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
-from placeit.simulator.objectives import Energy, Objective
-from placeit.simulator.simulate import SimulatedCost
+from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
 
-__all__ = ["SEARCH", "Explores", "Proposal", "Search"]
+__all__ = ["ROUNDS", "SELECTION_ROUNDS", "Explores", "Proposal", "Search"]
 
-_LOG = logging.getLogger(__name__)
-
-SEARCH = "search"
-"""Name of the placer for candidates that a search among plans finds."""
-
-_FINALISTS = 5  # most new placements that are measured in one turn
-_TURNS = 3  # most turns of measuring and searching again
-_ROUNDS, _SELECTION_ROUNDS = 6, 8  # rounds of a race in a turn, and of the race that selects the last two
+ROUNDS, SELECTION_ROUNDS = 6, 8  # rounds of a race in a turn, and of the race that selects the last two
 _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
 _APART = 1.2  # times the best single device, from which on another one is not raced again if no split can be faster
 _FAR_BEHIND = 1.05  # times the best single device, from which on a placement over several is far behind
 _FEWEST_BESIDE = 3  # runs beside a candidate of known cost, from which on measurements of an earlier search count
-_TURN_SHARE, _SELECTION_SHARE, _FIRST_SHARE = 0.35, 0.5, 0.4  # shares of the time left: a turn, the selection, whole requests
 _KEPT_ROUNDS = 12  # rounds of the deciding race that time is reserved for
-_MUCH_SHARE = 0.1  # share of the time left, from which on compiling a candidate has to be worth it
-_ASKED_SHARE = 0.25  # share of the spare time for the placers; and for a search among plans
-_AGAIN_SHARE = 0.1  # share of the spare time for placers that are asked again
-_STARTS, _STEPS = 2, 600  # starts and steps of a search among plans, for an objective that is a time
-_PLANS = 200  # moves that are tried in a search among plans, for other objectives
 
 
 class Proposal(NamedTuple):
@@ -86,7 +66,7 @@ class Proposal(NamedTuple):
 
 
 class Search(Races):
-    """The steps of :func:`placeit.optimizer.optimize.find`, and their results so far."""
+    """Candidates, their plans and their races, as the stages of :func:`placeit.optimizer.optimize.find` find them."""
 
     def __init__(
         self,
@@ -96,8 +76,9 @@ class Search(Races):
         seed: int,
         progress: Progress | None,
         ledger: Ledger | None = None,
+        story: Story | None = None,
     ) -> None:
-        super().__init__(session, objective, deadline, seed, progress, ledger)
+        super().__init__(session, objective, deadline, seed, progress, ledger, story)
         self.segmenter = self.segmenter_of(session.costs) if objective.steady else session.segmenter
         self.problem = self.segmenter.problem()
         self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> its placer, and why there is no plan
@@ -143,10 +124,15 @@ class Search(Races):
         try:
             groups = propose()
             known = self.find(groups)
-            candidate = self.enter_plan(name, placer, self.segmenter.plan(groups), start) if known is None else known
+            if known is None:
+                candidate = self.enter_plan(name, placer, self.segmenter.plan(groups), start)
+            else:
+                candidate = known
+                self.story.tell("proposed again", known.name, f"by {placer}")
             self.proposals.append(Proposal(placer, candidate.name, known is None, candidate.name == start))
         except FAILURES as error:
             self.unplanned[name] = (placer, reason_of(error))
+            self.story.tell("no placement", None, f"{name}: {reason_of(error)}")
             if isinstance(error, UsageError | FileError):
                 self.unable.add(name)
 
@@ -207,80 +193,10 @@ class Search(Races):
             if (candidate := self.find(groups)) is not None:
                 self.learn_of(candidate.name, given=True)
 
-    def propose(self, placers: Sequence[str]) -> None:
-        """Ask every placer, then search among plans from the best answers."""
-        if self.indivisible and self.candidates:
-            return
-        self.ask_all(placers)
-        self.placers = [name for name in placers if name not in self.unplanned]
-        self.refine()
-
-    def check_asked(self, placers: Sequence[str]) -> None:
-        """Raise UsageError if no named placer gave a placement, and one of them cannot place this model with its options."""
-        unable = [name for name in placers if name in self.unable]
-        if unable and not self.placers:
-            why = " ".join(f"{name}: {self.unplanned[name][1]}" for name in unable)
-            raise UsageError(f"None of the placers that were asked for gave a placement. {why}")
-
-    def ask_all(self, placers: Sequence[str], share: float = _ASKED_SHARE, *, turn: int = 1) -> None:
-        """Ask placers for a placement by the current costs, in a share of the spare time.
-
-        After the first turn, they are asked to start from the measured placements.
-        """
-        problem, measured = self.segmenter.problem(), None
-        ranked = [one for one in self.ranked if self.is_placed(one)]
-        if turn > 1 and ranked:
-            measured = Measured(np.stack([one.groups for one in ranked]), np.array([value_of(one) for one in ranked]))
-        cost = self.simulated(problem)
-        for i, placer in enumerate(placers):
-            kind, name = placer.partition(":")[0], placer if turn == 1 else f"{placer}, turn {turn}"
-            self.say(f"asking {kind}", i / len(placers))
-            deadline = clock.now() + max(0.0, self.spare()) * share / (len(placers) - i)
-            with self.ledger.on(Item(kind, placer=True)):  # PyTorch may have to be imported
-                who = parse_placer(placer)
-            start = ranked[0].name if measured is not None and isinstance(who, RefiningPlacer) else None
-            asked = functools.partial(ask, who, problem, cost, seed=self.seed, deadline=deadline, measured=measured)
-            with self.ledger.on(Item(kind, placer=True)):
-                self.add(name, kind, asked, start=start)
-            if name in self.unplanned and self.known:  # without any candidate, an error reports it
-                why = self.unplanned[name][1]
-                _LOG.warning("The placer '%s' gave no placement; the others continue: %s", placer, why)
-
-    def simulated(self, problem: Problem) -> CostFunction:
-        """Return the objective of a problem's placements as a cost function, by the rules that executors run by."""
-        return self.objective.cost(problem, SimulatedCost(problem))
-
     @property
     def indivisible(self) -> bool:
         """True if each placement is the whole model on one device, since there is only one group or one device."""
         return 1 in self.problem.compute.shape
-
-    def refine(self) -> None:
-        """Search among plans from the best candidates, by the current costs; searches are numbered."""
-        self.say("searching among plans", 0.0)
-        placed = [one for one in self.standing if self.is_placed(one)]
-        ranked = sorted(placed, key=lambda one: float(self.expected(one.groups[None])[0]))
-        given = [one for one in placed if one.given and one.measured is None]
-        for i, one in enumerate(dict.fromkeys([*ranked[:_STARTS], *given])):
-            improve = functools.partial(self.improved, one.groups, self.seed + i)
-            self.searches += 1
-            with self.ledger.on(Item(SEARCH, placer=True)):
-                self.add(f"{SEARCH} {self.searches}", SEARCH, improve, start=one.name)
-
-    def improved(self, groups: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
-        """Return the placement that a search among plans finds from a given one."""
-        deadline = clock.now() + max(0.0, self.spare()) * _ASKED_SHARE / _STARTS
-        if self.objective.is_measured:
-            return self.segmenter.search(groups, self.problem, steps=_STEPS, seed=seed, deadline=deadline)
-        rng, now = np.random.default_rng(seed), self.expected(groups[None])[0]
-        for _ in range(_PLANS):
-            if is_over(deadline):
-                break
-            moved, v = groups.copy(), int(rng.integers(len(groups)))
-            moved[v] = rng.choice(np.flatnonzero(self.problem.feasible[v]))
-            if fits(self.problem, moved) and (value := self.expected(moved[None])[0]) < now:
-                groups, now = moved, value
-        return groups
 
     def spare(self) -> float:
         """Return the seconds left, less the reserve for deciding between the best single device and the best other candidate.
@@ -297,57 +213,13 @@ class Search(Races):
         kept, least = (self.race_s([*singles, *others], rounds) for rounds in (_KEPT_ROUNDS, FEWEST))
         return left if left < least else left - min(kept, max(left / 2, least))
 
-    def compare_wholes(self) -> None:
-        """Race candidates that serve whole requests: replicas, the throughput mode, and the best single devices beside them."""
-        wholes = [one for one in self.standing if not self.is_placed(one) and one.measured is None and one.placer != "single"]
-        wholes = [one for one in wholes if one.segments == len(one.plans)]
-        if not self.session.executable or not wholes:
-            return
-        singles = sorted(self.fresh_singles, key=known_value)
-        racing = [*singles[:1], *wholes, *(one for one in singles[1:] if one.simulated_value is None)]
-        room = self.left() * _FIRST_SHARE
-        while len(racing) > 2 and self.race_s(racing, 1) > room:
-            racing.pop()
-        with self.ledger.on(MEASURING):
-            what, rounds = "measuring what serves whole requests", self.rounds_within(room, racing)
-            self.race(racing, what, rounds=rounds, share=_FIRST_SHARE, min_rounds=1, anchor=racing[0])
-
-    def improve(self) -> None:
-        """Measure the most promising candidates, correct the costs by the times of their segments, and search again."""
-        if not self.session.executable:
-            return
-        with self.ledger.on(MEASURING):
-            self.time_plain()
-            if not self.promising():  # there is time for one run of each single device only
-                self.time_singles()
-                return
-        for turn in range(_TURNS):
-            begin = clock.now()
-            with self.ledger.on(MEASURING):
-                self.measure()
-            one_more = self.left() - (clock.now() - begin) > self.final_s()
-            if self.excluded is not None or not one_more or turn == _TURNS - 1 or self.indivisible:
-                return
-            self.learn()
-            known = len(self.known)
-            self.ask_all(self.placers, _AGAIN_SHARE, turn=turn + 2)
-            self.refine()
-            if len(self.known) == known or not self.worth_another_turn():
-                return
-
-    def worth_another_turn(self) -> bool:
-        """Return whether some unmeasured candidate is now expected to beat the best that was measured."""
-        fresh = [one for one in self.standing if one.measured is None and one.placer != "single" and self.is_placed(one)]
-        best = min(map(value_of, self.standing), default=math.inf)
-        return any(is_worth_trying(self.expected(one.groups[None])[0] * self.scale, best) for one in fresh)
-
     def final_s(self) -> float:
         """Return the seconds that selection and decision will take."""
         singles, splits = self.finalists()
         select, decide = (
             self.race_s(self.with_others(some), rounds)
             for rounds, some in (
-                (_SELECTION_ROUNDS, [*singles, *splits]),
+                (SELECTION_ROUNDS, [*singles, *splits]),
                 (DECISION_ROUNDS, [*singles[:1], *splits[:1]]),
             )
         )
@@ -365,66 +237,10 @@ class Search(Races):
                 singles = [candidate for candidate in singles if value_of(candidate) < _APART * value_of(singles[0])]
         return singles, splits
 
-    def promising(self) -> list[Candidate]:
-        """Return unmeasured candidates worth measuring, after the best measured one and the best single device."""
-        scale = self.scale
-        best = min((known_value(one, scale) for one in self.standing), default=math.inf)
-        fresh: list[Candidate] = []
-        for one in self.standing:
-            if one.measured is None and one.placer != "single":
-                # given placements are always measured
-                known = one.given or one.simulated_value is None
-                why = None if known else why_hopeless(known_value(one, scale), best, self.objective.worse)
-                one = self.learn_of(one.name, not_run=why, late=False)
-                if one.not_run is None:
-                    fresh.append(one)
-        fresh = sorted(fresh, key=lambda one: (not one.given, known_value(one, scale)))
-        ranked = self.ranked
-        singles = [one for one in ranked if one.placer == "single"][:1]
-        singles += [one for one in self.fresh_singles if not self.is_excluded(one)]  # all of them, at first
-        beside = sorted(dict.fromkeys([*singles, *ranked[:1]]), key=self.run_s)
-        decision = 2 * self.race_s(beside[:1], FEWEST)
-        room = max(min(max(self.left() * _TURN_SHARE, self.left() - decision), self.spare()), TRIFLE_S)
-        chosen = self.within(room, fresh, beside)
-        while beside and self.race_s([*beside, *chosen], 1) > room:  # the slowest first
-            beside.pop()
-        return [*beside, *chosen]
-
-    def is_excluded(self, candidate: Candidate) -> bool:
-        """Return whether the bound that excludes splits excludes a single device as well; if so, record that."""
-        out = self.excluded is not None and self.is_placed(candidate) and not candidate.given
-        if out:
-            self.learn_of(candidate.name, not_run="by the lower bound, it cannot be faster")
-        return out
-
-    def within(self, room: float, fresh: Sequence[Candidate], beside: Sequence[Candidate]) -> list[Candidate]:
-        """Return the first candidates that can race beside others within ``room`` seconds, compiling included.
-
-        A candidate that takes long to compile is left out unless it is expected to be better than the compiled ones.
-        """
-        chosen: list[Candidate] = []
-        much = max(TRIFLE_S, self.left() * _MUCH_SHARE)
-        scale = self.scale
-        ready = min((known_value(one, scale) for one in self.standing if self.compiling_s([one]) <= much), default=math.inf)
-        for one in fresh:
-            race = [*beside, *chosen, one]
-            running = self.race_s(race, _ROUNDS if len(race) > 1 else 1)
-            if len(chosen) == _FINALISTS or running > room:
-                break
-            takes, better = self.compiling_s([one]), is_worth_trying(known_value(one, scale), ready)
-            if takes > much and not better and not one.given:
-                why = f"it is not simulated {self.objective.better} than the compiled ones, and compiling it takes"
-                self.learn_of(one.name, not_run=f"{why} about {takes:.3g} s")
-            elif running + self.compiling_s(race) > room:
-                self.learn_of(one.name, **too_late(takes, room))
-            else:
-                chosen.append(one)
-        return chosen
-
     def rounds_within(self, room: float, candidates: Sequence[Candidate]) -> int:
         """Return how many rounds of a race in a turn fit into ``room`` seconds; at least one."""
         runs = map(self.run_s, self.with_others(candidates))
-        return int(np.clip(rounds_within(room, runs, period=self.period), 1, _ROUNDS))
+        return int(np.clip(rounds_within(room, runs, period=self.period), 1, ROUNDS))
 
     def race_s(self, candidates: Sequence[Candidate], rounds: int) -> float:
         """Return the seconds that a race of candidates takes, with checks of their outputs."""
@@ -445,136 +261,13 @@ class Search(Races):
         """Single devices that have not been measured."""
         return [one for one in self.standing if one.placer == "single" and one.measured is None]
 
-    def time_plain(self) -> None:
-        """Run plain devices once if there is no time to race all single devices: nothing else tells how long they take."""
-        fresh = self.fresh_singles
-        if self.race_s(fresh, _ROUNDS) > max(self.left() * _TURN_SHARE, TRIFLE_S):
-            for candidate in fresh:
-                if candidate.simulated_s is None and (seconds := self.time_once(candidate)) is not None:
-                    self.once[candidate.name] = seconds
-
-    def time_once(self, candidate: Candidate) -> float | None:
-        """Return the seconds of one run of a candidate, measured unless known already; None if it fails."""
-        if (seconds := self.once.get(candidate.name)) is not None:
-            return seconds
-        try:
-            with self.ledger.on(COMPILING):
-                opened = self.deploy(candidate)
-            with opened as deployed:
-                seconds = deployed.time()
-                return min(seconds, deployed.time()) if seconds < self.left() else seconds  # the first one is cold
-        except FAILURES as error:
-            self.fail(candidate.name, error)
-            return None
-
-    def time_singles(self) -> None:
-        """Run every single device once, unless that has been done; without meters, since there is no time for them."""
-        if self.meters is not None and self.meters.complete:
-            self.meters.fault = "there was no time to read meters"
-            self.go_by_model()
-        for candidate in self.fresh_singles:
-            if (seconds := self.time_once(candidate)) is None:
-                continue
-            name, alone = candidate.name, self.homes.get(candidate.name)
-            used = np.eye(len(self.problem.device_names))[candidate.groups[0]] if alone is None else alone.busy
-            busy = used * seconds
-            value = summed_up(name, [self.objective.of_run(seconds, lambda: (busy, 0.0))], [0])  # noqa: B023
-            self.learn_of(name, measured=summed_up(name, [seconds], [0]), value=value)
-            if isinstance(self.objective, Energy):
-                self.learn_of(name, modelled=value)
-
-    def measure(self) -> None:
-        """Race the promising candidates; if all of them fail, race the next promising ones, until one has been measured."""
-        while (promising := self.promising()) and any(one.measured is None for one in promising):
-            what = f"measuring {len(promising)} placement{'s' if len(promising) > 1 else ''}"
-            rounds = self.rounds_within(max(self.spare() - self.compiling_s(promising), TRIFLE_S), promising)
-            known = [one for one in self.ranked if one in promising]
-            singles = [one for one in (*known, *promising) if one.placer == "single"]
-            anchor = self.anchor_of(singles, next((one for one in known if one.cost is not None), None), promising[0])
-            self.race(promising, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds, anchor=anchor)
-            if self.ranked:
-                return
+    def single_seconds(self) -> list[float]:
+        """Return the seconds of a run on each single device of the cluster."""
+        return [self.run_s(one) for one in self.candidates if one.placer == "single" and not one.plain]
 
     def learn(self) -> None:
         """Correct the costs by the measured times of segments that ran beside each other."""
         self.segmenter = self.segmenter_of(self.calibrated())
-
-    def confirm(self) -> Decision:
-        """Select the best single device and the best placement over several, then decide between the two.
-
-        A race of the finalists selects the two, and another race of the two alone decides. So the luck that helped to select
-        them does not enter the decision.
-        """
-        if not self.session.executable:
-            return Decision()
-        with self.ledger.on(DECIDING):
-            while (decision := self.settled(*self.selected())) is None:
-                pass
-        return decision
-
-    def selected(self) -> tuple[Candidate | None, Candidate | None]:
-        """Return the best single device and the best placement over several, after a race of the finalists if time allows."""
-        singles, splits = self.finalists()
-        finalists = [*singles, *splits]
-        rounds = 0
-        if finalists:  # enough time has to be left for the decision
-            share = min(_SELECTION_SHARE, self.spare() / max(self.left(), TRIFLE_S))
-            rounds = self.affordable(_SELECTION_ROUNDS, finalists, max(share, 0.0))
-        if (len(singles) > 1 or len(splits) > 1) and rounds >= FEWEST:
-            self.race(finalists, "measuring the finalists", rounds=rounds, share=_SELECTION_SHARE, anchor=finalists[0])
-        now = [[self.known[one.name] for one in some] for some in (singles, splits)]
-        single, split = (min((one for one in some if one.failed is None), key=value_of, default=None) for some in now)
-        return single, split
-
-    def settled(self, single: Candidate | None, split: Candidate | None) -> Decision | None:
-        """Decide between the two by a separate race; None if one of them failed in it.
-
-        The number of rounds is fixed before the race, and the result is looked at only once, at its end.
-        """
-        if single is None or split is None or value_of(single) == 0:  # nothing is less than zero
-            splits = (one for one in self.standing if one.placer != "single")
-            waiting = any(one.measured is None and (one.not_run is None or one.late) for one in splits)
-            winner = single or split
-            if winner is not None and (guests := self.guests([winner], _SELECTION_ROUNDS)):
-                what = "comparing with what OpenVINO does by itself"
-                self.race([winner], what, rounds=_SELECTION_ROUNDS, share=1.0, together=True, guests=guests)
-                winner = self.known[winner.name]
-                if winner.failed is not None:
-                    return None
-            return Decision(winner, single and winner, hurried=split is None and waiting)
-        pair, found = [single, split], {}
-        rounds = self.affordable(decision_rounds(single, split), pair, 1.0)
-        guests = self.guests(pair, max(rounds, FEWEST))
-        if rounds >= FEWEST:
-            what = "deciding between the finalists"
-            found = self.race(pair, what, rounds=rounds, share=1.0, together=True, guests=guests)
-        single, split = (self.known[one.name] for one in pair)
-        if single.failed is not None or split.failed is not None:
-            return None
-        if len(found) < 2 or min(len(value.samples) for value in found.values()) < FEWEST:
-            return Decision(single, single, hurried=True)
-        single, split = (self.learn_of(one.name, final=True) for one in pair)
-        ratio = faster_in_any_opening(found[split.name], found[single.name])
-        return Decision(split if ratio.faster else single, single, ratio)
-
-    def guests(self, candidates: Sequence[Candidate], rounds: int) -> list[Candidate]:
-        """Return the references to race beside candidates, as far as there is time left to compile and run them."""
-        if not self.with_references:
-            return []
-        room, guests = self.left() - self.race_s(self.with_others(candidates), rounds), []
-        for one in enter_references(self, self.problem):
-            devices = one.reference.devices if one.reference is not None else ()
-            room -= sum(map(self.session.runtime.compiler.takes_anew, devices)) + self.race_s([one], rounds)
-            if room > 0:
-                guests.append(self.learn_of(one.name, not_run=None))
-            else:
-                self.learn_of(one.name, not_run="there was no time left to compile and run it")
-        return guests
-
-    def affordable(self, rounds: int, candidates: Sequence[Candidate], share: float) -> int:
-        """Return how many of ``rounds`` rounds there is time for, in a share of the time left."""
-        room = (self.left() - self.compiling_s(candidates)) * share
-        return min(rounds, rounds_within(room, map(self.run_s, self.with_others(candidates)), period=self.period))
 
 
 @runtime_checkable

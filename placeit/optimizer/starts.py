@@ -15,12 +15,14 @@ from placeit.core.errors import DeviceError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.clusterfile import discover
 from placeit.devices.plain import all_here
-from placeit.optimizer.candidates import Alone, alone_on
+from placeit.optimizer.candidates import Alone
 from placeit.optimizer.replicas import enter_given
 from placeit.optimizer.search import Search
+from placeit.optimizer.state import Failed, Proposed
+from placeit.optimizer.wholes import alone_on
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.drivers import drive
-from placeit.simulator.objectives import Objective
+from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
 
 __all__ = ["Start", "begin_with", "divide_for", "elsewhere", "fitted", "read_starts"]
@@ -137,7 +139,8 @@ def begin_with(search: Search, given: Mapping[str, list[NDArray[np.int32]]], oth
             inside = all_here(cluster) and mine.issuperset(device.cores)
             why = None if inside else f"It is on {device.name}, which is not among the devices {', '.join(cluster.names)}."
             busy = np.array([float(not mine.isdisjoint(device.cores) and bool(one.cores)) for one in cluster.devices])
-            known = search.enter(replace(alone_on(home, search.free_name(name)), failed=why), Alone(home, busy)).name
+            state = Proposed() if why is None else Failed(why)
+            known = search.enter(replace(alone_on(home, search.free_name(name)), state=state), Alone(home, busy)).name
         search.learn_of(known, given=True)
 
 

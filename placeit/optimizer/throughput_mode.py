@@ -8,7 +8,8 @@ import numpy as np
 
 from placeit.core.problem import Problem
 from placeit.devices.plain import in_throughput_mode
-from placeit.optimizer.candidates import Alone, Candidate, alone_on
+from placeit.optimizer.candidates import Alone, Candidate
+from placeit.optimizer.wholes import alone_on
 from placeit.workbench import Workbench
 
 __all__ = ["MODE", "throughput_mode"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from placeit.planning.segments import Plan
-from placeit.simulator.objectives import Throughput
+from placeit.simulator.objectives.throughput import Throughput
 from placeit.simulator.simulate import schedule
 
 __all__ = ["held", "in_flight", "in_service"]

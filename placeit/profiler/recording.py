@@ -69,7 +69,8 @@ class Recording(Drawn):
         predicted: None if costs are unknown.
         samples: series of the process, and of meters that could be read.
         costs: the JSON of ``placeit profile --json``; None if costs were not profiled.
-        search: the JSON of ``placeit optimize --json``, with curves of learning; None if there was no search.
+        search: the JSON of ``placeit optimize --json``, with curves of learning and the story of the search; None if there
+            was no search.
     """
 
     made: str

@@ -20,11 +20,11 @@ _LONGEST = 10  # most kernels that a summary names
 
 
 def search(found: Optimized) -> dict[str, Any]:
-    """Return a search as recordings store it: its ``to_dict()``, the seconds of each run, and learning curves."""
+    """Return a search as recordings store it: its ``to_dict()``, the seconds of each run, learning curves, and its story."""
     data = found.to_dict()
     for race, of in zip(data["races"], found.races, strict=True):
         race["samples_s"] = {name: one.samples.tolist() for name, one in of.measured.items()}
-    return jsonable_dict(data | {"curves": found.curves})
+    return jsonable_dict(data | {"curves": found.curves, "story": [one.to_dict() for one in found.story]})
 
 
 def recording(found: Recording, placement_file: str | Path, files: Mapping[str, Path | None]) -> dict[str, Any]:

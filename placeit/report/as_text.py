@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from placeit.optimizer.compare import Comparison
     from placeit.optimizer.result import Optimized, Unplanned
     from placeit.optimizer.service import Service
-    from placeit.simulator.objectives import Objective
+    from placeit.simulator.objectives.base import Objective
 
 _REFERENCES = "References are what OpenVINO does by itself on these devices. They are no placements, and cannot be chosen."
 
@@ -126,7 +126,7 @@ def _show_candidates(console: Console, found: Optimized) -> None:
     objective, modelled = found.objective, not found.objective.is_measured
     rates = ["requests/s"] if objective.steady else []
     heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", *rates, "95 % interval", "inside"]
-    by_times = ["joules modelled", "joules measured"] if objective.unit == "J" else [f"{objective.name} by measured times"]
+    by_times = ["joules modelled", "joules measured"] if objective.has_model else [f"{objective.name} by measured times"]
     heads += [f"{objective.name} simulated", *by_times] if modelled else []
     heads += [f"speed-up over {single.name}" for single in singles]
     heads += ["output error", "simulator off by"]
@@ -360,7 +360,7 @@ def _name(candidate: Candidate | Unplanned) -> str:
 
 def _values(candidate: Candidate, objective: Objective) -> list[str]:
     """Return the objective of a candidate by its simulated schedule and by the times of its runs; joules also by meters."""
-    of_runs = [candidate.modelled, candidate.joules] if objective.unit == "J" else [candidate.value]
+    of_runs = [candidate.modelled, candidate.joules] if objective.has_model else [candidate.value]
     values = [candidate.simulated_value, *(None if value is None else value.median for value in of_runs)]
     return [text.amount(value, objective.unit, least=-3) for value in values]
 

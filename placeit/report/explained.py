@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
     from placeit.optimizer.diff import Difference
     from placeit.optimizer.explain import Crossing, Explained, Explanation, Reading
+    from placeit.optimizer.story import Event
     from placeit.planning.segments import Profiled
 
-__all__ = ["difference", "effect", "explanation"]
+__all__ = ["difference", "effect", "explanation", "story"]
 
 _LISTED = 5  # most ops of a group or a segment that are listed
 
@@ -65,6 +66,29 @@ def _explained(console: Console, one: Explained, devices: Sequence[str]) -> None
     heads = ("device", "group", "cut off", "load", "moving the group", "moving the segment")
     text.table(console, heads, rows, spare=("load", "cut off"))
     text.show_failures(console, {f"{move.what} to {move.device}": move.refused for move in one.moves}, title="cannot be moved")
+
+
+def story(console: Console, events: Sequence[Event], unit: str, *, searched: bool) -> None:
+    """Print what happened in a search, stage by stage, with the seconds since it was asked for.
+
+    Args:
+        console: console to print to.
+        events: the events.
+        unit: unit of the objective.
+        searched: whether the recording is of a search.
+    """
+    if not events:
+        none = "The search in this recording has no story: an earlier version of placeit made it."
+        text.paragraph(console, none if searched else "This recording is of a run, not of a search, and so has no story.")
+    for one in events:
+        if one.what == "stage begins":
+            text.paragraph(console, one.stage, style="bold")
+            continue
+        value = (one.state or {}).get("cost" if one.what == "compared" else "value")
+        said = one.what if one.candidate is None else f"{one.candidate}: {one.what}"
+        said += f", {text.amount(value, unit, least=-3)}" if isinstance(value, int | float) else ""
+        said += "" if one.reason is None else f"; {one.reason}"
+        text.paragraph(console, said, label=f"{one.at_s:9.3f} s  ")
 
 
 def difference(console: Console, found: Difference) -> None:

@@ -3,12 +3,15 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from placeit.profiler.recording import write_recording
 from tests.broken_executors import broken, devices_of
+from tests.recorded_run import RECORDING
 
 NAMES = ("a", "b")
 
@@ -153,3 +156,25 @@ def test_described_devices_are_not_estimated_from_a_history(cli: Any, tiny: Path
     result = cli("estimate", tiny, "-d", described)
     assert result.exit_code == 1
     assert "exists in simulation only" in result.stderr
+
+
+def test_the_story_of_a_search_is_shown_from_its_recording(cli: Any, tiny: Path, described: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run.json"
+    result = cli("optimize", tiny, "-d", described, "--placer", "heft", "-o", tmp_path / "p.json", "--record", run, "--json")
+    assert result.exit_code == 0, result.stderr
+    answer = json.loads(result.stdout)["chosen"]["name"]
+    shown = cli("explain", run, "--search").stdout
+    lines = shown.splitlines()
+    assert [line for line in lines if line and not line.startswith(" ")][:5] == ["load", "profile", "bound", "enter", "propose"]
+    assert f"{answer}: chosen; " in " ".join(shown.split())
+    said = json.loads(cli("explain", run, "--search", "--json").stdout)
+    assert said["events"][-1]["what"] == "chosen"
+    assert {one["candidate"] for one in said["events"] if one["what"] == "proposed"} == said["states"].keys()
+
+
+def test_a_recording_without_a_story_says_so(cli: Any, tiny: Path, tmp_path: Path) -> None:
+    for search, says in (({"objective": "latency"}, "has no story"), (None, "of a run, not of a search")):
+        write_recording(tmp_path / "run.json", replace(RECORDING, search=search))
+        assert says in " ".join(cli("explain", tmp_path / "run.json", "--search").stdout.split())
+    assert "Give the placement to explain" in cli("explain", tiny).stderr
+    assert "leave out --placement" in cli("explain", tiny, "--search", "-p", "p.json").stderr

@@ -137,7 +137,7 @@ def test_ctrl_c_keeps_the_best_placement_and_exits_with_130(
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("placeit.optimizer.search.ask", interrupt)
+    monkeypatch.setattr("placeit.optimizer.proposing.ask", interrupt)
     options = ("--objective", "total-cost")  # for latency, it may be that no placer is asked
     result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 5, "--placer", "heft", *options)
     assert result.exit_code == 130
@@ -208,7 +208,7 @@ def test_the_whole_cpu_is_a_row_and_its_placement_runs_and_compares(
 def test_another_precision_that_fails_has_its_reason_in_the_report(
     cli: Any, tiny: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("placeit.optimizer.candidates.other_precision", lambda *_: "bf16")
+    monkeypatch.setattr("placeit.optimizer.wholes.other_precision", lambda *_: "bf16")
     executor = Session.executor
 
     def failing(self: Session, plan: Any, **options: Any) -> Any:

@@ -17,6 +17,7 @@ from placeit.measuring.measure import summed_up
 from placeit.optimizer.candidates import Raced
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
+from placeit.optimizer.state import Ran
 from placeit.profiler.cache import Cache
 from placeit.report import as_text, text
 from tests.steady import optimize
@@ -154,8 +155,10 @@ def test_a_time_of_an_earlier_race_is_not_beside_those_of_the_last_one(
         when: [summed_up(name, [seconds] * 9, range(9)) for name, seconds in times.items()]
         for when, times in {"then": {"a": 1.7, "b": 1.45}, "now": {"a": 1.68, "c": 1.8}}.items()
     }
-    a = replace(found.chosen, name="a", race=1, measured=races["now"][0])
-    b = replace(found.chosen, name="b", race=0, measured=races["then"][1])
+    a, b = (
+        replace(found.chosen, name=name, state=Ran(measured, measured, race=race))
+        for name, measured, race in (("a", races["now"][0], 1), ("b", races["then"][1], 0))
+    )
     records = tuple(Raced(when, 9, {one.name: one for one in ones}) for when, ones in races.items())
     found = replace(found, chosen=a, best_single=a, candidates=(a, b), races=records)
     console = Console(width=200, file=io.StringIO(), markup=False, highlight=False, soft_wrap=True)
@@ -176,7 +179,8 @@ def test_what_was_measured_outside_of_a_race_says_where(
     tiny: Path, cores: Sequence[str], cost_cache: Path, tmp_path: Path, *, earlier: bool, title: str
 ) -> None:
     found = optimize(tiny, cores[0], candidates=Candidates(placers=["heft"]), budget=1.0, cache=Cache(cost_cache))
-    alone = replace(found.chosen, race=None, earlier=earlier)
+    assert found.chosen.runs is not None
+    alone = replace(found.chosen, state=replace(found.chosen.runs, race=None, earlier=earlier))
     found = replace(found, chosen=alone, best_single=alone, candidates=(alone,), races=())
     console = Console(width=200, file=io.StringIO(), markup=False, highlight=False, soft_wrap=True)
     as_text.optimized(console, found, tmp_path / "p.json")

@@ -14,7 +14,7 @@ from placeit.core.errors import UsageError
 from placeit.devices.host import allowed_cores
 from placeit.learning import measured
 from placeit.learning.measured import MeasuredCosts, session_source
-from placeit.optimizer.measured_cost import MeasuredOutcome
+from placeit.optimizer.outcomes import MeasuredOutcome
 from placeit.profiler.cache import Cache
 from placeit.session import Session
 from placeit.simulator.cost_functions import TotalCost

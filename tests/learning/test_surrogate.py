@@ -13,7 +13,7 @@ from placeit.learning.choosing import Tried, worth_measuring
 from placeit.learning.surrogate import Surrogate, expected_gain, features, worked
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
-from placeit.simulator.objectives import Latency
+from placeit.simulator.objectives.latency import Latency
 from tests.small_models import random_model
 
 GROUPS = 12

@@ -19,12 +19,13 @@ from placeit.optimizer.certainty import MARGIN, excluded
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
+from placeit.optimizer.state import Ran
 from placeit.placers.bound import lower_bound
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.session import Session, optimize
-from placeit.simulator.objectives import get_objective
+from placeit.simulator.objectives.registry import get_objective
 from tests.broken_executors import taking
 from tests.small_models import inception_like
 
@@ -153,7 +154,8 @@ def test_the_bound_that_is_printed_is_less_its_error_as_far_as_that_was_measured
             search.singles(plain=False)
             search.begin_with({"split": np.arange(len(session.grouping.groups), dtype=np.int32) % 2})
             for name, seconds in measured.items():
-                search.known[name] = replace(search.known[name], measured=summed_up(name, [seconds], [0]))
+                measured = summed_up(name, [seconds], [0])
+                search.become(name, Ran(measured, measured), "measured")
             return search.bound_s
 
         bound, (first, second) = printed(), PAIR

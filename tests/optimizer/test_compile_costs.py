@@ -12,12 +12,16 @@ import pytest
 from placeit.core import clock
 from placeit.measuring.check import OutputDifference
 from placeit.measuring.measure import summed_up
+from placeit.optimizer import turns
 from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.deciding import confirm
 from placeit.optimizer.search import Search
+from placeit.optimizer.state import Ran
+from placeit.optimizer.turns import measure
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
 from placeit.session import Session
-from placeit.simulator.objectives import Latency
+from placeit.simulator.objectives.latency import Latency
 
 PLENTY = 1e6  # seconds, for tests whose outcome the clock must not decide
 
@@ -79,7 +83,7 @@ def searching(left_s: float, **splits: tuple[float, float]) -> tuple[Search, Com
 
 
 def promising(search: Search) -> set[str]:
-    return {one.name for one in search.promising()}
+    return {one.name for one in turns.promising(search)}
 
 
 def test_what_takes_longer_to_compile_than_is_left_is_not_raced_and_says_so() -> None:
@@ -136,7 +140,7 @@ def test_a_race_opens_nothing_more_when_compiling_took_longer_than_expected() ->
         return cast("Opened", opened(plan, **options))
 
     compiler.session.executor = slow
-    search.measure()
+    measure(search)
     assert search.known["first"].measured is not None
     second = search.known["second"]
     assert second.measured is None
@@ -145,16 +149,16 @@ def test_a_race_opens_nothing_more_when_compiling_took_longer_than_expected() ->
 
 def test_where_a_split_could_not_be_compiled_in_time_the_decision_says_that_time_was_short() -> None:
     search, _ = searching(PLENTY, slow=(0.5, 2 * PLENTY))
-    search.measure()
-    assert search.confirm().hurried
+    measure(search)
+    assert confirm(search).hurried
 
 
 def test_a_decision_needs_time_to_compile_what_an_earlier_search_has_measured() -> None:
     search, compiler = searching(PLENTY, known=(0.5, 2 * PLENTY))
     for name in ("single", "known"):
         measured = summed_up(name, [search.known[name].simulated_s or 0.0] * 6, range(6))
-        search.learn_of(name, measured=measured, value=measured, earlier=True)
-    decision = search.confirm()
+        search.become(name, Ran(measured, measured, earlier=True), "measured")
+    decision = confirm(search)
     assert decision.hurried
     assert decision.winner is search.known["single"]
     assert not compiler.opened
@@ -163,5 +167,5 @@ def test_a_decision_needs_time_to_compile_what_an_earlier_search_has_measured() 
 @pytest.mark.parametrize("left", [0.0, -1.0])
 def test_nothing_is_compiled_when_no_time_is_left(left: float) -> None:
     search, compiler = searching(left, split=(0.5, 10.0))
-    search.measure()
+    measure(search)
     assert all(plan.compiling == 0 for plan in compiler.opened)

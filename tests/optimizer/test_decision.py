@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.decision import FASTER, NOT_FASTER, Case, Machine, search_of, summary
 from placeit.core import clock
+from placeit.optimizer.deciding import confirm, selected, settled
+from placeit.optimizer.turns import measure
 
 
 def name_of(case: Case) -> str:
@@ -69,14 +71,14 @@ def machine(noise: float = 0.01) -> Machine:
 
 def test_what_was_measured_before_the_decision_does_not_enter_it() -> None:
     search = search_of(Case((0.5, 0.5), 0.01, (1.0, 1.0)), machine(), seed=0)
-    search.measure()
-    single, split = search.selected()
+    measure(search)
+    single, split = selected(search)
     assert single is not None
     assert split is not None
     assert single.value is not None
     assert split.value is not None
     assert split.value.median < 0.6
-    decision = search.settled(single, search.learn_of(split.name, plan=1.0))
+    decision = settled(search, single, search.learn_of(split.name, plan=1.0))
     assert decision is not None
     assert decision.winner is decision.single
     assert decision.ratio is not None
@@ -91,9 +93,9 @@ def test_what_was_measured_before_the_decision_does_not_enter_it() -> None:
 @pytest.mark.parametrize(("left_s", "rounds"), [(1e9, 26), (28.4, 12), (19.4, 6)])
 def test_the_decision_keeps_to_the_time_that_is_left(left_s: float, rounds: int) -> None:
     search = search_of(Case((0.5,), 0.01, (1.0,)), machine(), seed=0)
-    search.measure()
+    measure(search)
     search.deadline = clock.now() + left_s
-    winner = search.confirm().winner
+    winner = confirm(search).winner
     assert winner is not None
     assert winner.placer == "drawn"
     assert winner.measured is not None
@@ -103,9 +105,9 @@ def test_the_decision_keeps_to_the_time_that_is_left(left_s: float, rounds: int)
 @pytest.mark.parametrize("left_s", [11.0, 0.0, -5.0])
 def test_without_time_for_a_decision_the_single_device_stays(left_s: float) -> None:
     search = search_of(Case((0.5, 0.6), 0.01, (1.0, 1.1)), machine(), seed=0)
-    search.measure()
+    measure(search)
     search.deadline = clock.now() + left_s
-    decision = search.confirm()
+    decision = confirm(search)
     assert decision.winner is not None
     assert decision.winner.name == "single 0"
     assert decision.hurried
@@ -116,8 +118,8 @@ def test_runs_that_vary_much_get_more_rounds_if_a_gain_is_likely() -> None:
     rounds = []
     for noise, time_of_split in ((0.01, 0.8), (0.25, 0.8), (0.25, 1.5)):
         search = search_of(Case((time_of_split,), noise, (1.0,)), machine(noise), seed=0)
-        search.measure()
-        single = search.confirm().single
+        measure(search)
+        single = confirm(search).single
         assert single is not None
         assert single.measured is not None
         rounds.append(len(single.measured.samples))

@@ -18,8 +18,10 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError, FileError, InfeasibleError, UsageError
 from placeit.devices.host import allowed_cores
+from placeit.optimizer.deciding import confirm
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.search import Search
+from placeit.optimizer.turns import measure
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
@@ -242,8 +244,8 @@ def test_what_finds_no_room_beside_the_others_is_raced_after_them(foreseen: bool
     if foreseen:
         room.places = 99
         search.has_room = lambda: room.open < 3  # type: ignore[method-assign]
-    search.measure()
-    decision = search.confirm()
+    measure(search)
+    decision = confirm(search)
     assert room.most == 3
     assert room.open == 0
     assert [candidate.failed for candidate in search.candidates] == [None] * 6
@@ -255,8 +257,8 @@ def test_what_finds_no_room_beside_the_others_is_raced_after_them(foreseen: bool
 def test_what_finds_no_room_alone_is_out() -> None:
     search = search_of(Case((0.9, 0.8), 0.001, (1.0,)), machine(), seed=0)
     room = Room(search, 0)
-    search.measure()
-    assert search.confirm().winner is None
+    measure(search)
+    assert confirm(search).winner is None
     assert room.open == 0
     assert {candidate.failed for candidate in search.candidates} == {"There is no room."}
 
@@ -264,8 +266,8 @@ def test_what_finds_no_room_alone_is_out() -> None:
 def test_two_that_find_no_room_together_cannot_be_compared_and_the_single_device_stays() -> None:
     search = search_of(Case((0.9, 0.8), 0.001, (1.0,)), machine(), seed=0)
     Room(search, 1)
-    search.measure()
-    winner = search.confirm().winner
+    measure(search)
+    winner = confirm(search).winner
     assert winner is not None
     assert winner.placer == "single"
 
@@ -275,8 +277,8 @@ def test_who_loses_early_is_closed_while_the_others_race_on() -> None:
     search = search_of(Case((0.9, 0.91, 0.92), 0.001, (1.0, 1.4)), machine(), seed=0)
     room = Room(search, 9)
     search.progress = lambda what, _: seen.setdefault(what, set()).add(room.open)
-    search.measure()
-    search.confirm()
+    measure(search)
+    confirm(search)
     assert seen["measuring the finalists"] > {5}
     assert seen["deciding between the finalists"] == {2}
 
@@ -296,8 +298,8 @@ def test_a_split_that_fails_in_the_decision_gives_way_to_the_next(monkeypatch: p
 
     monkeypatch.setattr(Drawn, "time", run)
     search.progress = progress
-    search.measure()
-    decision = search.confirm()
+    measure(search)
+    decision = confirm(search)
     assert decision.winner is not None
     assert decision.winner.simulated_s == 0.8
     assert decision.ratio is not None

@@ -18,7 +18,7 @@ from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.session import Session
-from placeit.simulator.objectives import Latency
+from placeit.simulator.objectives.latency import Latency
 from tests.small_models import inception_like
 from tests.steady import STEADY, optimize
 

@@ -19,12 +19,12 @@ from placeit.core.errors import UsageError
 from placeit.devices.energy import EnergyMeter, EnergyMeters
 from placeit.devices.meters import Meter
 from placeit.measuring.check import OutputDifference
-from placeit.optimizer import races
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.result import Optimized
 from placeit.report import as_text
 from placeit.runtime.devices import kinds
 from placeit.session import Session
+from placeit.simulator.objectives import energy
 from tests.broken_executors import Wrapped
 from tests.known_devices import EMPTY_S, Truth, truth
 from tests.small_models import random_model
@@ -77,7 +77,7 @@ def plug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plug]:
     monkeypatch.setitem(kinds._KINDS, "known", "tests.known_devices:KIND")
     monkeypatch.setattr(Session, "executor", lambda *args, **options: Metered(original(*args, **options)))
     monkeypatch.setattr(Session, "check_outputs", lambda *_, **__: OutputDifference(0.0, 0.0))
-    monkeypatch.setattr(races, "energy_meters", plug.meters)
+    monkeypatch.setattr(energy, "energy_meters", plug.meters)
     truth.append(Truth(table, dict.fromkeys(OPS, (1e-05,) * 3)))
     yield plug
     truth.clear()
@@ -166,7 +166,7 @@ def test_measured_and_modelled_joules_are_not_kept_in_one_file(
         again = searched(session, resume=file)
         assert again.chosen.name == first.chosen.name
         monkeypatch.setattr(
-            races, "energy_meters", lambda cluster: EnergyMeters((), dict.fromkeys(cluster.names, "of no reason"))
+            energy, "energy_meters", lambda cluster: EnergyMeters((), dict.fromkeys(cluster.names, "of no reason"))
         )
         with pytest.raises(UsageError, match="its objective is 'energy, by meters', and now it is 'energy'"):
             searched(session, resume=file)
@@ -178,7 +178,7 @@ def test_without_a_meter_for_each_device_the_model_decides_and_no_joules_are_mea
     def half(cluster: Cluster) -> EnergyMeters:
         return EnergyMeters(plug.meters(cluster).meters, {"d1": "it has none"})
 
-    monkeypatch.setattr(races, "energy_meters", half)
+    monkeypatch.setattr(energy, "energy_meters", half)
     with opened() as session:
         found = searched(session)
     assert found.chosen.name == "d0"

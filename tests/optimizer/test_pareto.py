@@ -23,7 +23,7 @@ from placeit.optimizer.result import Optimized
 from placeit.placers.feasibility import fits, random_placements
 from placeit.profiler.cache import Cache
 from placeit.simulator.cost_functions import EnergyCost
-from placeit.simulator.objectives import Energy
+from placeit.simulator.objectives.energy import Energy
 from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 from placeit.workbench.options import Constraints

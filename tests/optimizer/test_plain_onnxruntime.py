@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from placeit import Session
 from placeit.core.placement import Placement
 from placeit.devices.plain import plain_devices
-from placeit.optimizer.candidates import alone_on
 from placeit.optimizer.compare import compare
 from placeit.optimizer.deployed import Deployed
+from placeit.optimizer.wholes import alone_on
 from tests.eight_bit import EIGHT_BIT
 from tests.steady import STEADY, optimize
 

@@ -20,13 +20,14 @@ from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores
 from placeit.devices.own_modes import OwnMode
 from placeit.optimizer.candidates import Beside, Candidate
+from placeit.optimizer.deciding import guests, settled
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.references import enter_references, references_beside
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.report import as_text
 from placeit.session import Session
-from placeit.simulator.objectives import get_objective
+from placeit.simulator.objectives.registry import get_objective
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like
 from tests.steady import STEADY
@@ -68,7 +69,7 @@ def raced(cache: Cache) -> Iterator[Callable[[], Raced]]:
         def race() -> Raced:
             search = Search(session, get_objective("throughput", session.cluster), math.inf, 0, None)
             search.singles()
-            decision = search.settled(search.known[PAIR[0]], None)
+            decision = settled(search, search.known[PAIR[0]], None)
             assert decision is not None
             assert decision.winner is not None
             return Raced(search, decision.winner, references_beside(search, decision.winner))
@@ -96,7 +97,7 @@ def test_a_reference_that_beats_the_answer_is_named_in_the_report(
 ) -> None:
     as_modes("MULTI:CPU")
     monkeypatch.setattr(OwnModeRunner, "time", lambda self: 1e-9)
-    monkeypatch.setattr("placeit.optimizer.search.decision_rounds", lambda single, split: 6)
+    monkeypatch.setattr("placeit.optimizer.deciding.decision_rounds", lambda single, split: 6)
     found = placeit.optimize(
         inception_like(),
         PAIR,
@@ -161,8 +162,8 @@ def test_a_reference_that_never_ends_is_left_behind(raced: Callable[[], Raced], 
     end = threading.Event()
     monkeypatch.setattr(OwnModeRunner, "time", lambda self: end.wait(30))
     monkeypatch.setattr("placeit.optimizer.races.Races.left", lambda self: 0.1)
-    monkeypatch.setattr("placeit.optimizer.races._PATIENCE_S", 0.1)
-    monkeypatch.setattr("placeit.optimizer.search.Search.guests", lambda self, *_: enter_references(self, self.problem))
+    monkeypatch.setattr("placeit.optimizer.runs._PATIENCE_S", 0.1)
+    monkeypatch.setattr("placeit.optimizer.deciding.guests", lambda search, *_: enter_references(search, search.problem))
     (reference,) = raced().references
     end.set()
     assert reference.row.failed is not None
@@ -184,12 +185,12 @@ def test_a_reference_whose_runs_take_too_long_leaves_before_the_rounds(cache: Ca
         search = Search(session, get_objective("throughput", session.cluster), math.inf, 0, None)
         search.singles()
         single = search.known[PAIR[0]]
-        guests = search.guests([single], 6)
-        assert len(guests) == 1
+        beside = guests(search, [single], 6)
+        assert len(beside) == 1
         search.deadline = 0.0  # long ago
-        found = search.race([single], "measuring", rounds=6, share=1.0, min_rounds=6, guests=guests)
+        found = search.race([single], "measuring", rounds=6, share=1.0, min_rounds=6, guests=beside)
         assert found.keys() == {single.name}
-        left = search.known[guests[0].name]
+        left = search.known[beside[0].name]
         assert left.measured is None
         assert left.not_run is not None
         assert "there was no time left for 6 rounds" in left.not_run
@@ -200,7 +201,7 @@ def test_for_latency_references_race_beside_the_answer_too(cache: Cache, as_mode
         session.profile()
         search = Search(session, get_objective("latency", session.cluster), math.inf, 0, None)
         search.singles()
-        assert search.guests(search.candidates, 6) == []  # core sets are one device
+        assert guests(search, search.candidates, 6) == []  # core sets are one device
     as_modes("AUTO:CPU", "HETERO:CPU")
     gpu = Device("GPU.0")
 
@@ -235,7 +236,7 @@ def test_there_are_no_references(why: str, cache: Cache) -> None:
         session.profile()
         search = Search(session, get_objective(objective, session.cluster), math.inf, 0, None)
         search.singles(plain=why != "no plain devices")
-        assert search.guests(search.candidates, 6) == []
+        assert guests(search, search.candidates, 6) == []
         assert all(one.reference is None for one in search.known.values())
 
 

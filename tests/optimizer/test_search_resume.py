@@ -24,10 +24,12 @@ from placeit.optimizer.options import Budget, Candidates
 from placeit.optimizer.replicas import enter_replicas
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
+from placeit.optimizer.state import Ran
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
 from placeit.session import Session
-from placeit.simulator.objectives import Latency, Throughput
+from placeit.simulator.objectives.latency import Latency
+from placeit.simulator.objectives.throughput import Throughput
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like, random_model
 from tests.steady import STEADY, optimize
@@ -186,7 +188,8 @@ def test_what_is_no_placement_on_these_devices_is_not_kept(cache: Cache, tmp_pat
         search.enter(replace(fast, name="elsewhere"), Alone(session, np.ones(2)))
         for name in ("elsewhere", slow.name):
             measured = summed_up(name, [0.1] * 6, range(6))
-            search.learn_of(name, measured=measured, value=measured, output_error=OutputDifference(0.0, 0.0))
+            search.become(name, Ran(measured, measured), "measured")
+            search.learn_of(name, output_error=OutputDifference(0.0, 0.0))
         search.keep(["elsewhere", slow.name])
     assert [json.loads(line)["name"] for line in (tmp_path / "search.jsonl").read_text().splitlines()[1:]] == ["slow"]
 
@@ -208,7 +211,8 @@ def test_what_was_measured_of_replicas_is_kept(cache: Cache, tmp_path: Path) -> 
         first = begun()
         (replicas,) = (one for one in first.candidates if one.replicas)
         measured = summed_up(replicas.name, samples, range(6))
-        first.learn_of(replicas.name, measured=measured, value=measured, cost=0.12, output_error=OutputDifference(0.0, 0.0))
+        first.become(replicas.name, Ran(measured, measured, cost=0.12), "measured")
+        first.learn_of(replicas.name, output_error=OutputDifference(0.0, 0.0))
         first.keep([replicas.name])
         (again,) = (one for one in begun().candidates if one.replicas)
         assert (again.name, again.earlier, again.cost) == (replicas.name, True, 0.12)

@@ -16,14 +16,18 @@ from placeit.core.placement import Placement
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
+from placeit.optimizer import improving
+from placeit.optimizer.improving import refine
 from placeit.optimizer.options import Candidates
+from placeit.optimizer.proposing import ask_all
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.optimizer.starts import divide_for, read_starts
+from placeit.optimizer.turns import promising
 from placeit.profiler.cache import Cache
 from placeit.report import as_text
 from placeit.session import Session
-from placeit.simulator.objectives import Latency
+from placeit.simulator.objectives.latency import Latency
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like, random_model
 from tests.steady import optimize
@@ -77,8 +81,9 @@ def test_a_start_is_measured_though_it_is_simulated_to_be_hopeless(cache: Cache)
         search = Search(session, Latency(), np.inf, 0, None)
         search.singles()
         search.begin_with({"start": groups})
-        search.propose(("heft", "cpop", "metis", "random-task-eft", "random"))
-        assert "start" in {candidate.name for candidate in search.promising()}
+        ask_all(search, ("heft", "cpop", "metis", "random-task-eft", "random"))
+        refine(search)
+        assert "start" in {candidate.name for candidate in promising(search)}
     found = optimize(
         inception_like(), cluster, candidates=Candidates(placers=("heft", "metis"), start=start), budget=12, cache=cache
     )
@@ -91,13 +96,13 @@ def test_a_start_is_measured_though_it_is_simulated_to_be_hopeless(cache: Cache)
 
 def test_the_search_among_plans_begins_with_each_start(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[bytes] = []
-    search_on = Search.improved
+    search_on = improving.improved
 
-    def improved(self: Search, groups: np.ndarray, seed: int) -> np.ndarray:
+    def improved(search: Search, groups: np.ndarray, seed: int) -> np.ndarray:
         begun.append(groups.tobytes())
-        return search_on(self, groups, seed)
+        return search_on(search, groups, seed)
 
-    monkeypatch.setattr(Search, "improved", improved)
+    monkeypatch.setattr(improving, "improved", improved)
     with Session(inception_like(), described("d0", "d1"), cache=cache) as session:
         starts = [
             session.placement(np.random.default_rng(seed).integers(2, size=len(session.grouping.groups))) for seed in (1, 2)

@@ -18,6 +18,7 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.names import parse_device
 from placeit.devices.plain import in_throughput_mode
 from placeit.measuring.measure import FEWEST
+from placeit.optimizer import proposing
 from placeit.optimizer.candidates import known_value
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
@@ -26,7 +27,7 @@ from placeit.profiler.cache import Cache
 from placeit.runtime.devices import throughput
 from placeit.runtime.executor import Executor
 from placeit.session import Session
-from placeit.simulator.objectives import Throughput
+from placeit.simulator.objectives.throughput import Throughput
 from placeit.workbench.options import Constraints, Traffic
 from tests.small_models import inception_like
 from tests.steady import STEADY
@@ -64,7 +65,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
         return count * 1e-9
 
     monkeypatch.setattr(Executor, "times", quick)
-    monkeypatch.setattr("placeit.optimizer.search.decision_rounds", lambda single, split: 6)
+    monkeypatch.setattr("placeit.optimizer.deciding.decision_rounds", lambda single, split: 6)
 
 
 @pytest.mark.usefixtures("fast")
@@ -111,14 +112,14 @@ def test_requests_in_flight_are_at_work_at_the_same_time(cache: Cache, monkeypat
 
 def test_what_serves_whole_requests_races_before_placers_are_asked(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     raced: list[set[str]] = []
-    ask_all = Search.ask_all
+    ask_all = proposing.ask_all
 
-    def watched(self: Search, *args: Any, **options: Any) -> None:
-        raced.append({self.known[name].placer for race in self.races for name in race.measured})
-        ask_all(self, *args, **options)
+    def watched(search: Search, *args: Any, **options: Any) -> None:
+        raced.append({search.known[name].placer for race in search.races for name in race.measured})
+        ask_all(search, *args, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Search, "ask_all", watched)
+    monkeypatch.setattr(proposing, "ask_all", watched)
     found = search(cache)
     assert raced == [{"single", "replicas", "throughput mode"}]
     assert mode_of(found).output_error.max_rel < 1e-4

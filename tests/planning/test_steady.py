@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from placeit.core.conflicts import shares_beside
 from placeit.planning.segments import Segmenter
-from placeit.simulator.objectives import Throughput
+from placeit.simulator.objectives.throughput import Throughput
 from placeit.simulator.simulate import simulate
 from placeit.simulator.throughput import ThroughputCost, bottleneck
 from tests.planning.test_segments import cases, feasible_placement

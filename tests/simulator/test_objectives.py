@@ -20,7 +20,8 @@ from placeit.placers.api import place
 from placeit.placers.feasibility import fits
 from placeit.placers.local_search import LocalSearch
 from placeit.simulator.cost_functions import AmortisedCost, EnergyCost, RelocationCost, TotalCost
-from placeit.simulator.objectives import Latency, get_objective, objective_names
+from placeit.simulator.objectives.latency import Latency
+from placeit.simulator.objectives.registry import get_objective, objective_names
 from placeit.simulator.scheduler import Rules
 from placeit.simulator.simulate import Schedule, SimulatedCost, schedule
 from placeit.testing.problems import random_problem

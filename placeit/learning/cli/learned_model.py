@@ -22,7 +22,7 @@ from placeit.cli.options import (
     ShapesOption,
     TrustOption,
 )
-from placeit.cli.values import MINIMISED, complete_objectives
+from placeit.cli.values import complete_objectives, minimised
 from placeit.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class LearnedModelOptions:
         typer.Option(
             "--objective",
             metavar="NAME",
-            help=f"{MINIMISED}; default: latency.",
+            help=f"{minimised()}; default: latency.",
             show_default=False,
             autocompletion=complete_objectives,
         ),
@@ -177,7 +177,8 @@ def open_model(
     from placeit.learning import PROBLEM, RUNS
     from placeit.learning.measured import MeasuredCosts, session_source
     from placeit.learning.training.stages import MEASURED
-    from placeit.simulator.objectives import Latency, get_objective
+    from placeit.simulator.objectives.latency import Latency
+    from placeit.simulator.objectives.registry import get_objective
 
     session, objective = stack.enter_context(on.session()), on.objective or Latency.name
     get_objective(objective, session.cluster)  # before anything is profiled

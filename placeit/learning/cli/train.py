@@ -291,7 +291,7 @@ class _Task:
 
 
 def _check(problems: str | None, on: LearnedModelOptions, evaluate_on: Path | None, held_out: int | None) -> None:
-    from placeit.simulator.objectives import check_objective
+    from placeit.simulator.objectives.registry import check_objective
 
     if (problems is None) == (on.model is None):
         raise UsageError("Give either --problems or --model: training problems, or one model on devices.")

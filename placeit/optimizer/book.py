@@ -1,0 +1,117 @@
+"""The book of a search: its candidates by name, their states, and the story of how they came to be in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+from placeit.core.errors import NoRoomError, PlaceitError
+from placeit.optimizer.candidates import Alone, Candidate, Facts, value_of
+from placeit.optimizer.state import Failed, Proposed, Ran, Skipped, State
+from placeit.optimizer.story import Story, What
+from placeit.workbench import Workbench
+
+__all__ = ["Book", "reason_of"]
+
+
+class Book:
+    """Candidates, and the only methods that change their states; each change is an event of the story.
+
+    Args:
+        session: a model on its devices.
+        story: the story to continue; None for a new one.
+
+    Attributes:
+        known: candidates by name, with the facts known so far. Among them are references, and single devices in another
+            precision, which race whenever the same device in the requested precision does.
+        homes: for each candidate that is on no device of the cluster, by name: the session that runs it.
+    """
+
+    def __init__(self, session: Workbench, story: Story | None = None) -> None:
+        self.session, self.story = session, Story() if story is None else story
+        self.known: dict[str, Candidate] = {}
+        self.homes: dict[str, Alone] = {}
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All candidates that may be chosen, with the facts known so far."""
+        return [candidate for candidate in self.known.values() if candidate.may_be_chosen]
+
+    @property
+    def standing(self) -> list[Candidate]:
+        """Candidates that have not failed."""
+        return [candidate for candidate in self.candidates if candidate.failed is None]
+
+    @property
+    def ranked(self) -> list[Candidate]:
+        """Candidates that were measured and have not failed, best first."""
+        return sorted((candidate for candidate in self.standing if candidate.measured is not None), key=value_of)
+
+    def home(self, name: str) -> Workbench:
+        """Return the session that runs a candidate."""
+        alone = self.homes.get(name)
+        return self.session if alone is None else alone.session
+
+    def is_placed(self, candidate: Candidate) -> bool:
+        """Return whether a candidate is one placement of the groups on the session's own devices."""
+        return candidate.name not in self.homes and not candidate.replicas
+
+    def is_onnxruntime(self, name: str) -> bool:
+        """Return whether a candidate is plain ONNX Runtime."""
+        return name in self.homes and self.homes[name].is_onnxruntime
+
+    def enter(self, candidate: Candidate, alone: Alone | None = None) -> Candidate:
+        """Add or replace a candidate; ``alone`` runs it if it is on no device of the cluster."""
+        self.known[candidate.name] = candidate
+        if alone is not None:
+            self.homes[candidate.name] = alone
+        start = "" if candidate.start is None else f", from {candidate.start}"
+        self.story.tell("proposed", candidate.name, f"by {candidate.placer}{start}", candidate.state.told())
+        return candidate
+
+    def learn_of(self, name: str, **facts: Unpack[Facts]) -> Candidate:
+        """Add facts to a candidate that do not change its state, and return the new candidate."""
+        self.known[name] = replace(self.known[name], **facts)
+        return self.known[name]
+
+    def become(self, name: str, state: State, what: What, reason: str | None = None) -> Candidate:
+        """Change the state of a candidate, and return the new candidate."""
+        self.known[name] = replace(self.known[name], state=state)
+        self.story.tell(what, name, reason, state.told())
+        return self.known[name]
+
+    def skip(self, name: str, reason: str, *, late: bool = False) -> Candidate:
+        """Record why a candidate is not run; one that was measured keeps its measurements."""
+        one, state = self.known[name], Skipped(reason, late)
+        if one.runs is not None:
+            self.story.tell("skipped", name, reason)
+        elif one.state != state:
+            one = self.become(name, state, "skipped", reason)
+        return one
+
+    def reconsider(self, name: str) -> Candidate:
+        """Forget that a candidate was skipped, since it is worth a run now."""
+        one = self.known[name]
+        return self.become(name, Proposed(), "proposed again") if isinstance(one.state, Skipped) else one
+
+    def fail(self, name: str, why: BaseException | str) -> None:
+        """Mark a candidate as failed, and discard its measurements."""
+        reason = why if isinstance(why, str) else reason_of(why)
+        no_room = isinstance(why, NoRoomError | MemoryError)
+        self.become(name, Failed(reason, no_room, self.known[name].earlier), "failed", reason)
+
+    def undo(self, before: Candidate, why: str) -> None:
+        """Set a candidate back to what it was before a race whose measurements do not count."""
+        self.known[before.name] = before
+        self.story.tell("undone", before.name, why, before.state.told())
+
+    def revise(self, name: str, state: Ran, reason: str) -> Candidate:
+        """Value the runs of a measured candidate anew."""
+        return self.become(name, state, "compared", reason)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of an error, as one paragraph that ends with a full stop."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = text if isinstance(error, PlaceitError) else f"{type(error).__name__}: {text}"
+    return text if text.endswith(".") else f"{text}."

@@ -1,0 +1,115 @@
+"""The stages before a search has candidates: starting placements, costs, and bounds."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core import clock
+from placeit.devices.plain import plain_devices
+from placeit.measuring.budget import TRIFLE_S, least
+from placeit.optimizer.certainty import excluded
+from placeit.optimizer.ledger import PROFILING
+from placeit.optimizer.search_state import SearchState, Stage
+from placeit.optimizer.starts import divide_for, elsewhere
+from placeit.profiler.memory import Rates, shared_reads
+
+__all__ = ["Bound", "Load", "Profile", "tell_worth"]
+
+_PROFILE_SHARE = 0.4  # share of the budget that profiling may take
+_MEMORY_S = 3.0  # seconds that must be left to measure how fast all devices read memory together; that takes a sixth of them
+_LOG = logging.getLogger(__name__)
+
+
+class Load(Stage):
+    """Find the devices of the starting placements, and divide groups where these divide them."""
+
+    name = "load"
+    reads = ()
+    writes = ("starts", "on_cores")
+    may_be_interrupted = False
+
+    def run(self, state: SearchState) -> None:
+        """Prepare the groups. Raises PlacementError if a starting placement does not fit the model or the devices."""
+        state.session.check_room()
+        given = state.goal.starts
+        state.on_cores = on_cores = elsewhere(state.session, given)
+        state.starts = starts = {name: one for name, one in given.items() if name not in on_cores}
+        divide_for(state.session, starts)
+
+
+class Profile(Stage):
+    """Measure the costs of groups, links and cuts, or read them from the cache."""
+
+    name = "profile"
+    reads = ("deadline",)
+    writes = ("enough", "excluded")
+    may_be_interrupted = False
+
+    def run(self, state: SearchState) -> None:
+        """Profile, and stop early if the budget is too short or no split can be faster than a plain device."""
+        seconds = state.goal.budget.seconds
+        with state.ledger.on(PROFILING):
+            state.session.profile(
+                budget_s=seconds * _PROFILE_SHARE,
+                check=state.session.policy.check_costs,
+                worth=functools.partial(self._is_worth, state),
+                certain=functools.partial(_is_certain, state) if _may_stop(state) else None,
+                progress=state.progress,
+            )
+
+    @staticmethod
+    def _is_worth(state: SearchState, seconds: NDArray[np.float64]) -> bool:
+        state.enough = enough = tell_worth(seconds, state.deadline, state.goal.budget.seconds)
+        return enough
+
+
+class Bound(Stage):
+    """Find out whether no split can be the answer, and how much devices read from a memory that they share."""
+
+    name = "bound"
+    reads = ("deadline",)
+    writes = ("excluded", "memory")
+    may_be_interrupted = False
+
+    def run(self, state: SearchState) -> None:
+        """Bound the time of any placement by the costs."""
+        session = state.session
+        with state.ledger.on(PROFILING):
+            if _may_stop(state) and (profiled := session.costs.profiled) is not None and profiled.cached:  # nothing was run
+                _is_certain(state, session.costs.core)
+            if not state.goal.objective.steady and state.deadline - clock.now() > _MEMORY_S:
+                state.memory = shared_reads(session.grouping, session.costs, Rates.of_model(session.model, session.cache))
+
+
+def tell_worth(seconds: NDArray[np.float64], deadline: float, budget: float) -> bool:
+    """Return whether there is time to compare placements, by seconds of a run on each device; if not, log a warning."""
+    finite = seconds[np.isfinite(seconds)]
+    enough = least(finite) <= max(deadline - clock.now(), TRIFLE_S)
+    if len(seconds) > 1 and len(finite) and not enough:
+        _LOG.warning(
+            "A run takes %.3g s. Comparing placements takes at least about %.3g s, but of the budget of %g s only "
+            "%.3g s are left.",
+            finite.min(),
+            least(finite),
+            budget,
+            max(0.0, deadline - clock.now()),
+        )
+    return enough or not len(finite)
+
+
+def _may_stop(state: SearchState) -> bool:
+    """Return whether a search may end early because no split can be faster than a plain device."""
+    session, goal = state.session, state.goal
+    alone = goal.candidates.plain and not session.pins and bool(plain_devices(session.cluster))
+    may = session.policy.stop_early and goal.objective.is_makespan and alone
+    return may and goal.energy is None  # a split may take less energy
+
+
+def _is_certain(state: SearchState, core: NDArray[np.float64]) -> bool:
+    """Return whether no split can be faster, by the least seconds of each group on each device, ``float64[G, D]``."""
+    state.excluded = found = excluded(state.session, core)
+    return found is not None

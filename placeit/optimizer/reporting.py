@@ -1,0 +1,139 @@
+"""The stage that reports: the answer and its reason, and the front of latency and energy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from placeit.measuring.budget import least
+from placeit.measuring.incumbent import compared
+from placeit.optimizer.candidates import Beside, known_value
+from placeit.optimizer.decision import Decision
+from placeit.optimizer.ledger import FRONT, compiled_since
+from placeit.optimizer.pareto import find_front
+from placeit.optimizer.reasons import better_references, chosen_of
+from placeit.optimizer.references import references_beside
+from placeit.optimizer.result import Optimized, Unplanned
+from placeit.optimizer.search import Search
+from placeit.optimizer.search_state import SearchState, Stage
+from placeit.optimizer.service import service_of
+from placeit.optimizer.spending import spending
+from placeit.profiler.statistics import mape, pearson, spearman
+from placeit.runtime.compiling import Compiled
+from placeit.runtime.runtime import Runtime
+
+__all__ = ["Report", "optimized"]
+
+
+class Report(Stage):
+    """Choose the answer, say why, and find the front of latency and energy if it was asked for."""
+
+    name = "report"
+    reads = ("search", "decision", "without", "before", "interrupted", "deadline")
+    writes = ("result",)
+    may_be_interrupted = False
+
+    def run(self, state: SearchState) -> None:
+        """Make the result. Raises ExecutionError if every placement failed, InfeasibleError if no placement exists."""
+        search, goal, before = state.search, state.goal, state.before
+        budget, interrupted = goal.budget.seconds, state.interrupted
+        found = optimized(search, state.decision, state.without, budget, interrupted, before, goal.rate)
+        if goal.energy is not None:
+            with state.ledger.on(FRONT):
+                front = find_front(search, goal.energy, found.chosen, state.deadline, interrupted=interrupted)
+            found = replace(
+                found,
+                pareto=front.points,
+                energy=front.meters if found.energy is None else found.energy,
+                interrupted=front.interrupted,
+                compiling=compiled_since(before, state.session.compiling.kinds),
+                spending=(spent := spending(search, found.chosen)),
+                spent_s=sum(one.seconds for one in spent),
+            )
+        state.result = found
+
+
+def optimized(
+    search: Search,
+    decision: Decision,
+    without: Sequence[str],
+    asked: float,
+    interrupted: bool,
+    before: Mapping[str, Compiled],
+    rate: float | None = None,
+) -> Optimized:
+    """Return the result of a search.
+
+    Args:
+        search: the candidates and all that is known of them.
+        decision: the decision.
+        without: devices that have no other precision, a sentence each.
+        asked: seconds of the budget.
+        interrupted: whether Ctrl-C ended the search early.
+        before: programs that the session compiled before the search, by kind of device.
+        rate: requests per second that arrive; None for none.
+    """
+    session, candidates = search.session, search.candidates
+    order = sorted(
+        candidates,
+        key=lambda one: (one.failed is not None, one.measured is None, 1 if one.race is None else -one.race, known_value(one)),
+    )
+    single = decision.single or next((one for one in order if one.placer == "single" and one.failed is None), None)
+    chosen, reason = chosen_of(search, decision, order, single)
+    references = tuple(references_beside(search, chosen))
+    reason += better_references(references, search.objective)
+    search.story.tell("chosen", chosen.name, reason)
+    pairs = [
+        (one.simulated_s, one.measured.median) for one in candidates if one.measured is not None and one.simulated_s is not None
+    ]
+    predicted, actual = [simulated for simulated, _ in pairs], [measured for _, measured in pairs]
+    beside = single if chosen is single or chosen.final else None
+    grouping, home, spent = session.grouping, search.home(chosen.name), spending(search, chosen)
+    return Optimized(
+        model=str(session.model.path),
+        ops=len(grouping.graph),
+        edges=len(grouping.graph.edges),
+        groups=len(grouping.groups),
+        objective=search.objective,
+        candidates=tuple(order),
+        races=tuple(search.races),
+        unplanned=tuple(Unplanned(name, placer, why) for name, (placer, why) in search.unplanned.items()),
+        precisions=tuple(
+            Beside(other, compared(other.measured, search.known[other.of].measured))
+            for other in search.known.values()
+            if other.of is not None
+        ),
+        without_precisions=tuple(without),
+        chosen=chosen,
+        best_single=single,
+        speedup=None if beside is None else compared(beside.measured, chosen.measured),
+        references=references,
+        reason=reason,
+        bound_s=search.bound_s,
+        service=service_of(chosen, rate, seed=search.seed) if search.objective.steady else None,
+        simulator_error=None
+        if not pairs or session.costs.shared
+        else {
+            "mape": mape(predicted, actual),
+            "pearson": pearson(predicted, actual),
+            "spearman": spearman(predicted, actual),
+        },
+        asked_s=asked,
+        spent_s=sum(one.seconds for one in spent),
+        spending=spent,
+        compiling=compiled_since(before, session.compiling.kinds),
+        least_s=None if not session.executable else least(search.single_seconds()) or None,
+        interrupted=interrupted,
+        cluster=session.cluster,
+        pins=session.pins,
+        memory=session.memory,
+        profiled=session.costs.profiled,
+        conditions=session.conditions,
+        energy=search.meters,
+        pareto=None,
+        curves=dict(search.curves),
+        story=tuple(search.story.events),
+        _again=session.again,
+        _open=functools.partial(Runtime, home.model, home.grouping, home.cluster, precision=session.precision),
+    )

@@ -1,0 +1,247 @@
+"""Run candidates: open their executors, and know what a run takes and which measurements are kept."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from placeit.core import clock
+from placeit.core.narrowing import narrowed
+from placeit.devices.host import free_bytes
+from placeit.devices.openvino import target_name
+from placeit.devices.own_modes import OwnMode
+from placeit.measuring.measure import Watching, summed_up
+from placeit.measuring.pace import Pace
+from placeit.optimizer.book import Book
+from placeit.optimizer.candidates import Candidate, Raced
+from placeit.optimizer.deployed import Deployed, ReferenceRun, fewest_requests, is_pipeline, run_lengths
+from placeit.optimizer.journal import Journal, Known
+from placeit.optimizer.ledger import COMPILING, Ledger
+from placeit.optimizer.state import Proposed, Ran
+from placeit.optimizer.story import Story
+from placeit.planning.in_flight import in_flight
+from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.profiler.calibration import calibrated
+from placeit.profiler.costs import Progress
+from placeit.runtime.plan_executor import with_room
+from placeit.simulator.objectives.base import Objective
+from placeit.workbench import Workbench
+
+__all__ = ["Runs"]
+
+_LOG = logging.getLogger(__name__)
+_PATIENCE_S = 30.0  # seconds that a run of a reference may take, even if less time is left
+_COPIES = 2  # copies of the weights that free memory must hold before another placement is opened
+
+
+class Runs(Book):
+    """Runs of candidates on a session's devices by an objective, until a deadline.
+
+    Args:
+        session: a model on its devices.
+        objective: objective that runs are valued by.
+        deadline: when the last race should be over, by :func:`placeit.core.clock.now`.
+        seed: seed of the order within each round.
+        progress: called with the current step and the share of it that is done.
+        ledger: ledger that time is booked in; None for a new one.
+        story: story of the search; None for a new one.
+
+    Attributes:
+        races: the races that have been run.
+        meters: meters of the devices, if the objective has some; they are read in races if all devices have one.
+        journal: the file that measurements are kept in; None to keep none.
+        pace: pace at which runs start; None to start each when the previous one has ended.
+        watch: tells whether other work disturbed the machine in a round; None to assume that it never does.
+    """
+
+    def __init__(
+        self,
+        session: Workbench,
+        objective: Objective,
+        deadline: float,
+        seed: int,
+        progress: Progress | None,
+        ledger: Ledger | None = None,
+        story: Story | None = None,
+    ) -> None:
+        super().__init__(session, story)
+        self.deadline, self.seed, self.progress = deadline, seed, progress
+        self.meters = objective.meters(session.cluster) if objective.has_model else None
+        self.objective = objective.measured_with(self.meters)
+        self.pace = None if objective.rate is None else Pace(objective.rate)
+        self.watch: Watching | None = None
+        self.races: list[Raced] = []
+        self.journal: Journal | None = None
+        self.ledger = Ledger() if ledger is None else ledger
+        session.compiling.progress = progress
+        self._uncounted = 1.0  # seconds of a run over its counted seconds; not 1 if requests of several sizes have shares
+        self._priced: dict[str, tuple[Plan, Plan]] = {}  # plan of each candidate, and this plan by the session's costs
+
+    def watch_machine(self) -> None:
+        """Repeat rounds, from now on, that other work on the machine disturbs."""
+        self.watch = self.session.policy.watch()
+
+    @property
+    def period(self) -> float:
+        """Seconds from the start of a run to the start of the next, if runs start at a pace; else 0."""
+        return 0.0 if self.pace is None else self.pace.period
+
+    @property
+    def opening_s(self) -> float:
+        """Seconds spent on opening executors, which is mostly compiling."""
+        return self.ledger.seconds.get(COMPILING, 0.0)
+
+    def segmenter_of(self, costs: Costs) -> Segmenter:
+        """Return a segmenter that makes plans for the objective, with the given costs."""
+        return Segmenter(self.session.grouping, costs, steady=self.objective.steady)
+
+    def simulated_of(self, plan: Plan) -> tuple[float, float]:
+        """Return a plan's simulated seconds (per request if many are in flight), and the objective of that simulation."""
+        value = self.objective.of_plan(plan)
+        return (value if self.objective.steady else plan.schedule.makespan), value
+
+    def deploy(self, candidate: Candidate) -> Deployed:
+        """Open the executors of a candidate, with many requests in flight if the objective is ``steady``."""
+        home, steady = self.home(candidate.name), self.objective.steady
+        if (mode := candidate.reference or self._by_itself(candidate)) is not None:
+            from placeit.backends.openvino.model import OpenVinoModel
+            from placeit.backends.openvino.own_mode import OwnModeRunner
+
+            model = narrowed(OpenVinoModel, home.model)
+            open_it = functools.partial(OwnModeRunner, model, mode, home.precision)
+            return ReferenceRun(open_it, lambda: max(_PATIENCE_S, self.left()))
+        opened = [
+            functools.partial(with_room, functools.partial(home.executor, plan), self._in_flight(home, plan) if steady else 1)
+            for plan in candidate.plans
+        ]
+        return Deployed(opened, candidate.plans if steady else None, spins=self.is_onnxruntime(candidate.name))
+
+    def _by_itself(self, candidate: Candidate) -> OwnMode | None:
+        """Return how OpenVINO runs a plain device, or one in another precision, when a program calls it without placeit.
+
+        None for other candidates, and for any objective but latency.
+        """
+        like = candidate if candidate.of is None else self.known[candidate.of]
+        if not like.plain or not self.objective.is_makespan or self.is_onnxruntime(candidate.name):
+            return None
+        from placeit.backends.openvino.model import OpenVinoModel
+
+        home = self.home(candidate.name)
+        device = home.cluster.devices[0]
+        if device.kind != "openvino" or not device.where.whole_cpu or not isinstance(home.model, OpenVinoModel):
+            return None
+        return OwnMode(candidate.name, target_name(device), (device,), steady=False)
+
+    def _in_flight(self, home: Workbench, plan: Plan) -> int:
+        """Return how many requests in flight serve most; for a pipeline of a model with state, at least enough to time it."""
+        best = home.best_in_flight(plan, in_flight(plan))
+        return max(best, fewest_requests(plan)) if home.model.states and is_pipeline(plan) else best
+
+    def requests_of(self, candidate: Candidate) -> int:
+        """Return how many requests a run of a candidate serves."""
+        return sum(run_lengths(candidate.plans)) if self.objective.steady else 1
+
+    def simulated_run_s(self, candidate: Candidate) -> float:
+        """Return the simulated seconds of a run of a candidate, with all its requests."""
+        return self.lasting((candidate.simulated_s or 0.0) * self.requests_of(candidate))
+
+    def lasting(self, seconds: float) -> float:
+        """Return the seconds in a round of a run that takes ``seconds``: with meters, it is repeated until they can be read."""
+        seconds *= self._uncounted
+        return seconds if self.meters is None or not self.meters.complete else max(seconds, self.meters.window_s)
+
+    @property
+    def scale(self) -> float:
+        """Metered over modelled joules of the same runs, a factor for simulated values; 1 without meters."""
+        pairs = ((one.joules, one.modelled) for one in self.known.values())
+        ratios = [a.median / b.median for a, b in pairs if a is not None and b is not None and b.median > 0]
+        return float(np.median(ratios)) if ratios else 1.0
+
+    def compiling_s(self, candidates: Iterable[Candidate]) -> float:
+        """Return the seconds to compile the missing programs of the candidates that are on the session's own devices."""
+        here = (one for one in candidates if one.name not in self.homes)
+        return self.session.runtime.compiler.takes(plan for one in here for plan in one.plans)
+
+    def say(self, what: str, share: float) -> None:
+        """Report the current step, and the share of it that is done."""
+        if self.progress is not None:
+            self.progress(what, share)
+
+    def left(self) -> float:
+        """Seconds until the search should be over."""
+        return self.deadline - clock.now()
+
+    def has_room(self) -> bool:
+        """Return whether this machine has memory for another copy of the model's weights, and as much again for all else."""
+        return free_bytes() > _COPIES * float(self.session.grouping.groups.param_bytes.sum())
+
+    def keep(self, names: Sequence[str]) -> None:
+        """Write the measurements of candidates on the session's own devices to the journal, if there is one."""
+        if self.journal is None:
+            return
+        for known in (self.recorded(name) for name in names if name not in self.homes):
+            if known is not None:
+                self.journal.add(known)
+
+    def recorded(self, name: str) -> Known | None:
+        """Return the measurements of a candidate as a journal keeps them; None if it has no valid ones."""
+        one = self.known[name]
+        if one.failed is not None or one.measured is None or one.value is None or one.output_error is None:
+            return None
+        return Known.of_candidate(one, one.measured, one.value, one.output_error)
+
+    def recall(self, name: str, known: Known, plan: Plan, *replicas: Plan) -> None:
+        """Give a candidate the measurements, and the segments, that an earlier search has for the same placement.
+
+        If its outputs were wrong by the tolerance of this search, it has failed.
+        """
+        rounds = range(len(known.samples))
+        value = summed_up(name, known.values, rounds)
+        metered = self.objective.by_meters
+        found = Ran(
+            summed_up(name, known.samples, rounds),
+            value,
+            joules=value if metered else None,
+            modelled=value if self.objective.has_model and not metered else None,
+            cost=known.cost,
+            segment_s=known.segment_s,
+            earlier=True,
+        )
+        self.learn_of(name, plan=plan, replicas=replicas, output_error=known.output_error)
+        self.become(name, found, "measured", "by an earlier search")
+        if (why := known.output_error.wrong(self.home(name).tolerance)) is not None:
+            self.fail(name, f"Ran by an earlier search: {why}")
+
+    def calibrated(self) -> Costs:
+        """Return the session's costs, corrected by the measured times of segments that ran beside each other."""
+        segmenter = self.segmenter_of(
+            self.session.costs
+        )  # a candidate's own plan may have been priced with costs that are corrected already
+        runs = []
+        for name, one in self.known.items():
+            if one.segment_s is None or one.value is None or len(one.plan.segments) < 2 or not self.is_placed(one):
+                continue
+            if self._priced.get(name, (None, None))[0] is not one.plan:
+                self._priced[name] = one.plan, segmenter.priced(one.plan)
+            # the machine may have been faster or slower than when the others ran
+            drift = one.cost / one.value.median if self.objective.is_measured and one.cost is not None else 1.0
+            runs.append((self._priced[name][1], one.segment_s * drift))
+        return calibrated(self.session.costs, runs)
+
+    def go_by_model(self) -> None:
+        """Value all runs, earlier ones included, by the power model from now on, since a meter was given up."""
+        if not self.objective.by_meters:
+            return
+        self.objective, self.journal = self.objective.measured_with(self.meters), None
+        _LOG.warning(
+            "%s is %s. Measurements from now on are not kept for other searches.", self.objective.name.capitalize(), self.meters
+        )
+        for name, one in list(self.known.items()):
+            if one.runs is not None and one.modelled is not None:
+                self.revise(name, replace(one.runs, value=one.modelled, cost=None), "by the power model: a meter was lost")
+            elif one.runs is not None:
+                self.become(name, Proposed(), "undone", "only meters have valued it, and one of them was lost")

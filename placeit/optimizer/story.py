@@ -1,0 +1,107 @@
+"""The story of a search: what happened to its candidates, when, in which stage and why."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from placeit.core import clock
+from placeit.optimizer.state import Told
+
+__all__ = ["Event", "Story", "What", "events_of", "happen", "replay"]
+
+What: TypeAlias = Literal[
+    "stage begins",
+    "stage skipped",
+    "proposed",
+    "proposed again",
+    "no placement",
+    "skipped",
+    "measured",
+    "compared",
+    "failed",
+    "undone",
+    "race begins",
+    "race ends",
+    "interrupted",
+    "chosen",
+]
+"""What an event of a search is called."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event of a search.
+
+    Attributes:
+        at_s: seconds since the search was asked for.
+        stage: name of the stage that was under way.
+        what: what happened.
+        candidate: name of the candidate that it happened to; None if it concerns the whole search.
+        reason: why, or with which result; None if ``what`` says all.
+        state: state of the candidate from then on; None if it does not change.
+    """
+
+    at_s: float
+    stage: str
+    what: What
+    candidate: str | None = None
+    reason: str | None = None
+    state: Told | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a dict for JSON output."""
+        return dict(vars(self))
+
+
+class Story:
+    """The events of a search so far.
+
+    Args:
+        begin: when the search was asked for, by :func:`placeit.core.clock.now`; None for now.
+
+    Attributes:
+        events: in the order in which they happened.
+        stage: name of the stage that is under way.
+    """
+
+    def __init__(self, begin: float | None = None) -> None:
+        self.events: list[Event] = []
+        self.stage = "race"
+        self._begin = clock.now() if begin is None else begin
+
+    def tell(self, what: What, candidate: str | None = None, reason: str | None = None, state: Told | None = None) -> None:
+        """Add an event that happens now."""
+        self.events.append(Event(clock.now() - self._begin, self.stage, what, candidate, reason, state))
+
+    def begin(self, stage: str) -> None:
+        """Begin a stage."""
+        self.stage = stage
+        self.tell("stage begins")
+
+
+def happen(states: Mapping[str, Told], event: Event) -> Mapping[str, Told]:
+    """Return the states of all candidates after an event, given the states before it."""
+    if event.candidate is None or event.state is None:
+        return states
+    return {**states, event.candidate: event.state}
+
+
+def replay(events: Iterable[Event]) -> Mapping[str, Told]:
+    """Return the states of all candidates, by name, after the events of a search."""
+    start: Mapping[str, Told] = {}
+    return functools.reduce(happen, events, start)
+
+
+def events_of(found: object) -> list[Event]:
+    """Return the events in the JSON of a search in a recording; entries that are no events are left out."""
+    events = []
+    for one in found if isinstance(found, list) else ():
+        if isinstance(one, dict) and isinstance(one.get("at_s"), int | float) and one.get("what") in get_args(What):
+            stage, candidate, reason, state = (one.get(name) for name in ("stage", "candidate", "reason", "state"))
+            candidate, reason = (None if value is None else str(value) for value in (candidate, reason))
+            state = state if isinstance(state, dict) else None
+            events.append(Event(one["at_s"], str(stage), one["what"], candidate, reason, state))
+    return events
