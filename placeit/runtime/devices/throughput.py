@@ -11,11 +11,9 @@ from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.devices.openvino_errors import explaining
 from placeit.runtime.devices.base import Program
-from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.openvino import KIND as OPENVINO
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoInstance, OpenVinoProgram
 
-__all__ = ["KIND", "ThroughputDevice"]
+__all__ = ["ThroughputDevice"]
 
 _PROPERTIES = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": "AUTO"}
 
@@ -69,10 +67,3 @@ class ThroughputDevice(OpenVinoDevice):
 def _run(request: Any) -> None:
     request.start_async()
     request.wait()
-
-
-def _open(device: Device, precision: str) -> ThroughputDevice:
-    return ThroughputDevice(device, precision=precision)
-
-
-KIND = DeviceKind(_open, OPENVINO.supported, OPENVINO.kernels, version=OPENVINO.version, open_sizes=OPENVINO.open_sizes)
