@@ -38,7 +38,7 @@ def named(spec: str | Sequence[str] | None = None, *, precision: str = "f32") ->
         DeviceError: a device does not exist, its cores are not allowed, or two names stand for one device.
     """
     if spec is None or (spec if isinstance(spec, str) else ",".join(spec)).strip() == "auto":
-        openvino = load_kind(Device.kind)
+        openvino = kind_of(Device("CPU"))
         assert isinstance(openvino, OnOpenVino)  # noqa: S101
         return automatic(openvino.found(), precision)
     return Cluster(tuple(resolve(parse_devices(spec))))
@@ -112,7 +112,10 @@ def _resolve(address: Address) -> Device:
         return other_nodes().device(address)
     own = hardware_kind(address)
     finder = load_kind(own)
-    device = finder.find(address) if isinstance(finder, FindsHardware) else _own_device(own, address)
+    if finder is not None and isinstance(finder, FindsHardware):
+        device = finder.find(address)
+    else:
+        device = _own_device(own, address)
     kind = load_kind(address.runtime) if address.runtime else None
     if kind is None:
         return device

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-from placeit.backends.base import Format, Model
+from placeit.backends.base import Format, Model, NotByOpenVino
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
 from placeit.devices.kinds import driven_by_openvino, kind_of, kinds
@@ -65,7 +65,8 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
         DeviceError: a device cannot run the model; two core sets have the same cores and the same runtime; or a device runs
             fixed sizes only, and sizes of the model are open.
     """
-    devices = tuple(choose_driver(device, model.formats, model.path, getattr(model, "why", "")) for device in cluster.devices)
+    why = model.why if isinstance(model, NotByOpenVino) else ""
+    devices = tuple(choose_driver(device, model.formats, model.path, why) for device in cluster.devices)
     for device, other in itertools.combinations((device for device in devices if device.core_set), 2):
         one, two = device.where, other.where
         if device.kind == other.kind and one != two and replace(one, runtime="") == replace(two, runtime=""):

@@ -24,7 +24,25 @@ from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.device_stats import DeviceStats
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, KeepsState, Program, RunsInC, Transport
+from placeit.runtime.devices.base import (
+    Buffer,
+    BufferSpec,
+    DoneCallback,
+    ExplainsEntries,
+    HostPaced,
+    Instance,
+    KeepsState,
+    MakesErrors,
+    OnThread,
+    Program,
+    RunsInC,
+    RunsInPython,
+    RunsNatively,
+    ServesSlots,
+    Slowed,
+    TakesTime,
+    Transport,
+)
 from placeit.runtime.feed import Bell
 from placeit.runtime.lending import COPIED, Entrance, Exit
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
@@ -133,7 +151,7 @@ class Executor(PlanExecutor):
         self._workers: list[Worker] = []
         lanes: dict[tuple[int, ...], int] = {}
         slowdown: list[float] = []
-        self._several = {d for d in used if hasattr(self._devices[d], "worker_of")}
+        self._several = {d for d in used if isinstance(self._devices[d], ServesSlots)}
         for d in used:
             device: Any = self._devices[d]
             workers: list[tuple[tuple[int, ...], Worker | None]] = [((d,), _worker_of(device))]
@@ -143,7 +161,7 @@ class Executor(PlanExecutor):
                 if worker is not None:
                     lanes[key] = len(self._workers)
                     self._workers.append(worker)
-                    slowdown.append(float(getattr(device, "slowdown", 1.0)))
+                    slowdown.append(float(device.slowdown) if isinstance(device, Slowed) else 1.0)
         for pair, link in self._transports.items():
             if used.keys() >= set(pair) and (worker := _worker_of(link)) is not None:
                 lanes[(-1, *pair)] = len(self._workers)
@@ -169,8 +187,8 @@ class Executor(PlanExecutor):
                 continue
             d, device = segment.device, self._devices[segment.device]
             lane = self._lanes.get((d, slot.number) if d in self._several else (d,), -1)
-            native: tuple[int, int] | None = getattr(instance, "native", None)
-            call = getattr(device, "call", None)
+            native = instance.native if isinstance(instance, RunsNatively) else None
+            call = device.call if isinstance(device, RunsInPython) else None
             if native is not None and lane >= 0:
                 engine.set_entry(base + s, lane, *native)
                 continue
@@ -188,7 +206,7 @@ class Executor(PlanExecutor):
             src, source, destination = copy
             lane, node = self._lanes.get((-1, src, step.dst), -1), base + self._segments + p
             transport: Any = self._transports[src, step.dst]
-            if lane >= 0 and hasattr(transport, "seconds"):
+            if lane >= 0 and isinstance(transport, TakesTime):
                 engine.set_transfer(node, lane, transport.seconds(destination))
             else:
                 self._needs_python = True
@@ -290,7 +308,7 @@ class Executor(PlanExecutor):
         """Names of the devices of this plan whose streams the host waits for."""
         used = sorted({segment.device for segment in self.plan.programs})
         devices = [self._devices[d] for d in used]
-        return tuple(device.name for device in devices if getattr(device, "host_paced", False))
+        return tuple(device.name for device in devices if isinstance(device, HostPaced) and device.host_paced)
 
     def devices(self) -> list[DeviceStats]:
         """Return the state and counts of each device of its cluster, whether the plan uses it or not."""
@@ -437,12 +455,12 @@ class Executor(PlanExecutor):
             return failure_of(f"Moving {self._transfer(step)} failed", why)
         segment = self.plan.segments[step.op]
         first, device = self.book.op_names(segment)[0], self._devices[segment.device]
-        explained: Callable[[BaseException], BaseException] | None = getattr(device, "failure", None)
+        explained = device.failure if isinstance(device, MakesErrors) else None
         if explained is not None and isinstance(error, BaseException) and not isinstance(error, PlaceitError):
             error = explained(error)
         if not isinstance(error, BaseException):
-            explain: Callable[[], str] = getattr(device, "explain", lambda: "its device does not say why")
-            error = ExecutionError(explain())
+            said = device.explain() if isinstance(device, ExplainsEntries) else "its device does not say why"
+            error = ExecutionError(said)
         said = f"Inference failed on {device.name}: "
         return failure_of(f"The segment that starts with '{first}' failed on {device.name}", error, said)
 
@@ -608,7 +626,7 @@ def _recorded(
 
 
 def _worker_of(driver: object) -> Worker | None:
-    return getattr(driver, "worker", None)
+    return driver.worker if isinstance(driver, OnThread) else None
 
 
 class _OpenExecutors:
