@@ -41,7 +41,7 @@ KINDS = {
 """Where each kind of this package is, by ``Device.kind``. A module is imported when its kind is asked for something."""
 HARDWARE = {"cuda": "placeit.runtime.kinds.cuda:KIND"}
 """Where each kind of hardware is that some kind of :data:`KINDS` drives, chosen by the model."""
-_PAGE = "docs/plugins.md#devices"
+_PAGE = "docs/plugins.md#moving-a-kind-from-the-older-interface"
 
 
 class Kind:
@@ -50,7 +50,7 @@ class Kind:
     Attributes:
         label: name of the runtime in messages; empty for a plug-in's kind, which its own name stands for.
         formats: formats of segments that its devices compile, the preferred one first (:data:`placeit.backends.base.Format`).
-        package: distribution of its runtime, whose version recordings hold; empty if there is none.
+        package: distribution of its runtime, whose version recordings hold; empty for no distribution.
         hardware: families of placeit's hardware that device names may ask this kind for (``ort:CPU@0``), and that it drives if
             the hardware's own kind takes no format of the model. None for any hardware by name, and none by itself.
         elsewhere: why other hardware is refused: a text with ``{}`` for its name.

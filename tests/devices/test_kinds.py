@@ -126,5 +126,5 @@ def test_a_plugin_of_an_old_interface_is_told_the_page_that_says_how_to_move_it(
         parse_device("old:0")
     said = str(caught.value)
     assert said.startswith("The kind of device 'old' (old_boards:KIND) is written for another version of placeit")
-    assert "docs/plugins.md#devices says how to move it" in said
+    assert "docs/plugins.md#moving-a-kind-from-the-older-interface says how to move it" in said
     assert said.count(". ") == 0

@@ -183,7 +183,7 @@ class RunsNatively(Protocol):
 
     @property
     def native(self) -> tuple[int, int] | None:
-        """Addresses of a C function ``int32 f(void *argument)`` and of its argument; None if there is none.
+        """Addresses of a C function ``int32 f(void *argument)`` and of its argument; None if it has no such function.
 
         The function runs the instance on the calling thread, and returns 0, or another number if the run failed. If the device
         has a thread (:class:`OnThread`), runs call this function there instead of ``RuntimeDevice.start``. No Python is needed
@@ -315,7 +315,7 @@ class OnThread(Protocol):
 
     @property
     def worker(self) -> Worker | None:
-        """The thread; None if there is none after all."""
+        """The thread; None if it works elsewhere."""
         ...
 
 
@@ -343,7 +343,7 @@ class RunsInPython(Protocol):
 
     @property
     def call(self) -> Callable[[Instance], Callable[[], None]] | None:
-        """Function that returns the function that runs an instance, which raises ExecutionError; None if there is none."""
+        """Function that returns the function that runs an instance, which raises ExecutionError; None if it has no such function."""
         ...
 
 
@@ -353,7 +353,7 @@ class MakesErrors(Protocol):
 
     @property
     def failure(self) -> Callable[[BaseException], BaseException] | None:
-        """Function that makes the error of a run from such an exception; None if there is none."""
+        """Function that makes the error of a run from such an exception; None if it has no such function."""
         ...
 
 

@@ -2,15 +2,76 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 from placeit.core.cluster import Device
-from placeit.runtime.devices.base import RuntimeDevice
+from placeit.core.errors import DeviceError
+from placeit.core.narrowing import narrowed
+from placeit.core.threads import Worker
+from placeit.devices.openvino_errors import explaining
+from placeit.runtime.devices.base import Program, RuntimeDevice
+from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoInstance, OpenVinoProgram
 from placeit.runtime.kinds.openvino import DrivenByOpenVino
 
-__all__ = ["KIND"]
+__all__ = ["KIND", "ThroughputDevice"]
+
+_PROPERTIES = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": "AUTO"}
+
+
+class ThroughputDevice(OpenVinoDevice):
+    """CPU cores that OpenVINO divides among streams by itself, with its throughput hint.
+
+    Requests in different slots run at the same time; there is a thread for each slot that waits for its request.
+
+    Args:
+        device: CPU cores.
+        precision: inference precision.
+
+    Raises:
+        DeviceError: the device is not a CPU.
+    """
+
+    one_at_a_time = False
+
+    def __init__(self, device: Device, *, precision: str = "f32") -> None:
+        if not device.core_set:
+            raise DeviceError(f"{device.name}: the throughput mode is one of the CPU.")
+        super().__init__(device, precision=precision, properties=_PROPERTIES)
+        self._waiting: list[Worker] = []  # the threads that wait for requests
+        self._taking = threading.Lock()
+
+    def instance(self, program: Program) -> OpenVinoInstance:
+        """Make an infer request that runs on a stream, and not on the thread that waits for it. Raises DeviceError."""
+        with explaining(f"OpenVINO cannot make buffers for {self.name}"):
+            return OpenVinoInstance(narrowed(OpenVinoProgram, program), _run)
+
+    def worker_of(self, number: int) -> Worker:
+        """Return the thread that waits for the requests in a slot, by its number."""
+        with self._taking:
+            while len(self._waiting) <= number:
+                self._waiting.append(Worker(f"placeit {self.name}"))
+            return self._waiting[number]
+
+    def streams(self, program: Program) -> int:
+        """Return how many requests in flight OpenVINO finds best for a program."""
+        compiled = narrowed(OpenVinoProgram, program).compiled
+        return max(1, int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")))
+
+    def close(self) -> None:
+        """Stop all threads."""
+        for worker in self._waiting:
+            worker.close()
+        super().close()
+
+
+def _run(request: Any) -> None:
+    request.start_async()
+    request.wait()
 
 
 class _ThroughputKind(DrivenByOpenVino):
-    """See :class:`placeit.runtime.devices.throughput.ThroughputDevice`."""
+    """Core sets that serve several requests at the same time."""
 
     label = "OpenVINO's throughput mode"
     hardware = ("CPU",)
@@ -19,8 +80,6 @@ class _ThroughputKind(DrivenByOpenVino):
 
     def open(self, device: Device, precision: str) -> RuntimeDevice:
         """Open CPU cores. Raises DeviceError for other hardware."""
-        from placeit.runtime.devices.throughput import ThroughputDevice
-
         return ThroughputDevice(device, precision=precision)
 
 
