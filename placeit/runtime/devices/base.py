@@ -343,7 +343,7 @@ class RunsInPython(Protocol):
 
     @property
     def call(self) -> Callable[[Instance], Callable[[], None]] | None:
-        """Function that returns the function that runs an instance, which raises ExecutionError; None if it has no such function."""
+        """Function that returns the function that runs an instance, which raises ExecutionError; or None."""
         ...
 
 
