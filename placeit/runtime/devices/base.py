@@ -27,6 +27,7 @@ __all__ = [
     "DividedIntoStreams",
     "DoneCallback",
     "ExplainsEntries",
+    "Fetched",
     "HostPaced",
     "Instance",
     "KeepsPrograms",
@@ -229,6 +230,15 @@ class RunsInC(Protocol):
 
 
 @runtime_checkable
+class Fetched(Protocol):
+    """The value of a variable that is not in this process."""
+
+    def fetch(self) -> Any:
+        """Return it as an ``openvino.Tensor``."""
+        ...
+
+
+@runtime_checkable
 class KeepsState(Protocol):
     """An instance whose runs can continue from the state that the last run left. It must not run during these calls."""
 
@@ -243,7 +253,7 @@ class KeepsState(Protocol):
     def states(self) -> Mapping[str, Any]:
         """Return copies of the values of its variables, by name, for other instances of segments of the same model.
 
-        Each is an ``openvino.Tensor`` or, if it is not in this process, has a method ``fetch`` that returns one.
+        Each is an ``openvino.Tensor``, or :class:`Fetched` if it is not in this process.
         """
         ...
 

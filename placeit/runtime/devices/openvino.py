@@ -24,7 +24,7 @@ from placeit.devices.openvino import (
     target_name,
     what_openvino_says,
 )
-from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
+from placeit.runtime.devices.base import Buffer, BufferSpec, Fetched, Program, SegmentSource
 from placeit.runtime.devices.by_size import MOST, BySize, BySizeInstance, times_slower
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.openvino_c import (
@@ -271,7 +271,7 @@ class CachingInstance(CopiedInstance):
 
 
 def _fetched(value: Any) -> Any:
-    return value.fetch() if hasattr(value, "fetch") else value
+    return value.fetch() if isinstance(value, Fetched) else value
 
 
 def _infer(request: Any) -> None:
