@@ -53,7 +53,7 @@ class Kind:
         package: distribution of its runtime, whose version recordings hold; empty for no distribution.
         hardware: families of placeit's hardware that device names may ask this kind for (``ort:CPU@0``), and that it drives if
             the hardware's own kind takes no format of the model. None for any hardware by name, and none by itself.
-        elsewhere: why other hardware is refused: a text with ``{}`` for its name.
+        elsewhere: why other hardware is refused, after ``label``: a text with ``{}`` for its name.
         mode: whether it is another mode of the runtime of the hardware's own kind, whose driver and precisions then hold.
         whole_file: format of model files that its plain device opens as they are; None if it runs segments only.
         bundle_format: format of its devices' segments in bundles; None if they cannot be in a bundle.
@@ -119,10 +119,6 @@ class FindsHardware(Protocol):
 @runtime_checkable
 class OnOpenVino(Protocol):
     """A kind for whose devices OpenVINO compiles whole models by the name of the hardware, and times each kernel."""
-
-    def target(self, device: Device) -> str:
-        """Return OpenVINO's name of a device, or of the device that it is a part of."""
-        ...
 
     def found(self) -> list[Device]:
         """Return the devices that OpenVINO lists. Each has run an op, or says why it is unusable."""

@@ -60,7 +60,7 @@ def parse_device(text: str) -> Address:
     elif base.startswith("CPU."):
         raise _error(whole, "OpenVINO has one CPU device, without a number; parts of it are core sets, such as CPU@0-3")
     if kind is not None and hardware is not None and Address(base).family not in hardware:
-        raise _error(whole, kind.elsewhere.format(f"'{base}'"))
+        raise _error(whole, f"{kind.label} {kind.elsewhere.format(repr(base))}")
     if at and base.startswith("cuda:"):
         return Address(base, (), node, runtime, _part(whole, cores))
     if at and base != "CPU":

@@ -32,13 +32,13 @@ def choose_driver(device: Device, formats: frozenset[Format], path: Path, why: s
     Raises:
         DeviceError: nothing runs such a model there; says what to do.
     """
-    if device.described:
+    kind, where = kind_of(device), device.address
+    if where is None:
         return device
-    kind, where = kind_of(device), device.where
     if device.kind == hardware_kind(where) and not where.node and formats.isdisjoint(kind.formats):
         able = [(name, other) for name, other in kinds() if other.hardware and where.family in other.hardware]
-        chosen = [one for one in able if not formats.isdisjoint(one[1].formats)] or able
-        for name, other in chosen[:1]:
+        if able:
+            name, other = next((one for one in able if not formats.isdisjoint(one[1].formats)), able[0])
             return replace(device, kind=name, driver=other.driver(device))
     if formats == {"onnx"} and "onnx" not in kind.formats:
         raise DeviceError(

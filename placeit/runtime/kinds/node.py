@@ -24,7 +24,6 @@ __all__ = ["KIND"]
 class _NodeKind(DeviceKind):
     """See :class:`placeit.runtime.nodes.device.NodeDevice`."""
 
-    label = "OpenVINO"
     bundle_format: Format | None = "openvino"
 
     def open(self, device: Device, precision: str) -> RuntimeDevice:

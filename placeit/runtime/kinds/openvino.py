@@ -77,10 +77,6 @@ class _OpenVinoKind(DrivenByOpenVino):
 
         return OpenVinoDevice(device, precision=precision, properties={"PERF_COUNT": True})
 
-    def target(self, device: Device) -> str:
-        """Return OpenVINO's name of a device, or of the device that it is a part of."""
-        return target_name(device)
-
     def throughput_mode(self, cores: Device) -> Device | None:
         """Return a core set in OpenVINO's throughput mode, which divides it among streams."""
         address = replace(cores.where, runtime="throughput")

@@ -26,7 +26,7 @@ class _OrtKind(DeviceKind):
     formats: tuple[Format, ...] = ("onnx",)
     package = "onnxruntime"
     hardware = ("CPU", "cuda")
-    elsewhere = "ONNX Runtime runs on the CPU and on NVIDIA GPUs (ort:CPU@0, ort:cuda:0), not on {}"
+    elsewhere = "runs on the CPU and on NVIDIA GPUs (ort:CPU@0, ort:cuda:0), not on {}"
     whole_file: Format | None = "onnx"
     bundle_format: Format | None = "onnx"
 

@@ -27,7 +27,7 @@ class _TorchKind(DeviceKind):
     formats: tuple[Format, ...] = ("torch",)
     package = "torch"
     hardware = ("CPU", "cuda")
-    elsewhere = "PyTorch runs on the CPU and on NVIDIA GPUs (torch:CPU@0, torch:cuda:0), not on {}"
+    elsewhere = "runs on the CPU and on NVIDIA GPUs (torch:CPU@0, torch:cuda:0), not on {}"
     bundle_format: Format | None = "openvino"
 
     def installed(self) -> bool:

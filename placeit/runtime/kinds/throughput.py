@@ -75,7 +75,7 @@ class _ThroughputKind(DrivenByOpenVino):
 
     label = "OpenVINO's throughput mode"
     hardware = ("CPU",)
-    elsewhere = "OpenVINO's throughput mode is known of the CPU only (throughput:CPU), not of {}"
+    elsewhere = "is known of the CPU only (throughput:CPU), not of {}"
     mode = True
 
     def open(self, device: Device, precision: str) -> RuntimeDevice:
