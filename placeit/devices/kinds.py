@@ -64,7 +64,7 @@ class Kind:
     formats: tuple[str, ...] = ("openvino",)
     package: str = ""
     hardware: tuple[str, ...] | None = None
-    elsewhere: str = ""
+    elsewhere: str = "does not run on {}"
     mode: bool = False
     whole_file: str | None = None
     bundle_format: str | None = None

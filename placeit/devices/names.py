@@ -42,11 +42,10 @@ def parse_device(text: str) -> Address:
         raise _error(whole, f"'{node}' is not the name of a node (letters, digits, '_', '.' and '-')")
     runtime, device = _asked_for(rest)
     kind = load_kind(runtime) if runtime else None
-    hardware = None if kind is None else kind.hardware
     base, at, cores = device.partition("@")
     if _CUDA.fullmatch(base):
         base = f"cuda:{int(base[5:])}"
-    elif runtime and hardware is None and _OWN.fullmatch(device):
+    elif runtime and runtime not in KINDS and _OWN.fullmatch(device):
         return Address(f"{runtime}:{device}", node=node)
     elif base == "auto":
         raise _error(whole, "'auto' stands for several devices that OpenVINO finds, and is written by itself; name the devices")
@@ -59,8 +58,8 @@ def parse_device(text: str) -> Address:
         raise _error(whole, f"'{base}' is not a device; a device is {_WRITTEN}{hint}")
     elif base.startswith("CPU."):
         raise _error(whole, "OpenVINO has one CPU device, without a number; parts of it are core sets, such as CPU@0-3")
-    if kind is not None and hardware is not None and Address(base).family not in hardware:
-        raise _error(whole, f"{kind.label} {kind.elsewhere.format(repr(base))}")
+    if kind is not None and kind.hardware is not None and Address(base).family not in kind.hardware:
+        raise _error(whole, f"{kind.label or runtime} {kind.elsewhere.format(repr(base))}")
     if at and base.startswith("cuda:"):
         return Address(base, (), node, runtime, _part(whole, cores))
     if at and base != "CPU":

@@ -160,3 +160,12 @@ def test_devices_that_could_not_be_asked_for_by_name_are_the_plugins_error(
         resolve([Address("sleep:0")])
     assert not [device for device in available() if device.kind == "sleep"]
     assert "Devices of the kind 'sleep' are not listed" in caplog.text
+
+
+def test_a_kind_may_say_which_hardware_its_names_accept(plugin: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from placeit_round_robin import sleep
+
+    monkeypatch.setattr(sleep.SleepKind, "hardware", ("CPU",))
+    assert [str(parse_device(name)) for name in ("sleep:0", "sleep:CPU@0")] == ["sleep:0", "sleep:CPU@0"]
+    with pytest.raises(UsageError, match=r"sleep does not run on 'GPU\.0'"):
+        parse_device("sleep:GPU.0")
