@@ -630,7 +630,7 @@ class SplitCost(enum.Enum):
 
 def contiguous_split(tables: Tables, order: numpy.typing.NDArray[numpy.int32], borders: numpy.typing.NDArray[numpy.int32], kinds: numpy.typing.NDArray[numpy.int32], cost: SplitCost, place: numpy.typing.NDArray[numpy.int32]) -> float:
     """
-    Write the device of each op, int32[V], in the best contiguous split of an order over devices of some kinds, int32[D]; return its seconds, inf if there is none.
+    Write the device of each op, int32[V], in the best contiguous split of an order over devices of some kinds, int32[D]; return its seconds, inf if no split can run.
     """
 
 def earliest_finish_devices(tables: Tables, place: numpy.typing.NDArray[numpy.int32], ops: numpy.typing.NDArray[numpy.int64], devices: numpy.typing.NDArray[numpy.int32]) -> None:

@@ -137,14 +137,17 @@ class _Device:
         self._worker.close()
 
 
-def _kernels(model: Any, grouping: Any, device: Device, *_: Any) -> list[Kernel]:
-    core = truth[0].core
-    seconds = [core[name][int(device.name[1:])] if name in core else 0.0 for name in grouping.groups.names]
-    return [Kernel(tuple(np.flatnonzero(grouping.group_of == g).tolist()), taken) for g, taken in enumerate(seconds)]
+class _Known(DeviceKind):
+    def open(self, device: Device, precision: str) -> Any:
+        return _Device(device)
+
+    def kernels(self, model: Any, grouping: Any, device: Device, precision: str, passes: int) -> list[Kernel]:
+        core = truth[0].core
+        seconds = [core[name][int(device.name[1:])] if name in core else 0.0 for name in grouping.groups.names]
+        return [Kernel(tuple(np.flatnonzero(grouping.group_of == g).tolist()), taken) for g, taken in enumerate(seconds)]
+
+    def supported(self, model: Any, device: Device) -> set[str]:
+        return set(model.graph.names) - truth[0].lacking.get(int(device.name[1:]), set())
 
 
-def _supported(model: Any, device: Device) -> set[str]:
-    return set(model.graph.names) - truth[0].lacking.get(int(device.name[1:]), set())
-
-
-KIND = DeviceKind(lambda device, _: _Device(device), _supported, _kernels)
+KIND = _Known()

@@ -111,7 +111,7 @@ std::vector<DeviceClass> device_classes(const Tables& tables, const Ints& kinds,
     for (const DeviceClass& one : classes) {
         if (one.empty()) throw nb::value_error("'kinds' must be numbers from 0 on, without a gap.");
         states *= one.size() + 1;
-        if (states * borders > kMostStates) throw nb::value_error("'kinds' has too many kinds of devices for so many borders.");
+        if (states * borders > kMostStates) throw nb::value_error("'kinds' has too many kinds of devices for these borders.");
     }
     return classes;
 }
@@ -137,7 +137,7 @@ void bind_searches(nb::module_& module) {
         },
         "tables"_a, "order"_a, "borders"_a, "kinds"_a, "cost"_a, "place"_a,
         "Write the device of each op, int32[V], in the best contiguous split of an order over devices of some kinds, int32[D]; "
-        "return its seconds, inf if there is none.");
+        "return its seconds, inf if no split can run.");
     module.def(
         "earliest_finish_devices",
         [](const Tables& tables, const Ints& place, const Array<const std::int64_t>& ops, const Array<std::int32_t>& devices) {

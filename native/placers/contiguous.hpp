@@ -1,6 +1,6 @@
 // Optimal contiguous splits of an order of ops: each device gets one run of consecutive ops, or none.
 //
-// The dynamic program over one order is that of PipeDream (Narayanan et al. 2019) and of "DPL" (Tarnawski et al., "Efficient
+// The dynamic program over one order comes from PipeDream (Narayanan et al. 2019) and from "DPL" (Tarnawski et al., "Efficient
 // Algorithms for Device Placement of DNN Graph Operators", 2020), for devices of several classes.
 #pragma once
 
@@ -23,7 +23,7 @@ enum class SplitCost { busiest, sum };
 /// Writes the device of each op, [V], in the best split of `order`, [V] in topological order, at some of its `borders`,
 /// ascending positions from 0 to V, both included. A tensor that enters a run costs its device `cut` once, and so does one that
 /// leaves it; its transfer takes the mean time over all links, and counts for `sum` alone. Returns the seconds of the split;
-/// infinity if there is none, and then writes nothing.
+/// if no split can run, writes nothing and returns infinity.
 double contiguous_split(const Tables& tables, Span<const std::int32_t> order, Span<const std::int32_t> borders,
                         const std::vector<DeviceClass>& classes, SplitCost cost, Span<std::int32_t> place);
 

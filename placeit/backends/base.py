@@ -27,6 +27,7 @@ __all__ = [
     "Format",
     "InputSpecs",
     "Model",
+    "NotByOpenVino",
     "OnnxKinds",
     "Sample",
     "TensorSpec",
@@ -336,6 +337,16 @@ class OnnxKinds(Protocol):
 
     def onnx_kinds(self) -> Iterator[tuple[Collection[str], onnx.ModelProto]]:
         """Yield sets of ops that can be cut out and compute alike, by name, each with one of them as a model."""
+        ...
+
+
+@runtime_checkable
+class NotByOpenVino(Protocol):
+    """A model that OpenVINO may not be able to run."""
+
+    @property
+    def why(self) -> str:
+        """Why OpenVINO does not run it, in a sentence; empty if it might."""
         ...
 
 

@@ -99,9 +99,10 @@ def devices(
 def _found() -> tuple[tuple[Device, ...], Cluster | None]:
     """List all devices of this machine, and return them with the cluster ``auto``; None for it if no device is usable."""
     from placeit.devices.discovery import automatic, available
+    from placeit.devices.kinds import driven_by_openvino
 
     listed = tuple(available())
-    usable = [one for one in listed if one.kind == "openvino" and not (one.unusable or one.where.cores)]
+    usable = [one for one in listed if driven_by_openvino(one) and not (one.unusable or one.where.cores)]
     return listed, automatic(usable) if usable else None
 
 
@@ -121,6 +122,7 @@ def _named(named: str | Sequence[str]) -> tuple[tuple[Device, ...], Cluster]:
 def _measured_links(cluster: Cluster, cache: Cache | None) -> dict[tuple[str, str], Link]:
     """Measure the links between the real devices of a cluster that the cluster does not state."""
     from placeit.core.cluster import Cluster
+    from placeit.devices.kinds import driven_by_openvino
     from placeit.devices.openvino import computes_in
     from placeit.profiler.links import probe
 
@@ -130,7 +132,7 @@ def _measured_links(cluster: Cluster, cache: Cache | None) -> dict[tuple[str, st
         return {}
     known = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
     # most devices compute in f32, and NPUs in f16 only
-    lacking = any(device.kind == "openvino" and "f32" not in (computes_in(device) or ("f32",)) for device in real)
+    lacking = any(driven_by_openvino(device) and "f32" not in (computes_in(device) or ("f32",)) for device in real)
     return dict(probe(Cluster(real, known), cache=cache, precision="f16" if lacking else "f32").cluster.links)
 
 

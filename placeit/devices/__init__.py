@@ -1,6 +1,7 @@
 """Device names, discovery of real devices, cluster files, and described devices.
 
-May import ``core``. Read :mod:`~placeit.devices.names` first, then :mod:`~placeit.devices.discovery`.
+May import ``core``. Read :mod:`~placeit.devices.names` first, then :mod:`~placeit.devices.kinds` and
+:mod:`~placeit.devices.discovery`.
 """
 
 from __future__ import annotations

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from placeit.core.address import Address
+from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, UsageError
 from placeit.core.nearest import nearest
-from placeit.devices.plugins import plugin_kinds
+from placeit.devices.kinds import KINDS, load_kind, plugin_kinds
 
-__all__ = ["check_distinct", "found_kind", "parse_device", "parse_devices"]
+__all__ = ["check_distinct", "found_kind", "hardware_kind", "parse_device", "parse_devices"]
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
 _OPENVINO = re.compile(r"[A-Z][A-Z_]*(\.\d+){0,2}", re.ASCII)
@@ -31,8 +32,6 @@ _MOST_CORES = 8192  # the most that Linux can be built for; keeps 'CPU@0-9999999
 
 _FORMS = ("CPU", "GPU.0", "NPU", "CPU@0-3", "cuda:0", "ort:CPU@0", "torch:CPU@0", "NODE/CPU", "auto")
 _WRITTEN = f"{', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
-_THROUGHPUT = "throughput"
-_RUNTIMES = {"ort": "ONNX Runtime", "torch": "PyTorch", _THROUGHPUT: "OpenVINO"}
 
 
 def parse_device(text: str) -> Address:
@@ -42,10 +41,11 @@ def parse_device(text: str) -> Address:
     if slash and not _NODE.fullmatch(node):
         raise _error(whole, f"'{node}' is not the name of a node (letters, digits, '_', '.' and '-')")
     runtime, device = _asked_for(rest)
+    kind = load_kind(runtime) if runtime else None
     base, at, cores = device.partition("@")
     if _CUDA.fullmatch(base):
         base = f"cuda:{int(base[5:])}"
-    elif runtime and runtime not in _RUNTIMES and _OWN.fullmatch(device):
+    elif runtime and runtime not in KINDS and _OWN.fullmatch(device):
         return Address(f"{runtime}:{device}", node=node)
     elif base == "auto":
         raise _error(whole, "'auto' stands for several devices that OpenVINO finds, and is written by itself; name the devices")
@@ -58,11 +58,8 @@ def parse_device(text: str) -> Address:
         raise _error(whole, f"'{base}' is not a device; a device is {_WRITTEN}{hint}")
     elif base.startswith("CPU."):
         raise _error(whole, "OpenVINO has one CPU device, without a number; parts of it are core sets, such as CPU@0-3")
-    if runtime == _THROUGHPUT and base != "CPU":
-        raise _error(whole, f"OpenVINO's throughput mode is known of the CPU only ({_THROUGHPUT}:CPU), not of '{base}'")
-    if runtime in _RUNTIMES and base != "CPU" and not base.startswith("cuda:"):
-        where = f"{runtime}:CPU@0, {runtime}:cuda:0"
-        raise _error(whole, f"{_RUNTIMES[runtime]} runs on the CPU and on NVIDIA GPUs ({where}), not on '{base}'")
+    if kind is not None and kind.hardware is not None and Address(base).family not in kind.hardware:
+        raise _error(whole, f"{kind.label or runtime} {kind.elsewhere.format(repr(base))}")
     if at and base.startswith("cuda:"):
         return Address(base, (), node, runtime, _part(whole, cores))
     if at and base != "CPU":
@@ -74,17 +71,22 @@ def _asked_for(text: str) -> tuple[str, str]:
     """Split a name into the kind of device that it asks for, empty if none, and the rest."""
     kind, colon, rest = text.partition(":")
     # the "cuda" of cuda:0 is no kind's prefix; and looking for plug-ins takes a while
-    if not colon or _CUDA.match(text) or (kind not in _RUNTIMES and kind not in plugin_kinds()):
+    if not colon or _CUDA.match(text) or kind == Device.kind or (kind not in KINDS and kind not in plugin_kinds()):
         return "", text
     return kind, rest
 
 
 def found_kind(address: Address) -> str:
-    """Return the kind of device that discovery uses for an address: the kind that it names, ``cuda``, or ``openvino``.
+    """Return the kind of device that discovery uses for an address: the kind that it names, or the hardware's own.
 
     The runtime that drives it for a model is chosen by :func:`placeit.runtime.drivers.choose_driver`.
     """
-    return address.runtime or ("openvino" if _OPENVINO.fullmatch(address.hardware) else address.family)
+    return address.runtime or hardware_kind(address)
+
+
+def hardware_kind(address: Address) -> str:
+    """Return the kind of device that finds the hardware at an address, and drives it unless another kind is asked for."""
+    return Device.kind if _OPENVINO.fullmatch(address.hardware) else address.family
 
 
 def parse_devices(spec: str | Sequence[str]) -> list[Address]:

@@ -8,11 +8,9 @@ from dataclasses import replace
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
-from placeit.devices.onnxruntime import has_onnxruntime, onnxruntime
+from placeit.devices.kinds import kind_of, kinds
 
-__all__ = ["all_here", "in_throughput_mode", "other_precision", "plain_devices", "whole_devices"]
-
-_SHORTER = (("bf16", "bf16"), ("f16", "fp16"))  # precisions that may be faster than f32, and OpenVINO's tags of them
+__all__ = ["all_here", "in_throughput_mode", "plain_devices", "whole_devices"]
 
 
 def plain_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
@@ -36,15 +34,10 @@ def plain_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
         return []
     found = _plain_devices(sets) if len(sets) > 1 else {}
     alone = len(cluster) == 1 and sets[0].plain
-    if onnx and not alone and has_onnxruntime():
-        found["ort"] = _plain_ort(sets)
+    for name, kind in kinds() if onnx and not alone else ():
+        if kind.whole_file == "onnx" and kind.installed():
+            found[name] = replace(_together(sets[0], sets, name), kind=name, driver=kind.version(), plain=True)
     return list(found.values())
-
-
-def _plain_ort(sets: Sequence[Device]) -> Device:
-    """Return the CPU, or the part of it that the core sets cover, as a device for ONNX Runtime."""
-    driver = f"ONNX Runtime {onnxruntime().__version__}"
-    return replace(_together(sets[0], sets, "ort"), kind="ort", driver=driver, plain=True)
 
 
 def _plain_devices(sets: Sequence[Device]) -> dict[str, Device]:
@@ -84,30 +77,19 @@ def whole_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
 
 
 def in_throughput_mode(cluster: Cluster) -> Device | None:
-    """Return the cores of a cluster in OpenVINO's throughput mode, which divides them among streams; None if not possible.
+    """Return the cores of a cluster in their runtime's throughput mode, which divides them among streams; None if not possible.
 
     The cores are a plain device, or the largest core set of several cores. None if no such cores exist, or if a device or link
     is emulated, described or on another node.
     """
-    sets = [device for device in cluster.devices if device.core_set and device.kind == "openvino"]
-    found = [*(device for device in plain_devices(cluster) if device.kind == "openvino"), *sets]
-    cores = max((device for device in found if len(device.cores) > 1), key=lambda device: len(device.cores), default=None)
-    if cores is None or not all_here(cluster):
+    if not all_here(cluster):
         return None
-    address = replace(cores.where, runtime="throughput")
-    return replace(cores, name=str(address), kind="throughput", address=address)
+    found = [*plain_devices(cluster), *(device for device in cluster.devices if device.core_set)]
+    modes = (kind_of(device).throughput_mode(device) for device in found if len(device.cores) > 1)
+    return max((mode for mode in modes if mode is not None), key=lambda mode: len(mode.cores), default=None)
 
 
 def all_here(cluster: Cluster) -> bool:
     """Return whether all devices and links belong to this machine, and none of them is emulated or only described."""
     real = all(not device.emulated and device.address is not None and not device.address.node for device in cluster.devices)
     return real and all(link.origin == "measured" for link in cluster.links.values())
-
-
-def other_precision(device: Device, precision: str) -> str | None:
-    """Return another precision in which a device may be faster or more exact; None if it has none."""
-    if device.kind != "openvino":
-        return None
-    if precision != "f32":
-        return "f32"
-    return next((name for name, tag in _SHORTER if tag in device.tags), None)

@@ -10,6 +10,7 @@ import numpy as np
 
 from placeit.core.cluster import Device
 from placeit.core.problem import Problem
+from placeit.devices.kinds import driven_by_openvino
 from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import own_modes
 from placeit.devices.plain import all_here, plain_devices
@@ -85,7 +86,7 @@ def _hardware(races: Races, problem: Problem) -> tuple[list[Device], list[Device
     All core sets together are the CPU. A device that cannot run all ops comes first: others run the remaining ops.
     """
     cluster, weights = races.session.cluster, float(problem.param_bytes.sum())
-    own = [d for d, device in enumerate(cluster.devices) if device.kind == "openvino"]
+    own = [d for d, device in enumerate(cluster.devices) if driven_by_openvino(device)]
     members: dict[str, list[int]] = {}
     for d in own:
         members.setdefault(target_name(cluster.devices[d]), []).append(d)
@@ -94,7 +95,7 @@ def _hardware(races: Races, problem: Problem) -> tuple[list[Device], list[Device
     for target, some in members.items():
         device = max((cluster.devices[d] for d in some), key=lambda one: len(one.cores))
         if device.core_set:
-            device = next((one for one in plain_devices(cluster) if one.kind == "openvino"), device)
+            device = next((one for one in plain_devices(cluster) if driven_by_openvino(one)), device)
         if weights > device.memory_bytes:
             continue
         able = bool(problem.feasible[:, some].all())
@@ -111,4 +112,4 @@ def _alone(races: Races, target: str) -> list[float]:
         for one in races.candidates
         if one.placer == "single" and one.failed is None
     ]
-    return [known_value(one) for one, device in devices if device.kind == "openvino" and target_name(device) == target]
+    return [known_value(one) for one, device in devices if driven_by_openvino(device) and target_name(device) == target]

@@ -12,6 +12,7 @@ import numpy as np
 from placeit.core import clock
 from placeit.core.narrowing import narrowed
 from placeit.devices.host import free_bytes
+from placeit.devices.kinds import driven_by_openvino
 from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import OwnMode
 from placeit.measuring.measure import Watching, summed_up
@@ -132,7 +133,7 @@ class Runs(Book):
 
         home = self.home(candidate.name)
         device = home.cluster.devices[0]
-        if device.kind != "openvino" or not device.where.whole_cpu or not isinstance(home.model, OpenVinoModel):
+        if not driven_by_openvino(device) or not device.where.whole_cpu or not isinstance(home.model, OpenVinoModel):
             return None
         return OwnMode(candidate.name, target_name(device), (device,), steady=False)
 

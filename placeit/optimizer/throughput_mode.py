@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from placeit.core.problem import Problem
+from placeit.devices.kinds import driven_by_openvino
 from placeit.devices.plain import in_throughput_mode
 from placeit.optimizer.candidates import Alone, Candidate
 from placeit.optimizer.wholes import alone_on
@@ -26,7 +27,7 @@ def throughput_mode(session: Workbench, problem: Problem) -> tuple[Candidate, Al
     device = None if session.pins else in_throughput_mode(session.cluster)
     if device is None or problem.param_bytes.sum() > device.memory_bytes:
         return None
-    like = [d for d, one in enumerate(session.cluster.devices) if one.core_set and one.kind == "openvino"]
+    like = [d for d, one in enumerate(session.cluster.devices) if one.core_set and driven_by_openvino(one)]
     if not problem.feasible[:, like].all():
         return None
     candidate = alone_on(session.alone(device), f"{replace(device.where, runtime='')} in {MODE}", placer=MODE)

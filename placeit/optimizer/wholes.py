@@ -10,7 +10,7 @@ import numpy as np
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.problem import Problem
 from placeit.devices.host import free_bytes
-from placeit.devices.plain import other_precision
+from placeit.devices.kinds import kind_of
 from placeit.optimizer.candidates import Alone, Candidate
 from placeit.planning.segments import Costs, Segmenter
 from placeit.workbench import Workbench
@@ -71,11 +71,10 @@ def in_other_precision(
     for single in [one for one in singles if one.plain] or singles:
         home, d = homes.get(single.name), int(single.groups[0])
         device = (session if home is None else home.session).cluster.devices[d]
-        precision = other_precision(device, session.precision)
+        kind = kind_of(device)
+        precision = kind.other_precision(device, session.precision)
         if precision is None:
-            why = "has neither bf16 nor f16" if device.kind == "openvino" else "computes in the types of the model"
-            why = "is only described" if device.described else why
-            missing.append(f"{single.name} {why}")
+            missing.append(f"{single.name} {'is only described' if device.described else kind.one_precision}")
             continue
         there = session.alone(device, precision=precision)
         other = alone_on(there, f"{single.name} in {precision}", placer="precision", of=single.name)

@@ -19,6 +19,7 @@ from placeit.core.cluster import Cluster, Link
 from placeit.core.conflicts import beside
 from placeit.core.errors import NoRoomError
 from placeit.core.lines import nonnegative_fit
+from placeit.devices.kinds import driven_by_openvino
 from placeit.measuring.budget import STEP_S
 from placeit.measuring.measure import Watching
 from placeit.planning.coarsen import Grouping
@@ -225,9 +226,9 @@ class _Profile:
             if worth is not None and once > 0 and not worth(self.once):
                 return None
             able = [timed for timed in whole if timed is not None]
-            kinds = {device.kind for device in self.runtime.cluster.devices}
+            counted = all(map(driven_by_openvino, self.runtime.cluster.devices))  # the times of groups take no further runs
             quick = _SHORTLY * once < deadline - clock.now()
-            if certain is not None and quick and len(able) == self.devices > 1 and kinds == {"openvino"}:
+            if certain is not None and quick and len(able) == self.devices > 1 and counted:
                 least = self.least(able)
                 if certain(least.core):
                     return least

@@ -18,6 +18,7 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.memory import freed_memory_is_kept
 from placeit.core.records import RecordError, check_shape, record
 from placeit.devices.host import cpu_name
+from placeit.devices.kinds import kind_of
 from placeit.measuring.budget import STEP_S
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
@@ -121,13 +122,14 @@ def probe(
 
 def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
     """Return the cluster as it is driven to run a chain on all its devices, and the maker of such chains."""
-    kinds = {device.kind for device in cluster.devices}
-    if kinds.isdisjoint(("ort", "torch", "cuda")):
+    formats = [kind_of(device).formats for device in cluster.devices]
+    if all("openvino" in taken for taken in formats):
         from placeit.backends.openvino.model import relu_chain
 
         return cluster, relu_chain
     model: Model
-    if "ort" in kinds or any(d.kind == "openvino" and not d.core_set for d in cluster.devices):
+    pairs = zip(cluster.devices, formats, strict=True)
+    if any("onnx" in taken or ("openvino" in taken and not device.core_set) for device, taken in pairs):
         from placeit.backends.onnx.joined import relu_chain as onnx_chain
 
         model = onnx_chain(1, 1)

@@ -14,6 +14,8 @@ from placeit.core.cluster import Cluster, Device
 from placeit.core.graph import OpGraph
 from placeit.core.memory_reads import MemoryReads
 from placeit.core.records import record
+from placeit.devices.kinds import driven_by_openvino
+from placeit.devices.names import hardware_kind
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
@@ -71,9 +73,9 @@ class Rates:
         """
         if device.described:
             return device.bytes_per_s
-        if not self.known or device.address is None or not (device.core_set or device.kind == "openvino"):
+        if not self.known or device.address is None or not (device.core_set or driven_by_openvino(device)):
             return None
-        device = replace(device, kind="openvino", address=replace(device.address, runtime=""))
+        device = replace(device, kind=hardware_kind(device.address), address=replace(device.address, runtime=""))
         key = {"what": "memory rate", "device": device_key(device), "bytes": self._size}
         kept = None if self._cache is None else self._cache.get(key, lambda value: record(float, value) > 0)
         if kept is not None:

@@ -9,12 +9,13 @@ from placeit.backends.base import Model
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.view import View
 from placeit.core.cluster import Cluster, Device
+from placeit.devices.kinds import kind_of
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Plan
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
-from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoProgram
+from placeit.runtime.devices.kinds import Counts, device_kind
+from placeit.runtime.devices.openvino import OpenVinoProgram
 from placeit.runtime.runtime import Runtime
 
 __all__ = ["OpTime", "op_times"]
@@ -53,7 +54,7 @@ def op_times(
         DeviceError: a segment cannot be compiled.
         ExecutionError: a run failed.
     """
-    if not any(device.kind == "openvino" for device in cluster.devices) or not isinstance(model, OpenVinoModel):
+    if not any(isinstance(kind_of(device), Counts) for device in cluster.devices) or not isinstance(model, OpenVinoModel):
         return []
     counted: list[RuntimeDevice] = []
     try:
@@ -81,9 +82,8 @@ def op_times(
 
 
 def _counting(device: Device, precision: str) -> RuntimeDevice:
-    if device.kind != "openvino":
-        return device_kind(device).open(device, precision)
-    return OpenVinoDevice(device, precision=precision, properties={"PERF_COUNT": True})
+    kind = kind_of(device)
+    return kind.counting(device, precision) if isinstance(kind, Counts) else device_kind(device).open(device, precision)
 
 
 def _of_segment(

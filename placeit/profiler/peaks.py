@@ -12,6 +12,7 @@ from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import PlaceitError
 from placeit.core.telemetry import import_openvino
+from placeit.devices.kinds import driven_by_openvino
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.runtime import Runtime
@@ -38,7 +39,7 @@ def peak_of(device: Device, precision: str = "f32") -> Peak:
     Raises:
         KeyboardInterrupt: Ctrl-C.
     """
-    if device.kind != "openvino":
+    if not driven_by_openvino(device):
         return Peak()
     seconds = _seconds(_product(), device, precision)
     return Peak(None if seconds is None else 2.0 * _SIZE**3 / seconds, read_rate(device, precision=precision))

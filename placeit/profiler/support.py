@@ -67,6 +67,6 @@ def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.
 
 
 def _advice(cluster: Cluster) -> str:
-    if any(device.cores and device.kind != "ort" for device in cluster.devices):
+    if any(device.cores and "onnx" not in device_kind(device).formats for device in cluster.devices):
         return "compute it in another way, or in another type, or add a device that supports it"
     return "add a device that supports it, such as CPU"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError, PlaceitError, UsageError
-from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
+from placeit.runtime.devices.base import BufferSpec, ExplainsEntries, MakesErrors, RuntimeDevice
 
 __all__ = ["check_out", "check_process", "check_requests", "failure_of", "segment_failure"]
 
@@ -26,12 +26,11 @@ def failure_of(what: str, error: BaseException, said: str = "") -> ExecutionErro
 
 def segment_failure(first: str, device: RuntimeDevice, error: object) -> ExecutionError:
     """Return the error of a segment that has failed on a device, by its first op, and what the lane says of the reason."""
-    explained: Callable[[BaseException], BaseException] | None = getattr(device, "failure", None)
+    explained = device.failure if isinstance(device, MakesErrors) else None
     if explained is not None and isinstance(error, BaseException) and not isinstance(error, PlaceitError):
         error = explained(error)
     if not isinstance(error, BaseException):
-        explain: Callable[[], str] = getattr(device, "explain", lambda: "its device does not say why")
-        error = ExecutionError(explain())
+        error = ExecutionError(device.explain() if isinstance(device, ExplainsEntries) else "its device does not say why")
     said = f"Inference failed on {device.name}: "
     return failure_of(f"The segment that starts with '{first}' failed on {device.name}", error, said)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from placeit.core.cluster import Device
+from placeit.devices.names import hardware_kind
 
 __all__ = ["Compiled", "Compiling"]
 
@@ -49,9 +50,11 @@ class Compiling:
 
     @staticmethod
     def kind(device: Device) -> str:
-        """Return the kind of a device: ``CPU``, ``GPU``; ``ort:CPU`` if OpenVINO does not drive it."""
-        family = "" if device.address is None else device.address.family
-        return family if family and device.kind in ("openvino", family) else ":".join(filter(None, (device.kind, family)))
+        """Return the kind of a device: ``CPU``, ``GPU``; ``ort:CPU`` if the hardware's own kind does not drive it."""
+        if device.address is None:
+            return device.kind
+        family = device.address.family
+        return family if device.kind == hardware_kind(device.address) else f"{device.kind}:{family}"
 
     @property
     def seconds(self) -> float:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from placeit.backends.base import Format, Model
+from placeit.backends.base import Format, Model, NotByOpenVino
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
-from placeit.devices.onnxruntime import onnxruntime
+from placeit.devices.kinds import driven_by_openvino, kind_of, kinds
+from placeit.devices.names import hardware_kind
 from placeit.runtime.devices.kinds import device_kind
 
 __all__ = ["choose_driver", "drive"]
 
 
-def choose_driver(device: Device, formats: Collection[Format], path: Path, why: str = "") -> Device:
+def choose_driver(device: Device, formats: frozenset[Format], path: Path, why: str = "") -> Device:
     """Return a device with the ``kind`` and ``driver`` that run models whose segments come in the given formats.
 
-    A device whose name asks for a runtime (``ort:CPU@0``, ``torch:CPU@0``) keeps it, and so does one that only a plug-in's kind
-    knows, and one that OpenVINO drives if it can be given segments. CPU core sets go to PyTorch otherwise, or to ONNX Runtime.
-    NVIDIA GPUs go to PyTorch, or else to ONNX Runtime.
+    A device keeps its kind if its name asks for that (``ort:CPU@0``, ``torch:CPU@0``), if only a plug-in's kind knows it, or if
+    its kind takes one of the formats. Otherwise, another kind for such hardware that takes one drives it: CPU core sets and
+    NVIDIA GPUs go to PyTorch or ONNX Runtime.
 
     Args:
         device: the device as it was found.
@@ -32,32 +32,30 @@ def choose_driver(device: Device, formats: Collection[Format], path: Path, why: 
     Raises:
         DeviceError: nothing runs such a model there; says what to do.
     """
-    if formats == {"onnx"} and device.kind == "openvino" and device.core_set and not device.where.node:
-        return replace(device, kind="ort", driver=f"ONNX Runtime {onnxruntime().__version__}")
-    if formats == {"onnx"} and device.kind not in ("ort", "cuda", "described"):
+    kind, where = kind_of(device), device.address
+    if where is None:
+        return device
+    if device.kind == hardware_kind(where) and not where.node and formats.isdisjoint(kind.formats):
+        able = [(name, other) for name, other in kinds() if other.hardware and where.family in other.hardware]
+        if able:
+            name, other = next((one for one in able if not formats.isdisjoint(one[1].formats)), able[0])
+            return replace(device, kind=name, driver=other.driver(device))
+    if formats == {"onnx"} and "onnx" not in kind.formats:
         raise DeviceError(
             f"{device.name} cannot run {path}, as OpenVINO cannot read it: {why}. ONNX Runtime runs it: choose CPU core "
             "sets or its devices, as in -d ort:CPU or -d ort:CPU@0,ort:CPU@1."
         )
-    if device.address is not None and device.address.node and "openvino" not in formats:
+    if where.node and "openvino" not in formats:
         raise DeviceError(
             f"{device.name} is a device of another node, which runs what OpenVINO reads, and {path} is a PyTorch model: "
             "convert it with `placeit export`, or choose devices of this machine."
         )
-    match device.kind:
-        case "cuda" if "torch" in formats:
-            return replace(device, kind="torch", driver=f"{_pytorch()}, {device.driver}")
-        case "cuda":
-            return replace(device, kind="ort", driver=f"ONNX Runtime {onnxruntime().__version__}, {device.driver}")
-        case "openvino" if "openvino" not in formats:
-            if not device.core_set:
-                raise DeviceError(
-                    f"OpenVINO drives {device.name}, and {path} is a PyTorch model, which runs on CPU core sets and NVIDIA "
-                    "GPUs: choose those, or convert the model with `placeit export` to ONNX or OpenVINO IR, which runs on any."
-                )
-            return replace(device, kind="torch", driver=_pytorch())
-        case _:
-            return device
+    if driven_by_openvino(device) and formats.isdisjoint(kind.formats):
+        raise DeviceError(
+            f"OpenVINO drives {device.name}, and {path} is a PyTorch model, which runs on CPU core sets and NVIDIA "
+            "GPUs: choose those, or convert the model with `placeit export` to ONNX or OpenVINO IR, which runs on any."
+        )
+    return device
 
 
 def drive(cluster: Cluster, model: Model) -> Cluster:
@@ -67,7 +65,8 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
         DeviceError: a device cannot run the model; two core sets have the same cores and the same runtime; or a device runs
             fixed sizes only, and sizes of the model are open.
     """
-    devices = tuple(choose_driver(device, model.formats, model.path, getattr(model, "why", "")) for device in cluster.devices)
+    why = model.why if isinstance(model, NotByOpenVino) else ""
+    devices = tuple(choose_driver(device, model.formats, model.path, why) for device in cluster.devices)
     for device, other in itertools.combinations((device for device in devices if device.core_set), 2):
         one, two = device.where, other.where
         if device.kind == other.kind and one != two and replace(one, runtime="") == replace(two, runtime=""):
@@ -81,12 +80,6 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
                 f"{device.name} runs a model at one size, and inputs of {model.path} have ranges of sizes: give one size for "
                 "each, or choose other devices."
             )
-    if len(devices) == 1 and devices[0].kind == "ort" and devices[0].core_set and not devices[0].emulated:
+    if len(devices) == 1 and devices[0].core_set and not devices[0].emulated and kind_of(devices[0]).whole_file:
         devices = (replace(devices[0], plain=True),)
     return replace(cluster, devices=devices)
-
-
-def _pytorch() -> str:
-    import torch
-
-    return f"PyTorch {torch.__version__}"

@@ -23,7 +23,7 @@ from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.calls import failure_of, segment_failure
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.device_stats import DeviceStats
-from placeit.runtime.devices.base import BufferSpec, Program
+from placeit.runtime.devices.base import BufferSpec, HostPaced, Program
 from placeit.runtime.engine_run import EngineRun, Over
 from placeit.runtime.feed import Bell, Slots
 from placeit.runtime.lending import COPIED, Entrance, Exit
@@ -167,7 +167,7 @@ class Executor(PlanExecutor):
         """Names of the devices of this plan whose streams the host waits for."""
         used = sorted({segment.device for segment in self.plan.programs})
         devices = [self._devices[d] for d in used]
-        return tuple(device.name for device in devices if getattr(device, "host_paced", False))
+        return tuple(device.name for device in devices if isinstance(device, HostPaced) and device.host_paced)
 
     def devices(self) -> list[DeviceStats]:
         """Return the state and counts of each device of its cluster, whether the plan uses it or not."""

@@ -22,10 +22,12 @@ class Losable(Protocol):
     Attributes:
         gone: why the device is lost; None while it is there.
         cut: why its link with another device is lost, by the name of that device.
+        silent_s: seconds from its last sign of life to the moment when it was found lost; 0 before.
     """
 
     gone: DeviceError | None
     cut: dict[str, DeviceError]
+    silent_s: float
 
     def reopened(self) -> RuntimeDevice:
         """Open the device anew. Raises DeviceError if it is not there, or has changed."""

@@ -21,8 +21,7 @@ from placeit.runtime.calls import check_process, check_requests
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.accelerator import StreamProgram, Streams
-from placeit.runtime.devices.base import Program, RuntimeDevice, Transport
-from placeit.runtime.devices.throughput import ThroughputDevice
+from placeit.runtime.devices.base import DividedIntoStreams, Program, RuntimeDevice, Transport
 from placeit.runtime.executor import Executor
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.segment_book import SegmentBook
@@ -173,8 +172,10 @@ class Runtime:
         Raises:
             DeviceError: the plan cannot be compiled.
         """
-        device = None if self.pool.streams is not None else self.pool.devices[plan.segments[0].device]
-        if not isinstance(device, ThroughputDevice) or len(plan.programs) != 1:
+        if self.pool.streams is not None or len(plan.programs) != 1:
+            return None
+        device = self.pool.devices[plan.segments[0].device]
+        if not isinstance(device, DividedIntoStreams):
             return None
         return device.streams(cast("Program", self.compiler.compile(plan.programs)[0]))
 

@@ -20,7 +20,7 @@ from placeit.runtime.background import in_background
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.accelerator import StreamProgram
-from placeit.runtime.devices.base import Program, SegmentSource
+from placeit.runtime.devices.base import KeepsPrograms, KeptOnDisk, OneAtATime, Program, SegmentSource
 from placeit.runtime.programs import Programs
 from placeit.runtime.refused import naming_ops
 from placeit.runtime.segment_book import SegmentBook
@@ -74,8 +74,10 @@ class SegmentCompiler:
 
     def _takes(self, segment: Segment) -> float:
         """Estimate the seconds to compile a segment, or to load it if the device finds it on disk."""
-        keeps = None if self.pool.streams is not None else getattr(self.pool.devices[segment.device], "keeps", None)
-        on_disk = keeps is not None and keeps(self.source(segment))
+        on_disk = False
+        if self.pool.streams is None:
+            device = self.pool.devices[segment.device]
+            on_disk = isinstance(device, KeepsPrograms) and device.keeps(self.source(segment))
         return self.compiling.takes(self._kind(segment), len(self.book.ops(segment)), on_disk=on_disk)
 
     def _kind(self, segment: Segment) -> str:
@@ -126,7 +128,7 @@ class SegmentCompiler:
         """Count programs that were made within some seconds, several at a time; each has its own seconds, too."""
         at_once = sum(taken for _, taken in made) / seconds if seconds > 0 else 1.0
         for segment, (program, taken) in zip(segments, made, strict=True):
-            from_disk = getattr(program, "from_disk", False)
+            from_disk = isinstance(program, KeptOnDisk) and program.from_disk
             share = taken / at_once if at_once > 0 else 0.0
             self.compiling.book(self._kind(segment), share, len(self.book.ops(segment)), from_disk=from_disk)
 
@@ -152,7 +154,7 @@ class SegmentCompiler:
         device, cores = self.pool.devices[segment.device], self.pool.cluster.devices[segment.device].cores
         single = len(segment.groups) == 1 < len(self.book.grouping.groups) and not self.book.model.placed
         first = self._equal.get(segment.groups)
-        own = getattr(device, "one_at_a_time", False) and not (single and first is None)
+        own = isinstance(device, OneAtATime) and device.one_at_a_time and not (single and first is None)
         groups = tuple(range(len(segment.groups))) if self.book.model.uniform else first or segment.groups
         return device.program_key, cores if own else (), groups
 

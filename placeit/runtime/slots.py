@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,29 @@ from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.base import (
     Buffer,
     BufferSpec,
+    Delivers,
     Instance,
     KeepsState,
     Program,
+    Rebinds,
     RuntimeDevice,
+    SharesMemory,
+    WritesTo,
 )
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.lending import Bind, Entrance, Exit, is_lendable
 from placeit.runtime.segment_book import SegmentBook
 
-__all__ = ["Slot", "check_keeping", "continuing"]
+__all__ = ["RunsAhead", "Slot", "check_keeping", "continuing"]
+
+
+@runtime_checkable
+class RunsAhead(Protocol):
+    """A device that can be told ahead of time what a slot runs there."""
+
+    def run_ahead(self, book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Callable[[], None] | None:
+        """Tell all such devices of a pool; return a function that renews it, or None if nothing was told."""
+        ...
 
 
 class Slot:
@@ -96,7 +109,7 @@ class Slot:
                 if isinstance(instance, KeepsState):
                     instance.keep_state(keep=keep_state)
                     self._keeping.append((pool.devices[d].name, instance))
-                if hasattr(instance, "write_to") and not _shares(pool.devices[d]):
+                if isinstance(instance, WritesTo) and not _shares(pool.devices[d]):
                     for i, t in enumerate(segment.outputs):
                         shared = _shared(pool, book.spec(t), readers[t], pool.devices[d].space)
                         if shared is not None:
@@ -124,9 +137,8 @@ class Slot:
                         self.copies[compact[t], far] = (d, buffer, held[t, far])
 
         for name, buffer in outputs.items():
-            deliver: Callable[[], Buffer] | None = getattr(buffer, "deliver", None)
-            if deliver is not None:
-                outputs[name] = deliver()
+            if isinstance(buffer, Delivers):
+                outputs[name] = buffer.deliver()
                 for written in self.writes.values():
                     if buffer in written:
                         written.append(outputs[name])
@@ -138,7 +150,7 @@ class Slot:
             for name, buffer in inputs.items()
         }
         self.outputs = {name: Exit(buffer, self._writing(bound, buffer, fixed)) for name, buffer in outputs.items()}
-        run_ahead = next((device.run_ahead for device in pool.devices if hasattr(device, "run_ahead")), None)
+        run_ahead = next((device.run_ahead for device in pool.devices if isinstance(device, RunsAhead)), None)
         self.renew: Callable[[], None] | None = None if run_ahead is None else run_ahead(book, pool, plan, self)
 
     def _reading(self, bound: Mapping[int, Mapping[int, Buffer]], buffer: Buffer, fixed: set[int]) -> Bind | None:
@@ -146,7 +158,7 @@ class Slot:
         readers = [(s, i) for s, of_segment in bound.items() for i, read in of_segment.items() if read is buffer]
         instances = [instance for s, _ in readers if (instance := self.instances[s]) is not None]
         kept = not is_lendable(buffer) or id(buffer) in fixed or narrowed(HostBuffer, buffer).native is not None
-        if kept or not all(hasattr(one, "rebinds") for one in instances):
+        if kept or not all(isinstance(one, Rebinds) for one in instances):
             return None
 
         def bind(other: HostBuffer) -> None:
@@ -163,8 +175,8 @@ class Slot:
         if not is_lendable(buffer) or id(buffer) in fixed | read or len(found) != 1:
             return None
         ((s, index),) = found
-        instance: Any = self.instances[s]
-        if not hasattr(instance, "rebinds") or s in self._sharing:
+        instance = self.instances[s]
+        if instance is None or not isinstance(instance, Rebinds) or s in self._sharing:
             return None
 
         def bind(other: HostBuffer) -> None:
@@ -227,7 +239,7 @@ class Slot:
 
 
 def _shares(device: RuntimeDevice) -> bool:
-    return bool(getattr(device, "shares_memory", False))
+    return isinstance(device, SharesMemory) and device.shares_memory
 
 
 def _shared(pool: DevicePool, spec: BufferSpec, readers: Collection[int], space: str) -> Buffer | None:

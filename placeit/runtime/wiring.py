@@ -13,7 +13,19 @@ from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.planning.segments import Plan
 from placeit.runtime.device_pool import DevicePool
-from placeit.runtime.devices.base import Buffer, DoneCallback, Instance, RunsInC, Transport
+from placeit.runtime.devices.base import (
+    Buffer,
+    DoneCallback,
+    Instance,
+    OnThread,
+    RunsInC,
+    RunsInPython,
+    RunsNatively,
+    ServesSlots,
+    Slowed,
+    TakesTime,
+    Transport,
+)
 from placeit.runtime.slots import Slot
 from placeit.simulator.scheduler import Scheduler, Transfer
 
@@ -45,7 +57,7 @@ class Wiring:
         self.workers: list[Worker] = []
         lanes: dict[tuple[int, ...], int] = {}
         slowdown: list[float] = []
-        self._several = {d for d in used if hasattr(self.devices[d], "worker_of")}
+        self._several = {d for d in used if isinstance(self.devices[d], ServesSlots)}
         for d in used:
             device: Any = self.devices[d]
             workers: list[tuple[tuple[int, ...], Worker | None]] = [((d,), _worker_of(device))]
@@ -55,7 +67,7 @@ class Wiring:
                 if worker is not None:
                     lanes[key] = len(self.workers)
                     self.workers.append(worker)
-                    slowdown.append(float(getattr(device, "slowdown", 1.0)))
+                    slowdown.append(float(device.slowdown) if isinstance(device, Slowed) else 1.0)
         for pair, link in self._transports.items():
             if used.keys() >= set(pair) and (worker := _worker_of(link)) is not None:
                 lanes[(-1, *pair)] = len(self.workers)
@@ -79,8 +91,8 @@ class Wiring:
                 continue
             d, device = segment.device, self.devices[segment.device]
             lane = self._lanes.get((d, slot.number) if d in self._several else (d,), -1)
-            native: tuple[int, int] | None = getattr(instance, "native", None)
-            call = getattr(device, "call", None)
+            native = instance.native if isinstance(instance, RunsNatively) else None
+            call = device.call if isinstance(device, RunsInPython) else None
             if native is not None and lane >= 0:
                 engine.set_entry(base + s, lane, *native)
                 continue
@@ -98,7 +110,7 @@ class Wiring:
             src, source, destination = copy
             lane, node = self._lanes.get((-1, src, step.dst), -1), base + segments + p
             transport: Any = self._transports[src, step.dst]
-            if lane >= 0 and hasattr(transport, "seconds"):
+            if lane >= 0 and isinstance(transport, TakesTime):
                 engine.set_transfer(node, lane, transport.seconds(destination))
             else:
                 self.needs_python = True
@@ -130,4 +142,4 @@ def _recorded(
 
 
 def _worker_of(driver: object) -> Worker | None:
-    return getattr(driver, "worker", None)
+    return driver.worker if isinstance(driver, OnThread) else None

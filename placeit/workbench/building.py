@@ -25,14 +25,13 @@ from placeit.core.version import __version__
 from placeit.devices.clusterfile import discover
 from placeit.planning.contracting import contract
 from placeit.planning.segments import Plan
+from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.segment_book import SegmentBook
 from placeit.workbench.application import Application
 from placeit.workbench.opened import OpenSession
 
 __all__ = ["build", "check_target"]
 
-_FORMATS: Mapping[str, Format] = {"openvino": "openvino", "throughput": "openvino", "ort": "onnx", "torch": "openvino"}
-"""Formats of segments, by the kind of their device."""
 _PACKAGES: Mapping[Format, str] = {"openvino": "openvino", "onnx": "onnxruntime"}
 
 _log = logging.getLogger("placeit")
@@ -92,9 +91,8 @@ class _Building:
             for d, device in enumerate(home.cluster.devices)
             if (plan.placement == d).any()
         }
-        for device in self._used.values():
-            _check_device(device)
-        if any(device.kind == "torch" for device in self._used.values()):
+        self._formats = {device.name: _format_of(device) for device in self._used.values()}
+        if any(map(_is_converted, self._used.values())):
             _log.warning(
                 "%s is a PyTorch model, and the bundle has its segments for OpenVINO, which take other times than were "
                 "measured. To place it by those times, export and optimize it.",
@@ -130,7 +128,7 @@ class _Building:
                     device.full_name,
                     device.driver,
                     len(device.cores),
-                    _FORMATS[device.kind],
+                    self._formats[device.name],
                     weights[device.name],
                     device.emulated,
                 )
@@ -176,8 +174,7 @@ class _Building:
             for s, segment in enumerate(plan.segments):
                 if segment.passthrough:
                     continue
-                device = home.cluster.devices[segment.device]
-                form = _FORMATS[device.kind]
+                form = self._formats[home.cluster.names[segment.device]]
                 ops, enter, leave = book.parts(segment)
                 parts = {int(self._contracted.part_of[v]) for v in ops}
                 parts |= {part for v, part in self._contracted.bodies.items() if of[v] == s}
@@ -243,24 +240,32 @@ def _versions(formats: Collection[Format]) -> dict[str, str]:
     return found
 
 
-def _check_device(device: Device) -> None:
-    """Raise DeviceError if segments for a device cannot be in a bundle."""
+def _format_of(device: Device) -> Format:
+    """Return the format of a device's segments in a bundle. Raises DeviceError if they cannot be in one."""
     where = f"A bundle runs with the base install of placeit, and {device.name}"
     if device.described:
         raise DeviceError(f"{device.name} exists in simulation only, and nothing can be built for it.")
     if device.where.family == "cuda":
         raise DeviceError(f"{where} is driven through PyTorch: build it of a placement on other devices.")
-    if device.where.runtime == "torch":
-        raise DeviceError(
-            f"{where} asks for PyTorch by name: write the model as ONNX or IR with `placeit export`, and optimize that."
-        )
-    if device.kind not in _FORMATS:
+    kind = device_kind(device)
+    if kind.bundle_format is None:
         raise DeviceError(f"{where} is of the kind '{device.kind}', of a plug-in: build it of a placement on other devices.")
+    if device.where.runtime and _is_converted(device):
+        raise DeviceError(
+            f"{where} asks for {kind.label} by name: write the model as ONNX or IR with `placeit export`, and optimize that."
+        )
+    return kind.bundle_format
+
+
+def _is_converted(device: Device) -> bool:
+    """Return whether a device's segments are in another format in a bundle than the one that it runs."""
+    kind = device_kind(device)
+    return kind.bundle_format not in kind.formats
 
 
 def _as_bundled(device: Device) -> Device:
     """Return a device as it runs the segments of a bundle: segments of PyTorch models are converted for OpenVINO."""
-    if device.kind != "torch":
+    if not _is_converted(device):
         return device
     [found] = discover([str(device.where)]).devices
     return replace(found, name=device.name, slowdown=device.slowdown)

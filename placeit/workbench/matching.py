@@ -15,6 +15,7 @@ from placeit.core.units import about_bytes
 from placeit.core.version import __version__
 from placeit.devices.clusterfile import discover
 from placeit.devices.host import allowed_cores, one_per_physical_core
+from placeit.devices.kinds import driven_by_openvino, kind_of
 from placeit.devices.names import parse_device
 from placeit.devices.openvino import openvino_core
 
@@ -76,7 +77,7 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
     found = {device.name: device for device in cluster.devices}
     onnx = all(one.format == "onnx" for one in manifest.devices)  # ONNX Runtime then drives core sets, whatever their names
     for old, new in names.items():
-        if not (onnx and found[new].kind == "openvino" and found[new].core_set):
+        if not (onnx and driven_by_openvino(found[new]) and found[new].core_set):
             _check_runtime(needed[old], found[new])
     return names, cluster
 
@@ -190,8 +191,7 @@ def _dealt(sets: Sequence[Needed]) -> dict[str, str]:
 
 
 def _check_runtime(needed: Needed, device: Device) -> None:
-    form = "onnx" if device.kind == "ort" else "openvino"
-    if form == needed.format:
+    if ("onnx" in kind_of(device).formats) == (needed.format == "onnx"):
         return
     raise UsageError(
         f"{needed.name} has segments for {_RUNTIMES[needed.format]}, and {device.name} is a device of another runtime: rematch "

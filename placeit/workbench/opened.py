@@ -44,6 +44,7 @@ from placeit.profiler.cache import Cache
 from placeit.profiler.expected import as_expected
 from placeit.profiler.support import supported, supported_ops
 from placeit.runtime.compiling import Compiling
+from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.programs import searching
@@ -168,8 +169,8 @@ class OpenSession:
             return self._others[device, precision]
         other = copy.copy(self)
         other.cluster, other.precision = Cluster((device,)), precision
-        if device.kind == "ort" and device.plain:
-            other.model = self.model.whole_file("onnx")
+        if device.plain and (form := device_kind(device).whole_file) is not None:
+            other.model = self.model.whole_file(form)
         if precision != self.precision:
             other.tolerance = max(self.tolerance, tolerance_of([precision]))
         other._runtime = other._costs = other._can = other._reference = other._check = None

@@ -21,6 +21,7 @@ from placeit.core.placement import Placement
 from placeit.core.units import about_bytes
 from placeit.core.version import __version__
 from placeit.devices.host import allowed_cores, cpu_name, memory_bytes
+from placeit.devices.kinds import kind_of
 from placeit.devices.meters import Series
 from placeit.measuring.run_report import RunReport
 from placeit.planning.segments import Plan
@@ -36,7 +37,6 @@ from placeit.workbench.opened import OpenSession
 
 __all__ = ["of_model", "of_plan", "of_run"]
 
-_PACKAGES = {"openvino": "openvino", "throughput": "openvino", "torch": "torch", "ort": "onnxruntime"}
 _DIGITS = 9  # decimals of seconds: nanoseconds
 
 
@@ -186,7 +186,7 @@ def _about(session: OpenSession, homes: Sequence[OpenSession]) -> whole.Recordin
 
 def _versions(devices: Iterable[Device]) -> dict[str, str]:
     found = {"placeit": __version__, "python": platform.python_version()}
-    for name in sorted({"numpy", *(_PACKAGES[device.kind] for device in devices if device.kind in _PACKAGES)}):
+    for name in sorted({"numpy", *filter(None, (kind_of(device).package for device in devices))}):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # it may have been built under another name
             found[name] = importlib.metadata.version(name)
     return found

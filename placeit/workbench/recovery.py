@@ -20,6 +20,7 @@ from placeit.placers.local_search import starts
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.calls import failure_of
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
+from placeit.runtime.reopening import Losable
 from placeit.runtime.runtime import SERVING_PRIORITY, Runtime
 from placeit.serving.replica import Replacement
 
@@ -88,7 +89,8 @@ class Recovery:
         if lost.gone is None:
             raise why
         pairs = zip(self._runtime.cluster.names, self._runtime.devices, strict=True)
-        silent = max(getattr(device, "silent_s", 0.0) for name, device in pairs if name in _devices(lost.plan))
+        known = (device for name, device in pairs if name in _devices(lost.plan) and isinstance(device, Losable))
+        silent = max((device.silent_s for device in known), default=0.0)
         taken = {name for other in others for name in _devices(other.plan)}
         unable = dict[str, DeviceError]()
         while True:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from placeit.core.cluster import Device
 from placeit.core.errors import ExecutionError
 from placeit.core.placement import Placement
+from placeit.devices.kinds import kind_of
 from placeit.session import Session
 from tests.broken_executors import NO_ROOM, broken, devices_of
 
@@ -208,7 +210,7 @@ def test_the_whole_cpu_is_a_row_and_its_placement_runs_and_compares(
 def test_another_precision_that_fails_has_its_reason_in_the_report(
     cli: Any, tiny: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("placeit.optimizer.wholes.other_precision", lambda *_: "bf16")
+    monkeypatch.setattr(type(kind_of(Device("CPU"))), "other_precision", lambda *_: "bf16")
     executor = Session.executor
 
     def failing(self: Session, plan: Any, **options: Any) -> Any:

@@ -66,7 +66,7 @@ def test_what_cannot_be_is_one_paragraph(cli: Any, tiny: Path, devices: Sequence
 
 
 def test_an_nvidia_gpu_that_is_not_there_is_one_paragraph(cli: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("placeit.devices.discovery.gpus", list)
+    monkeypatch.setattr("placeit.runtime.kinds.cuda.gpus", list)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     paragraph(cli("optimize", tiny, "-d", "ort:cuda:0"), "no NVIDIA GPU 'cuda:0'", "placeit[cuda]")
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +155,17 @@ def test_devices_that_could_not_be_asked_for_by_name_are_the_plugins_error(
 ) -> None:
     from placeit_round_robin import sleep
 
-    monkeypatch.setattr(sleep, "KIND", replace(sleep.KIND, devices=lambda: [wrong]))
+    monkeypatch.setattr(sleep.SleepKind, "devices", lambda self: [wrong])
     with pytest.raises(UsageError, match="plug-in's kind of device 'sleep' lists"):
         resolve([Address("sleep:0")])
     assert not [device for device in available() if device.kind == "sleep"]
     assert "Devices of the kind 'sleep' are not listed" in caplog.text
+
+
+def test_a_kind_may_say_which_hardware_its_names_accept(plugin: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from placeit_round_robin import sleep
+
+    monkeypatch.setattr(sleep.SleepKind, "hardware", ("CPU",))
+    assert [str(parse_device(name)) for name in ("sleep:0", "sleep:CPU@0")] == ["sleep:0", "sleep:CPU@0"]
+    with pytest.raises(UsageError, match=r"sleep does not run on 'GPU\.0'"):
+        parse_device("sleep:GPU.0")

@@ -225,7 +225,7 @@ def test_devices_keep_the_order_in_which_they_are_named(many_devices: RecordedCo
 
 
 def test_memory_is_the_cards_own_or_at_most_the_hosts(many_devices: RecordedCore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("placeit.devices.discovery.memory_bytes", lambda: 20e9)
+    monkeypatch.setattr("placeit.runtime.kinds.openvino.memory_bytes", lambda: 20e9)
     shared, card, npu = discover("GPU.0,GPU.1,NPU").devices
     assert [device.memory_bytes for device in (shared, card, npu)] == [20e9, 16e9, 20e9]
     assert {"integrated", "fp16", "fp32"} <= shared.tags
@@ -235,7 +235,7 @@ def test_memory_is_the_cards_own_or_at_most_the_hosts(many_devices: RecordedCore
 
 def test_the_driver_of_a_gpu_is_opencls(many_devices: RecordedCore, monkeypatch: pytest.MonkeyPatch) -> None:
     card = DISCRETE.values["DEVICE_UUID"]
-    monkeypatch.setattr("placeit.devices.discovery.driver_versions", lambda: {card: "25.13.33276.16"})
+    monkeypatch.setattr("placeit.runtime.kinds.openvino.driver_versions", lambda: {card: "25.13.33276.16"})
     one, other = discover("GPU.0,GPU.1").devices
     assert (one.driver, other.driver) == ("OpenVINO 2099.1", "OpenVINO 2099.1, driver 25.13.33276.16")
 

@@ -17,7 +17,8 @@ from placeit.core.errors import PlacementError
 from placeit.core.placement import Placement
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
-from placeit.devices.plain import other_precision, plain_devices
+from placeit.devices.kinds import kind_of
+from placeit.devices.plain import plain_devices
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.races import Races
 from placeit.optimizer.result import Optimized
@@ -106,7 +107,8 @@ def test_a_link_that_is_held_back_stands_for_another_machine_which_no_plain_devi
     ],
 )
 def test_the_other_precision_is_one_that_the_device_has(tags: set[str], kind: str, precision: str, other: str | None) -> None:
-    assert other_precision(core_set(0, kind=kind, tags=frozenset(tags)), precision) == other
+    device = core_set(0, kind=kind, tags=frozenset(tags))
+    assert kind_of(device).other_precision(device, precision) == other
 
 
 # --- in the race

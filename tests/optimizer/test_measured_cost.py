@@ -24,11 +24,11 @@ from placeit.core import clock
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ExecutionError, FileError, NoRoomError, PlacementError, UsageError
+from placeit.devices import kinds
 from placeit.measuring.check import OutputDifference
 from placeit.optimizer.races import Races
 from placeit.planning.segments import Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime.devices import kinds
 from placeit.session import Session
 from tests.broken_executors import NO_ROOM, Wrapped
 from tests.known_devices import EMPTY_S, Truth, truth
@@ -74,7 +74,7 @@ def times(rng: np.random.Generator, scale: float) -> dict[str, tuple[float, ...]
 def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sessions run on devices of known times, whose outputs are not checked."""
     original = Session.executor
-    monkeypatch.setitem(kinds._KINDS, "known", "tests.known_devices:KIND")
+    monkeypatch.setitem(kinds.KINDS, "known", "tests.known_devices:KIND")
     monkeypatch.setattr(Session, "executor", lambda *args, **options: Virtual(original(*args, **options)))
     monkeypatch.setattr(Session, "check_outputs", lambda *_, **__: OutputDifference(0.0, 0.0))
 

@@ -16,13 +16,13 @@ from placeit import Budget, Candidates
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Power
 from placeit.core.errors import UsageError
+from placeit.devices import kinds
 from placeit.devices.energy import EnergyMeter, EnergyMeters
 from placeit.devices.meters import Meter
 from placeit.measuring.check import OutputDifference
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.result import Optimized
 from placeit.report import as_text
-from placeit.runtime.devices import kinds
 from placeit.session import Session
 from placeit.simulator.objectives import energy
 from tests.broken_executors import Wrapped
@@ -74,7 +74,7 @@ def plug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plug]:
     rng, original, plug = np.random.default_rng(7), Session.executor, Plug()
     table = {op: (seconds, 1.5 * seconds, seconds) for op, seconds in zip(OPS, rng.uniform(1e-4, 8e-4, len(OPS)), strict=True)}
     monkeypatch.setattr(Metered, "plug", plug, raising=False)
-    monkeypatch.setitem(kinds._KINDS, "known", "tests.known_devices:KIND")
+    monkeypatch.setitem(kinds.KINDS, "known", "tests.known_devices:KIND")
     monkeypatch.setattr(Session, "executor", lambda *args, **options: Metered(original(*args, **options)))
     monkeypatch.setattr(Session, "check_outputs", lambda *_, **__: OutputDifference(0.0, 0.0))
     monkeypatch.setattr(energy, "energy_meters", plug.meters)

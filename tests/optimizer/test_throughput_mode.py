@@ -24,8 +24,8 @@ from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
-from placeit.runtime.devices import throughput
 from placeit.runtime.executor import Executor
+from placeit.runtime.kinds import throughput
 from placeit.session import Session
 from placeit.simulator.objectives.throughput import Throughput
 from placeit.workbench.options import Constraints, Traffic

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
+from placeit.devices import kinds
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Profiled, Segment
 from placeit.profiler.costs import profile
 from placeit.profiler.sampling import alike, choose, predict
 from placeit.runtime.compiling import Compiling
-from placeit.runtime.devices import kinds
 from placeit.runtime.runtime import Runtime
 from tests.known_devices import Truth, truth
 from tests.small_models import inception_like, random_model
@@ -29,7 +29,7 @@ MODEL = inception_like()
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(kinds._KINDS, "known", "tests.known_devices:KIND")
+    monkeypatch.setitem(kinds.KINDS, "known", "tests.known_devices:KIND")
     yield
     truth.clear()
 

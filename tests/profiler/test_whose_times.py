@@ -12,11 +12,11 @@ import pytest
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
+from placeit.devices import kinds
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs
 from placeit.profiler import costs
 from placeit.profiler.costs import profile
-from placeit.runtime.devices import kinds
 from placeit.runtime.runtime import Runtime
 from tests.known_devices import EMPTY_S, Truth, truth
 from tests.small_models import inception_like, ops, random_model
@@ -26,7 +26,7 @@ FREE = {"Parameter", "Result"}
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(kinds._KINDS, "known", "tests.known_devices:KIND")
+    monkeypatch.setitem(kinds.KINDS, "known", "tests.known_devices:KIND")
     monkeypatch.setattr(costs, "_FEWEST_PROGRAMS", 1000)  # so that every group is cut off, and none of it is predicted
     yield
     truth.clear()

@@ -44,6 +44,7 @@ class Losable(Troubled):
         super().__init__(device_kind(device).open(device, "f32"))
         self.gone: DeviceError | None = None
         self.cut: dict[str, DeviceError] = {}
+        self.silent_s = 0.0
         self._device, self.there = device, True
         self.program_key += device.name
         self.full = self.full_for_instances = ""

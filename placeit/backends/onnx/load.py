@@ -15,6 +15,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, ModelError
 from placeit.core.extras import install
 from placeit.core.sizes import SizeRange
+from placeit.devices.kinds import kind_of
 from placeit.devices.onnxruntime import has_onnxruntime
 
 __all__ = ["OpenVinoOnnxModel", "load"]
@@ -28,7 +29,7 @@ class OpenVinoOnnxModel(FromOnnxFile):
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:
         """Return the model, read again for ONNX Runtime if that drives one of the devices. Raises DeviceError."""
-        if all(device.kind != "ort" for device in cluster.devices):
+        if not any("onnx" in kind_of(device).formats for device in cluster.devices):
             return self
         from placeit.backends.onnx.segments import for_onnxruntime
 

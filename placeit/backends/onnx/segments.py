@@ -18,6 +18,7 @@ from placeit.backends.openvino.inputs import Sizes
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ModelError
+from placeit.devices.kinds import kind_of
 from placeit.devices.onnxruntime import has_onnxruntime
 
 __all__ = ["OnnxModel", "for_onnxruntime", "with_onnx"]
@@ -29,7 +30,8 @@ class OnnxModel(FromOnnxFile, JoinedModel):
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:
         """Return the model for a cluster in which ONNX Runtime drives devices. Raises DeviceError."""
-        return self if all(device.kind != "ort" for device in cluster.devices) else for_onnxruntime(self, cluster, graph)
+        takes = any("onnx" in kind_of(device).formats for device in cluster.devices)
+        return for_onnxruntime(self, cluster, graph) if takes else self
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
         """Return a function that runs the whole model in ONNX Runtime, since OpenVINO's integers have 32 bits only."""
@@ -73,7 +75,7 @@ def for_onnxruntime(model: OpenVinoModel, cluster: Cluster, graph: str = "") -> 
         DeviceError: the model does not come from an ONNX file, or the file does not exist any more.
     """
     joined = with_onnx(model)
-    if joined.parts.covers or any(device.kind != "ort" for device in cluster.devices):
+    if joined.parts.covers or any("onnx" not in kind_of(device).formats for device in cluster.devices):
         return joined
     if len(cluster) == 1 and graph in ("", model.graph.hash):
         return replace(joined.whole_file("onnx"), together=(model.graph.names,))

@@ -38,6 +38,7 @@ from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.core.graph import OpGraph
 from placeit.core.sizes import LARGEST, Limits
 from placeit.core.telemetry import import_openvino
+from placeit.devices.kinds import driven_by_openvino, kind_of
 
 __all__ = ["OpenVinoModel", "TensorSpec", "describe", "describe_fused", "relu_chain", "tensor_name"]
 
@@ -178,23 +179,23 @@ class OpenVinoModel(base.Model):
 
     def prepared(self, cluster: Cluster, graph: str = "") -> base.Model:  # noqa: ARG002
         """Return the model itself. Raises DeviceError if ONNX Runtime, which reads other files, drives one of the devices."""
-        if self.states and any(device.kind == "ort" for device in cluster.devices):
+        if not any("onnx" in kind_of(device).formats for device in cluster.devices):
+            return self
+        if self.states:
             raise DeviceError(
                 f"ONNX Runtime keeps no state from run to run, and {self.path} has some ('{self.states[0].name}'): choose "
                 "devices that OpenVINO drives, or leave caches inputs with --state none."
             )
-        if any(device.kind == "ort" for device in cluster.devices):
-            raise DeviceError(
-                f"ONNX Runtime runs ONNX models, and {self.path} is not an ONNX model: choose devices that OpenVINO drives, or "
-                "start from the ONNX file of the model."
-            )
-        return self
+        raise DeviceError(
+            f"ONNX Runtime runs ONNX models, and {self.path} is not an ONNX model: choose devices that OpenVINO drives, or "
+            "start from the ONNX file of the model."
+        )
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
         """Return a function that runs the whole model, compiled with OpenVINO. Raises DeviceError."""
         from placeit.devices.openvino import compile_model, explaining
 
-        target = device if device is not None and device.kind == "openvino" else Device("CPU", address=Address("CPU"))
+        target = device if device is not None and driven_by_openvino(device) else Device("CPU", address=Address("CPU"))
         compiled = compile_model(self.ov_model, target, precision)
 
         def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:

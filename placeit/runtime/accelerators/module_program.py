@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from placeit.backends.torch.memory import peak_bytes
 from placeit.core.errors import NoRoomError
 from placeit.core.units import about_bytes
+from placeit.runtime.devices.accelerator import Replayable
 
 __all__ = ["ModuleProgram", "wait_for_default_stream"]
 
@@ -137,7 +138,7 @@ def wait_for_default_stream(place: torch.device) -> None:
 
 def _replayable(module: torch.nn.Module) -> bool:
     if not isinstance(module, GraphModule):
-        return bool(getattr(module, "replayable", False))
+        return isinstance(module, Replayable) and module.replayable
     calls = [node.target for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     return all(
         not _VARIED & set(call.tags)

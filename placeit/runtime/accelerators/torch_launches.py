@@ -12,7 +12,7 @@ import torch
 
 from placeit.core.errors import DeviceError, NoRoomError, PlaceitError, first_line
 from placeit.runtime.accelerators.recorder import Graphs, Recorder
-from placeit.runtime.devices.accelerator import Inbox, LoadedProgram, Step, Token
+from placeit.runtime.devices.accelerator import Inbox, LoadedProgram, Replayable, Step, Token
 from placeit.runtime.devices.pytorch import failing_op
 
 __all__ = ["DeviceErrors", "LaunchBatch", "PreparedProgram", "Queue", "can_time_graphs", "is_replayable", "launch_on"]
@@ -139,7 +139,7 @@ def _launch_of(step: Step) -> Callable[[], object]:
 
 def is_replayable(program: LoadedProgram) -> bool:
     """Return whether a program launches the same kernels at the same addresses each time."""
-    return bool(getattr(program, "replayable", False))
+    return isinstance(program, Replayable) and program.replayable
 
 
 def _on(launch: Callable[[], object], _stream: Any) -> None:

@@ -1,5 +1,5 @@
-"""Devices that run segments, one kind per file, and the protocols that all of them have.
+"""Devices that run segments on the host, the protocols that all devices have, and the base class of kinds of devices.
 
 May import what ``runtime`` may, and no executor. Read :mod:`~placeit.runtime.devices.base` first, then
-:mod:`~placeit.runtime.devices.kinds`, which finds the file of a kind.
+:mod:`~placeit.runtime.devices.kinds`, which finds the kind of a device.
 """

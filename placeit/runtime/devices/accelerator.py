@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ __all__ = [
     "LoadedProgram",
     "Memory",
     "Prepared",
+    "Replayable",
     "Step",
     "Stream",
     "StreamProgram",
@@ -106,6 +107,16 @@ class LoadedProgram(Protocol):
 
     def launch(self, inputs: Sequence[View], outputs: Sequence[View]) -> None:
         """Queue the computation on the current stream: read the inputs, fill the outputs, wait for nothing."""
+        ...
+
+
+@runtime_checkable
+class Replayable(Protocol):
+    """A program, or a module, whose launches may be recorded once and launched again."""
+
+    @property
+    def replayable(self) -> bool:
+        """True if every launch at the same addresses launches the same kernels."""
         ...
 
 

@@ -2,7 +2,8 @@
 
 A device compiles segments, gives each request its own instance of a compiled segment with buffers wired up ahead of time,
 and runs instances asynchronously. Nothing here knows about placement or scheduling, and nothing in the scheduler knows
-what a device is, so a new kind of device is one file in this folder.
+what a device is. Devices, instances, programs, buffers and links that can do more say so by the protocols below, which callers
+ask for with ``isinstance``.
 """
 
 from __future__ import annotations
@@ -17,8 +18,37 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Format
 from placeit.core.sizes import Limits
+from placeit.core.threads import Worker
 
-__all__ = ["Buffer", "BufferSpec", "DoneCallback", "Instance", "KeepsState", "Program", "RunsInC", "RuntimeDevice", "Transport"]
+__all__ = [
+    "Buffer",
+    "BufferSpec",
+    "Delivers",
+    "DividedIntoStreams",
+    "DoneCallback",
+    "ExplainsEntries",
+    "Fetched",
+    "HostPaced",
+    "Instance",
+    "KeepsPrograms",
+    "KeepsState",
+    "KeptOnDisk",
+    "MakesErrors",
+    "OnThread",
+    "OneAtATime",
+    "Program",
+    "Rebinds",
+    "RunsInC",
+    "RunsInPython",
+    "RunsNatively",
+    "RuntimeDevice",
+    "ServesSlots",
+    "SharesMemory",
+    "Slowed",
+    "TakesTime",
+    "Transport",
+    "WritesTo",
+]
 
 T = TypeVar("T")
 
@@ -59,12 +89,7 @@ class BufferSpec:
 
 
 class Buffer(Protocol):
-    """Memory that holds one tensor.
-
-    A buffer outside the host's memory may have a method ``deliver``, which is called for outputs of the model. From then on,
-    every segment that writes the buffer also copies the value to the host, into the buffer that ``deliver`` returned, before it
-    reports its end.
-    """
+    """Memory that holds one tensor. A buffer outside the host's memory may be one that :class:`Delivers`."""
 
     @property
     def space(self) -> str:
@@ -95,8 +120,20 @@ class Buffer(Protocol):
         ...
 
 
+@runtime_checkable
+class Delivers(Protocol):
+    """A buffer outside the host's memory that can have its value copied to the host."""
+
+    def deliver(self) -> Buffer:
+        """Return a buffer on the host, for an output of the model.
+
+        From then on, every segment that writes this buffer also copies the value there before it reports its end.
+        """
+        ...
+
+
 class Program(Protocol):
-    """A segment compiled for one device."""
+    """A segment compiled for one device. It may be :class:`KeptOnDisk`."""
 
     @property
     def inputs(self) -> tuple[BufferSpec, ...]:
@@ -109,20 +146,21 @@ class Program(Protocol):
         ...
 
 
+@runtime_checkable
+class KeptOnDisk(Protocol):
+    """A program that may have been compiled by an earlier process."""
+
+    @property
+    def from_disk(self) -> bool:
+        """True if it was compiled before, and kept on disk."""
+        ...
+
+
 class Instance(Protocol):
     """A program with its own buffers; there is one instance for every request that may be in flight.
 
-    It may have an attribute ``native``: None, or two addresses. The first is a C function ``int32 f(void *argument)`` that runs
-    the instance on the calling thread, and returns 0, or another number if the run failed. The second is its argument. If the
-    device has a ``worker``, runs call this function on the worker's thread instead of ``RuntimeDevice.start``. No Python is
-    needed between two such functions.
-
-    If its outputs can be written elsewhere, it has a method ``write_to`` with the arguments of ``bind``: output ``index`` is
-    then written to ``buffer``, of its device's space, in every later run, and ``output`` returns that buffer. ``write_to`` is
-    called before ``bind``: if an OpenVINO request returns an input as an output, and the output is set after the input, the
-    value stays in its old place (2026.4).
-
-    Every run starts from the segment's initial state, if it has any. Instances that can keep state are :class:`KeepsState`.
+    Every run starts from the segment's initial state, if it has any. What else an instance may be able to do:
+    :class:`RunsNatively`, :class:`RunsInC`, :class:`WritesTo`, :class:`Rebinds`, :class:`KeepsState`.
     """
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -141,6 +179,44 @@ class Instance(Protocol):
 
 
 @runtime_checkable
+class RunsNatively(Protocol):
+    """An instance that a C function may run."""
+
+    @property
+    def native(self) -> tuple[int, int] | None:
+        """Addresses of a C function ``int32 f(void *argument)`` and of its argument; None if it has no such function.
+
+        The function runs the instance on the calling thread, and returns 0, or another number if the run failed. If the device
+        has a thread (:class:`OnThread`), runs call this function there instead of ``RuntimeDevice.start``. No Python is needed
+        between two such functions.
+        """
+        ...
+
+
+@runtime_checkable
+class WritesTo(Protocol):
+    """An instance whose outputs can be written to buffers that it is given."""
+
+    def write_to(self, index: int, buffer: Buffer) -> None:
+        """Write output ``index`` to ``buffer``, of the device's space, in every later run; ``output`` returns it from then on.
+
+        This is called before ``bind``: if an OpenVINO request returns an input as an output, and the output is set after the
+        input, the value stays in its old place (2026.4).
+        """
+        ...
+
+
+@runtime_checkable
+class Rebinds(WritesTo, Protocol):
+    """An instance that may read and write other buffers from one run to the next."""
+
+    @property
+    def rebinds(self) -> bool:
+        """True."""
+        ...
+
+
+@runtime_checkable
 class RunsInC(Protocol):
     """An instance that may be run without Python code, which a signal handler could interrupt."""
 
@@ -150,6 +226,15 @@ class RunsInC(Protocol):
 
         Callers may call it on their own threads, as far as the device's lane allows.
         """
+        ...
+
+
+@runtime_checkable
+class Fetched(Protocol):
+    """The value of a variable that is not in this process."""
+
+    def fetch(self) -> Any:
+        """Return it as an ``openvino.Tensor``."""
         ...
 
 
@@ -168,7 +253,7 @@ class KeepsState(Protocol):
     def states(self) -> Mapping[str, Any]:
         """Return copies of the values of its variables, by name, for other instances of segments of the same model.
 
-        Each is an ``openvino.Tensor`` or, if it is not in this process, has a method ``fetch`` that returns one.
+        Each is an ``openvino.Tensor``, or :class:`Fetched` if it is not in this process.
         """
         ...
 
@@ -184,23 +269,9 @@ class KeepsState(Protocol):
 class RuntimeDevice(Protocol):
     """A device that compiles and runs segments.
 
-    A device that runs them on a thread of placeit (:class:`placeit.core.threads.Worker`) has an attribute ``worker``, and so
-    may a :class:`Transport`. Runs then begin on that thread, where no signal handler can interrupt them, and a caller that
-    waits for a run notices if the thread has ended. With other devices, an interrupt at the wrong moment can leave an executor
-    unusable, and a new one has to be made.
-
-    A device whose work is queued on a stream, while the host waits for each end before it decides what follows, has a true
-    attribute ``host_paced``.
-
-    A device that uses some of the host's memory directly, and would copy from and to any other, has a true attribute
-    ``shares_memory``. Its ``allocate`` returns such memory, and the outputs of its instances are there. Tensors that it reads
-    are put there, too: inputs of the model, and outputs of instances that have ``write_to``.
-
-    If Python runs its instances on its ``worker``, a method ``call`` returns the function that runs an instance. That function
-    raises ExecutionError.
-
-    If its instances have native entries, a method ``explain`` returns the error message of the entry that failed last, on the
-    thread where it failed. An attribute ``slowdown`` is the factor by which runs of native entries are prolonged; 1 by default.
+    What else a device may be able to do: :class:`OnThread`, :class:`ServesSlots`, :class:`RunsInPython`,
+    :class:`ExplainsEntries`, :class:`MakesErrors`, :class:`OneAtATime`, :class:`SharesMemory`, :class:`HostPaced`,
+    :class:`KeepsPrograms`, :class:`DividedIntoStreams`, :class:`Slowed`.
     """
 
     @property
@@ -215,11 +286,7 @@ class RuntimeDevice(Protocol):
 
     @property
     def program_key(self) -> str:
-        """Key of its programs: devices with equal keys can run each other's, so that a segment is compiled once for all.
-
-        A device whose programs run one request at a time has a true attribute ``one_at_a_time``. It then gets separate
-        programs, except for single groups.
-        """
+        """Key of its programs: devices with equal keys can run each other's, so that a segment is compiled once for all."""
         ...
 
     def compile(self, segment: SegmentSource) -> Program:
@@ -244,6 +311,121 @@ class RuntimeDevice(Protocol):
 
     def close(self) -> None:
         """Stop the device's threads after started instances have ended and were reported. A second call has no effect."""
+        ...
+
+
+@runtime_checkable
+class OnThread(Protocol):
+    """A device or a link that works on a thread of placeit.
+
+    Runs then begin on that thread, where no signal handler can interrupt them, and a caller that waits for a run notices if the
+    thread has ended. With other devices, an interrupt at the wrong moment can leave an executor unusable, and a new one has to
+    be made.
+    """
+
+    @property
+    def worker(self) -> Worker | None:
+        """The thread; None if it works elsewhere."""
+        ...
+
+
+@runtime_checkable
+class ServesSlots(Protocol):
+    """A device that runs the requests of several slots at the same time."""
+
+    def worker_of(self, number: int) -> Worker:
+        """Return the thread for the requests in a slot, by its number."""
+        ...
+
+
+@runtime_checkable
+class DividedIntoStreams(Protocol):
+    """A device that its runtime divides among several requests."""
+
+    def streams(self, program: Program) -> int:
+        """Return how many requests in flight its runtime finds best for a program."""
+        ...
+
+
+@runtime_checkable
+class RunsInPython(Protocol):
+    """A device whose thread runs instances by Python functions."""
+
+    @property
+    def call(self) -> Callable[[Instance], Callable[[], None]] | None:
+        """Function that returns the function that runs an instance, which raises ExecutionError; or None."""
+        ...
+
+
+@runtime_checkable
+class MakesErrors(Protocol):
+    """A device that says what an exception means that a function in C (:class:`RunsInC`) has raised."""
+
+    @property
+    def failure(self) -> Callable[[BaseException], BaseException] | None:
+        """Function that makes the error of a run from such an exception; None if it has no such function."""
+        ...
+
+
+@runtime_checkable
+class ExplainsEntries(Protocol):
+    """A device whose instances run natively (:class:`RunsNatively`)."""
+
+    def explain(self) -> str:
+        """Return the message of the entry that failed last on this thread."""
+        ...
+
+
+@runtime_checkable
+class Slowed(Protocol):
+    """A device that is slowed down on purpose."""
+
+    @property
+    def slowdown(self) -> float:
+        """Factor by which runs of native entries are prolonged."""
+        ...
+
+
+@runtime_checkable
+class OneAtATime(Protocol):
+    """A device of which a program may run one request at a time only."""
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """True if it gets separate programs for this reason, except for single groups."""
+        ...
+
+
+@runtime_checkable
+class SharesMemory(Protocol):
+    """A device that may use some of the host's memory directly, and would copy from and to any other."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """True if it does.
+
+        Its ``allocate`` then returns such memory, and the outputs of its instances are there. Tensors that it reads are put
+        there, too: inputs of the model, and outputs of instances that are :class:`WritesTo`.
+        """
+        ...
+
+
+@runtime_checkable
+class HostPaced(Protocol):
+    """A device whose work may be queued on a stream."""
+
+    @property
+    def host_paced(self) -> bool:
+        """True if the host waits for each end on the stream before it decides what follows."""
+        ...
+
+
+@runtime_checkable
+class KeepsPrograms(Protocol):
+    """A device that keeps programs on disk."""
+
+    def keeps(self, segment: SegmentSource) -> bool:
+        """Return whether the program of a segment is on disk, most likely."""
         ...
 
 
@@ -285,4 +467,13 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Stop the link's threads."""
+        ...
+
+
+@runtime_checkable
+class TakesTime(Protocol):
+    """A link that copies nothing: a transfer is over after some seconds."""
+
+    def seconds(self, destination: Buffer) -> float:
+        """Return the seconds that a transfer takes once the link is free."""
         ...

@@ -13,10 +13,18 @@ from placeit.runtime.devices.base import (
     Buffer,
     BufferSpec,
     DoneCallback,
+    ExplainsEntries,
+    HostPaced,
     Instance,
+    KeepsPrograms,
+    MakesErrors,
+    OneAtATime,
+    OnThread,
     Program,
+    RunsInPython,
     RuntimeDevice,
     SegmentSource,
+    SharesMemory,
     Transport,
 )
 
@@ -55,37 +63,36 @@ class SlowedDevice:
     @property
     def worker(self) -> Worker | None:
         """The worker thread of the real device, if it has one."""
-        return getattr(self._inner, "worker", None)
+        return self._inner.worker if isinstance(self._inner, OnThread) else None
 
     @property
     def one_at_a_time(self) -> bool:
         """True if requests of a program of the real device wait for each other."""
-        return bool(getattr(self._inner, "one_at_a_time", False))
+        return isinstance(self._inner, OneAtATime) and self._inner.one_at_a_time
 
     @property
     def shares_memory(self) -> bool:
         """True if the real device uses some host memory directly."""
-        return bool(getattr(self._inner, "shares_memory", False))
+        return isinstance(self._inner, SharesMemory) and self._inner.shares_memory
 
     @property
     def host_paced(self) -> bool:
         """True if the real device has a stream that the host waits for."""
-        return bool(getattr(self._inner, "host_paced", False))
+        return isinstance(self._inner, HostPaced) and self._inner.host_paced
 
-    @property
-    def explain(self) -> Callable[[], str]:
-        """Function that returns the real device's message about a native entry that failed."""
-        return getattr(self._inner, "explain", str)
+    def explain(self) -> str:
+        """Return the real device's message about a native entry that failed."""
+        return self._inner.explain() if isinstance(self._inner, ExplainsEntries) else ""
 
     @property
     def failure(self) -> Callable[[BaseException], BaseException] | None:
         """Function that makes the error of an instance whose function in C raised an exception; None if there are no such."""
-        return getattr(self._inner, "failure", None)
+        return self._inner.failure if isinstance(self._inner, MakesErrors) else None
 
     @property
     def call(self) -> Callable[[Instance], Callable[[], None]] | None:
         """Function that makes one that runs an instance on the real device's thread; None if only that device can run it."""
-        return getattr(self._inner, "call", None)
+        return self._inner.call if isinstance(self._inner, RunsInPython) else None
 
     def compile(self, segment: SegmentSource) -> Program:
         """Compile on the real device."""
@@ -93,7 +100,7 @@ class SlowedDevice:
 
     def keeps(self, segment: SegmentSource) -> bool:
         """Return whether the real device finds its program on disk."""
-        return bool(getattr(self._inner, "keeps", lambda _: False)(segment))
+        return isinstance(self._inner, KeepsPrograms) and self._inner.keeps(segment)
 
     def instance(self, program: Program) -> Instance:
         """Make an instance on the real device."""

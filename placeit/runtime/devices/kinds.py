@@ -1,16 +1,16 @@
-"""The functions of each kind of device, besides running segments."""
+"""Base class of kinds of devices, and the kind of each device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from placeit.backends.base import Format
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
-from placeit.core.registry import entry_table, load_entry
-from placeit.devices.plugins import GROUP
+from placeit.devices.kinds import GROUP, KINDS, Kind, load_kind, plugin_kinds
 from placeit.runtime.devices.base import RuntimeDevice, Transport
 
 if TYPE_CHECKING:
@@ -19,56 +19,73 @@ if TYPE_CHECKING:
     from placeit.runtime.devices.accelerator import Streams
     from placeit.runtime.devices.kernels import Kernel
 
-__all__ = ["DeviceKind", "device_kind"]
+__all__ = ["Counts", "DeviceKind", "device_kind"]
 
-_KINDS = {
-    "openvino": "placeit.runtime.devices.openvino:KIND",
-    "ort": "placeit.runtime.kinds.ort:KIND",
-    "torch": "placeit.runtime.kinds.pytorch:KIND [torch]",
-    "throughput": "placeit.runtime.devices.throughput:KIND",
-}
-"""Where each kind of device is, by ``Device.kind``. A module is imported when a device of its kind is used."""
-_NODE = "placeit.runtime.nodes.kind:KIND"
+_NODE = "placeit.runtime.kinds.node:KIND"
 """Where the kind of all devices of other nodes is, whatever drives them there."""
 
 
-def _has_to_be_there(device: Device, _precision: str) -> RuntimeDevice:
-    raise DeviceError(f"{device.name} has to be there when it is opened.")
+class DeviceKind(Kind, ABC):
+    """A kind of device: how its devices are found, named and opened, and what they run.
 
-
-@dataclass(frozen=True)
-class DeviceKind:
-    """The functions that make up a kind of device.
-
-    Attributes:
-        open: ``open(device, precision)`` makes the device that runs segments. Raises DeviceError.
-        supported: ``supported(model, device)`` names the ops that the device can run. Raises DeviceError if the device runs no
-            such models at all.
-        kernels: ``kernels(model, grouping, device, precision, passes)`` measures the kernels of a pass over the whole model; a
-            runtime without per-op times runs the groups one by one. Raises DeviceError.
-        streams: ``streams(devices, precision)`` drives all devices of a cluster through streams, launched ahead; None if it
-            cannot, or none of them has streams. Raises DeviceError.
-        link: ``link(source, destination)`` opens the link between two devices, at least one of which is of this kind. The kind
-            of the source is asked first. None if this kind has no link for them. Tensors then stay in place if both devices
-            read the same memory, and otherwise go through the host's memory
-            (:class:`placeit.runtime.devices.hand_over.HandOver`). Raises DeviceError.
-        version: ``version()`` names the version of the runtime that drives the device, on which measured costs depend.
-        devices: ``devices()`` lists the devices of this machine that only this kind knows. Devices of a kind ``sleep`` are
-            called ``sleep:0`` or ``sleep:west``, which are also their addresses. Raises DeviceError if it cannot tell.
-        open_sizes: ``open_sizes(device)`` is true if the device runs segments of models with open sizes, at any size.
-        expected: ``expected(device, precision)`` makes a device that need not be there yet, and counts as lost until it is
-            (:class:`placeit.runtime.reopening.Losable`). Raises DeviceError if devices of this kind have to be there.
+    A subclass is one file, whose ``KIND`` is an instance of it. Attributes, and methods that need no open device, are described
+    in :class:`placeit.devices.kinds.Kind`.
     """
 
-    open: Callable[[Device, str], RuntimeDevice]
-    supported: Callable[[Model, Device], Collection[str]]
-    kernels: Callable[[Model, Grouping, Device, str, int], Sequence[Kernel]]
-    streams: Callable[[Sequence[Device], str], Streams | None] = lambda _devices, _precision: None
-    link: Callable[[RuntimeDevice, RuntimeDevice], Transport | None] = lambda _source, _destination: None
-    version: Callable[[], str] = lambda: ""
-    devices: Callable[[], Sequence[Device]] = lambda: ()
-    open_sizes: Callable[[Device], bool] = lambda _device: False
-    expected: Callable[[Device, str], RuntimeDevice] = _has_to_be_there
+    formats: tuple[Format, ...] = ("openvino",)
+    whole_file: Format | None = None
+    bundle_format: Format | None = None
+
+    @abstractmethod
+    def open(self, device: Device, precision: str) -> RuntimeDevice:
+        """Make the device that runs segments. Raises DeviceError."""
+
+    @abstractmethod
+    def supported(self, model: Model, device: Device) -> Collection[str]:
+        """Return the names of the ops that the device can run. Raises DeviceError if it runs no such models at all."""
+
+    @abstractmethod
+    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
+        """Measure the kernels of a pass over the whole model. Raises DeviceError.
+
+        A runtime without the times of ops runs the groups one by one: :func:`placeit.runtime.group_times.groups_as_kernels`.
+        """
+
+    def streams(self, devices: Sequence[Device], precision: str) -> Streams | None:  # noqa: ARG002
+        """Drive all devices of a cluster through streams, launched ahead; None if it cannot, or none of them has streams.
+
+        Raises:
+            DeviceError: the streams cannot be opened.
+        """
+        return None
+
+    def link(self, source: RuntimeDevice, destination: RuntimeDevice) -> Transport | None:  # noqa: ARG002
+        """Open the link between two devices, at least one of which is of this kind; None if this kind has no link for them.
+
+        The kind of the source is asked first. Without a link, tensors stay in place if both devices read the same memory, and
+        otherwise go through the host's memory (:class:`placeit.runtime.devices.hand_over.HandOver`). Raises DeviceError.
+        """
+        return None
+
+    def open_sizes(self, device: Device) -> bool:  # noqa: ARG002
+        """Return whether the device runs segments of models with open sizes, at any size."""
+        return False
+
+    def expected(self, device: Device, precision: str) -> RuntimeDevice:  # noqa: ARG002
+        """Make a device that need not be there yet, and counts as lost until it is.
+
+        See :class:`placeit.runtime.reopening.Losable`. Raises DeviceError if devices of this kind have to be there.
+        """
+        raise DeviceError(f"{device.name} has to be there when it is opened.")
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """A kind whose devices can count the time of each kernel of a segment, as OpenVINO reports it."""
+
+    def counting(self, device: Device, precision: str) -> RuntimeDevice:
+        """Open a device whose programs count the time of each kernel. Raises DeviceError."""
+        ...
 
 
 def device_kind(device: Device) -> DeviceKind:
@@ -78,16 +95,11 @@ def device_kind(device: Device) -> DeviceKind:
         DeviceError: this version has no such kind.
         UsageError: the plug-in with the kind cannot be loaded.
     """
-    kind: DeviceKind
-    if device.address is not None and device.address.node:
-        kind = EntryPoint("node", _NODE, GROUP).load()
-    elif device.kind in _KINDS:  # looking through all installed packages takes a while
-        kind = EntryPoint(device.kind, _KINDS[device.kind], GROUP).load()
-    else:
-        table = entry_table("kind of device", GROUP, _KINDS)
-        if device.kind not in table:
-            raise DeviceError(
-                f"{device.name} is a device of kind '{device.kind}', which this version cannot run; it runs {', '.join(table)}."
-            )
-        kind = load_entry("kind of device", table, device.kind)
+    there = device.address is not None and device.address.node
+    kind = EntryPoint("node", _NODE, GROUP).load() if there else load_kind(device.kind)
+    if not isinstance(kind, DeviceKind):
+        listing = ", ".join([*KINDS, *plugin_kinds()])
+        raise DeviceError(
+            f"{device.name} is a device of kind '{device.kind}', which this version cannot run; it runs {listing}."
+        )
     return kind

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +24,9 @@ from placeit.devices.openvino import (
     target_name,
     what_openvino_says,
 )
-from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
+from placeit.runtime.devices.base import Buffer, BufferSpec, Fetched, Program, SegmentSource
 from placeit.runtime.devices.by_size import MOST, BySize, BySizeInstance, times_slower
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.devices.kernels import Kernel
-from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino_c import (
     NativeContext,
     NativeModel,
@@ -39,12 +37,7 @@ from placeit.runtime.devices.openvino_c import (
 )
 from placeit.runtime.devices.worker import LENT_BY_ALL_CORES_S, LENT_S, OnWorker
 
-if TYPE_CHECKING:
-    from placeit.backends.base import Model
-    from placeit.backends.openvino.model import OpenVinoModel
-    from placeit.planning.coarsen import Grouping
-
-__all__ = ["KIND", "HostBuffer", "OpenVinoDevice", "OpenVinoProgram"]
+__all__ = ["HostBuffer", "OpenVinoDevice", "OpenVinoProgram"]
 
 _SLOWER = 1.1  # times the seconds of a program for one size: the most that a program for all sizes may take
 
@@ -278,7 +271,7 @@ class CachingInstance(CopiedInstance):
 
 
 def _fetched(value: Any) -> Any:
-    return value.fetch() if hasattr(value, "fetch") else value
+    return value.fetch() if isinstance(value, Fetched) else value
 
 
 def _infer(request: Any) -> None:
@@ -423,40 +416,3 @@ class OpenVinoDevice(OnWorker):
 
     def _explain(self, error: BaseException) -> str:
         return f"Inference failed on {self.name}: {what_openvino_says(error)}"
-
-
-def _read(model: Model, device: Device) -> OpenVinoModel:
-    from placeit.backends.openvino.model import OpenVinoModel
-
-    if not isinstance(model, OpenVinoModel):
-        raise DeviceError(
-            f"OpenVINO drives {device.name}, and it did not read {model.path}: convert the model with `placeit export`, or "
-            "choose other devices."
-        )
-    return model
-
-
-def _supported(model: Model, device: Device) -> Collection[str]:
-    read = _read(model, device)
-    with explaining(f"OpenVINO does not say what {device.name} supports"):
-        nodes = openvino_core().query_model(read.ov_model, target_name(device)).keys()
-    return set(read.graph.names) - {op for node, op in read.view.op_of.items() if node not in nodes}
-
-
-def _kernels(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> list[Kernel]:
-    from placeit.runtime.devices.counters import kernels
-
-    return kernels(_read(model, device), grouping.graph, device, precision, passes=passes)
-
-
-def _version() -> str:
-    return f"OpenVINO {import_openvino().get_version()}"
-
-
-KIND = DeviceKind(
-    lambda device, precision: OpenVinoDevice(device, precision=precision),
-    _supported,
-    _kernels,
-    version=_version,
-    open_sizes=lambda _device: True,
-)

@@ -1,5 +1,6 @@
-"""Kinds of devices of which the host drives some and streams drive others.
+"""One file for each kind of device: how its devices are found and named, which models they take, and how they are opened.
 
-They choose between :mod:`placeit.runtime.devices` and :mod:`placeit.runtime.accelerators`, and may import all of the runtime.
-No module imports them: the table in :mod:`placeit.runtime.devices.kinds`, which is what to read first, names them.
+Kinds are subclasses of :class:`placeit.runtime.devices.kinds.DeviceKind`, which is what to read first. They may import all of
+the runtime: devices that the host drives (:mod:`placeit.runtime.devices`), streams, and nodes. No module imports them: they are
+loaded through the tables in :mod:`placeit.devices.kinds`, as plug-ins' kinds are through their entry points.
 """

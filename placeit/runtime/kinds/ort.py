@@ -2,45 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
-from placeit.backends.base import Model
 from placeit.core.cluster import Device
-from placeit.devices.onnxruntime import onnxruntime
-from placeit.planning.coarsen import Grouping
-from placeit.runtime.devices.accelerator import Streams
+from placeit.devices.onnxruntime import has_onnxruntime, onnxruntime
 from placeit.runtime.devices.base import RuntimeDevice
-from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.ort import OrtDevice, on_gpu, supported
-from placeit.runtime.group_times import groups_as_kernels
+
+if TYPE_CHECKING:
+    from placeit.backends.base import Format, Model
+    from placeit.planning.coarsen import Grouping
+    from placeit.runtime.devices.accelerator import Streams
+    from placeit.runtime.devices.kernels import Kernel
 
 __all__ = ["KIND"]
 
 
-def _kernels(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> list[Kernel]:
-    return groups_as_kernels(model, grouping, device, precision, passes=passes)
+class _OrtKind(DeviceKind):
+    """Core sets (:class:`placeit.runtime.devices.ort.OrtDevice`) and GPUs, for ONNX models."""
+
+    label = "ONNX Runtime"
+    formats: tuple[Format, ...] = ("onnx",)
+    package = "onnxruntime"
+    hardware = ("CPU", "cuda")
+    elsewhere = "runs on the CPU and on NVIDIA GPUs (ort:CPU@0, ort:cuda:0), not on {}"
+    whole_file: Format | None = "onnx"
+    bundle_format: Format | None = "onnx"
+
+    def installed(self) -> bool:
+        """Return whether ONNX Runtime is installed, with the package that reads its files."""
+        return has_onnxruntime()
+
+    def version(self) -> str:
+        """Return ONNX Runtime's version. Raises DeviceError if it is not installed."""
+        return f"ONNX Runtime {onnxruntime().__version__}"
+
+    def open(self, device: Device, precision: str) -> RuntimeDevice:
+        """Open a device. Raises DeviceError."""
+        from placeit.runtime.devices.ort import OrtDevice, on_gpu
+
+        if not on_gpu(device):
+            return OrtDevice(device, precision=precision)
+        from placeit.runtime.accelerators.ort_program import open_streams
+        from placeit.runtime.accelerators.stream_device import StreamDevice
+
+        return StreamDevice(open_streams([device], precision))
+
+    def streams(self, devices: Sequence[Device], precision: str) -> Streams | None:
+        """Drive GPUs through streams; None if one of the devices is something else. Raises DeviceError."""
+        from placeit.runtime.devices.ort import on_gpu
+
+        if not all(device.kind == "ort" and on_gpu(device) for device in devices):
+            return None
+        from placeit.runtime.accelerators.ort_program import open_streams
+
+        return open_streams(devices, precision)
+
+    def supported(self, model: Model, device: Device) -> Collection[str]:
+        """Return the ops that this ONNX Runtime has kernels for. Raises DeviceError."""
+        from placeit.runtime.devices.ort import supported
+
+        return supported(model, device)
+
+    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
+        """Run the groups one by one. Raises DeviceError."""
+        from placeit.runtime.group_times import groups_as_kernels
+
+        return groups_as_kernels(model, grouping, device, precision, passes=passes)
+
+    def open_sizes(self, device: Device) -> bool:
+        """Return whether the device is a core set: streams run one size."""
+        return device.core_set
 
 
-def _open(device: Device, precision: str) -> RuntimeDevice:
-    if not on_gpu(device):
-        return OrtDevice(device, precision=precision)
-    from placeit.runtime.accelerators.ort_program import open_streams
-    from placeit.runtime.accelerators.stream_device import StreamDevice
-
-    return StreamDevice(open_streams([device], precision))
-
-
-def _streams(devices: Sequence[Device], precision: str) -> Streams | None:
-    if not all(device.kind == "ort" and on_gpu(device) for device in devices):
-        return None
-    from placeit.runtime.accelerators.ort_program import open_streams
-
-    return open_streams(devices, precision)
-
-
-def _version() -> str:
-    return f"ONNX Runtime {onnxruntime().__version__}"
-
-
-KIND = DeviceKind(_open, supported, _kernels, _streams, version=_version, open_sizes=lambda device: not on_gpu(device))
+KIND = _OrtKind()

@@ -3,50 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-
-from placeit.backends.base import Model, TorchKernels
+from placeit.backends.base import Format, Model, TorchKernels
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
-from placeit.planning.coarsen import Grouping
-from placeit.runtime.accelerators.stream_device import StreamDevice
-from placeit.runtime.accelerators.torch_accelerator import open_accelerator
-from placeit.runtime.devices.accelerator import Streams
+from placeit.core.extras import import_extra, installed
 from placeit.runtime.devices.base import RuntimeDevice
-from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.pytorch import TorchDevice
-from placeit.runtime.group_times import groups_as_kernels
+
+if TYPE_CHECKING:
+    from placeit.planning.coarsen import Grouping
+    from placeit.runtime.devices.accelerator import Streams
+    from placeit.runtime.devices.kernels import Kernel
 
 __all__ = ["KIND"]
 
 
-def _supported(model: Model, device: Device) -> Collection[str]:
-    if not isinstance(model, TorchKernels):
-        raise DeviceError(f"PyTorch drives {device.name}, and {model.path} is not a PyTorch model: choose other devices.")
-    return model.with_kernel(device.where.family.upper())
+class _TorchKind(DeviceKind):
+    """Core sets (:class:`placeit.runtime.devices.pytorch.TorchDevice`) and accelerators, for PyTorch models."""
+
+    label = "PyTorch"
+    formats: tuple[Format, ...] = ("torch",)
+    package = "torch"
+    hardware = ("CPU", "cuda")
+    elsewhere = "runs on the CPU and on NVIDIA GPUs (torch:CPU@0, torch:cuda:0), not on {}"
+    bundle_format: Format | None = "openvino"
+
+    def installed(self) -> bool:
+        """Return whether PyTorch is installed."""
+        return installed("torch")
+
+    def version(self) -> str:
+        """Return PyTorch's version."""
+        import torch
+
+        return f"PyTorch {torch.__version__}"
+
+    def driver(self, device: Device) -> str:
+        """Return PyTorch with its version, and the driver of a GPU. Raises DeviceError if PyTorch is not installed."""
+        import_extra(f"The device '{device.name}'", "torch", "torch", DeviceError)
+        return super().driver(device)
+
+    def open(self, device: Device, precision: str) -> RuntimeDevice:
+        """Open a device. Raises DeviceError."""
+        if device.core_set:
+            from placeit.runtime.devices.pytorch import TorchDevice
+
+            return TorchDevice(device, precision=precision)
+        from placeit.runtime.accelerators.stream_device import StreamDevice
+        from placeit.runtime.accelerators.torch_accelerator import open_accelerator
+
+        return StreamDevice(open_accelerator([device], precision))
+
+    def streams(self, devices: Sequence[Device], precision: str) -> Streams | None:
+        """Drive accelerators of one family, and core sets beside them, through streams. Raises DeviceError."""
+        own = {device.where.family for device in devices if device.kind == "torch" and not device.core_set}
+        if len(own) != 1 or any(device.kind != "torch" for device in devices):
+            return None
+        from placeit.runtime.accelerators.torch_accelerator import open_accelerator
+
+        return open_accelerator(devices, precision)
+
+    def supported(self, model: Model, device: Device) -> Collection[str]:
+        """Return the ops that PyTorch has kernels for. Raises DeviceError if the model is not a PyTorch model."""
+        if not isinstance(model, TorchKernels):
+            raise DeviceError(f"PyTorch drives {device.name}, and {model.path} is not a PyTorch model: choose other devices.")
+        return model.with_kernel(device.where.family.upper())
+
+    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
+        """Run the groups one by one. Raises DeviceError."""
+        from placeit.runtime.group_times import groups_as_kernels
+
+        return groups_as_kernels(model, grouping, device, precision, passes=passes)
 
 
-def _kernels(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> list[Kernel]:
-    return groups_as_kernels(model, grouping, device, precision, passes=passes)
-
-
-def _open(device: Device, precision: str) -> RuntimeDevice:
-    if device.core_set:
-        return TorchDevice(device, precision=precision)
-    return StreamDevice(open_accelerator([device], precision))
-
-
-def _streams(devices: Sequence[Device], precision: str) -> Streams | None:
-    own = {device.where.family for device in devices if device.kind == "torch" and not device.core_set}
-    if len(own) != 1 or any(device.kind != "torch" for device in devices):
-        return None
-    return open_accelerator(devices, precision)
-
-
-def _version() -> str:
-    return f"PyTorch {torch.__version__}"
-
-
-KIND = DeviceKind(_open, _supported, _kernels, _streams, version=_version)
+KIND = _TorchKind()

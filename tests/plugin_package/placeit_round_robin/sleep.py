@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from placeit.backends.base import Model
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.threads import Worker
+from placeit.planning.coarsen import Grouping
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Program, RuntimeDevice
 from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.openvino import KIND as OPENVINO
 from placeit.runtime.devices.openvino import NativeInstance, OpenVinoDevice, OpenVinoInstance
 from placeit.runtime.devices.worker import perform
+from placeit.runtime.kinds.openvino import KIND as OPENVINO
 
 SLEEP_S = 0.001
 
@@ -80,29 +83,33 @@ class Cable:
         Cable.plugged -= 1
 
 
-def cable(source: RuntimeDevice, destination: RuntimeDevice) -> Cable | None:
-    """Boards are linked by cables; what leads from and to other devices is left to placeit."""
-    boards = all(isinstance(device, Sleeper) and device.space != "host" for device in (source, destination))
-    return Cable(f"cable {source.name} -> {destination.name}") if boards else None
+class SleepKind(DeviceKind):
+    """``sleep:CPU@0`` is a core that sleeps; ``sleep:0`` and ``sleep:1`` are boards, which compute on the CPU."""
+
+    def version(self) -> str:
+        return "sleep 1.0"
+
+    def devices(self) -> Sequence[Device]:
+        return [Device(f"sleep:{n}", "sleep", Address(f"sleep:{n}"), "A board that sleeps", 1e9) for n in range(2)]
+
+    def open(self, device: Device, precision: str) -> Sleeper:
+        return Sleeper(device, precision)
+
+    def supported(self, model: Model, device: Device) -> Collection[str]:
+        return OPENVINO.supported(model, on_cpu(device))
+
+    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
+        return OPENVINO.kernels(model, grouping, on_cpu(device), precision, passes)
+
+    def link(self, source: RuntimeDevice, destination: RuntimeDevice) -> Cable | None:
+        """Boards are linked by cables; what leads from and to other devices is left to placeit."""
+        boards = all(isinstance(device, Sleeper) and device.space != "host" for device in (source, destination))
+        return Cable(f"cable {source.name} -> {destination.name}") if boards else None
+
+
+KIND = SleepKind()
 
 
 def on_cpu(device: Device) -> Device:
     """Return the device where OpenVINO computes for a device: ``sleep:CPU@0`` is a core; a board has no core, so the CPU."""
     return device if device.core_set else replace(device, address=Address("CPU"))
-
-
-def boards() -> Sequence[Device]:
-    """Two boards are there: ``sleep:0`` and ``sleep:1``."""
-    return [Device(f"sleep:{n}", "sleep", Address(f"sleep:{n}"), "A board that sleeps", 1e9) for n in range(2)]
-
-
-KIND = DeviceKind(
-    open=Sleeper,
-    supported=lambda model, device: OPENVINO.supported(model, on_cpu(device)),
-    kernels=lambda model, grouping, device, precision, passes: OPENVINO.kernels(
-        model, grouping, on_cpu(device), precision, passes
-    ),
-    link=cable,
-    version=lambda: "sleep 1.0",
-    devices=boards,
-)

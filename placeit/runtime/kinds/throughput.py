@@ -10,10 +10,9 @@ from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.devices.openvino_errors import explaining
-from placeit.runtime.devices.base import Program
-from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.openvino import KIND as OPENVINO
+from placeit.runtime.devices.base import Program, RuntimeDevice
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoInstance, OpenVinoProgram
+from placeit.runtime.kinds.openvino import DrivenByOpenVino
 
 __all__ = ["KIND", "ThroughputDevice"]
 
@@ -71,8 +70,17 @@ def _run(request: Any) -> None:
     request.wait()
 
 
-def _open(device: Device, precision: str) -> ThroughputDevice:
-    return ThroughputDevice(device, precision=precision)
+class _ThroughputKind(DrivenByOpenVino):
+    """Core sets that serve several requests at the same time."""
+
+    label = "OpenVINO's throughput mode"
+    hardware = ("CPU",)
+    elsewhere = "is known of the CPU only (throughput:CPU), not of {}"
+    mode = True
+
+    def open(self, device: Device, precision: str) -> RuntimeDevice:
+        """Open CPU cores. Raises DeviceError for other hardware."""
+        return ThroughputDevice(device, precision=precision)
 
 
-KIND = DeviceKind(_open, OPENVINO.supported, OPENVINO.kernels, version=OPENVINO.version, open_sizes=OPENVINO.open_sizes)
+KIND = _ThroughputKind()
