@@ -95,9 +95,10 @@ class Session(Workbench):
             ModelError: a segment cannot be written.
             ExecutionError: the bundle does not compute what the model does, or a device failed.
         """
-        from placeit.workbench.building import build
+        from placeit.workbench.building import build, check_target
 
-        return build(self, placement, Path(path), name=name)
+        check_target(Path(path))
+        return build([self.prepare(one) for one in placement.every], Path(path), name=name or self.model.name)
 
 
 def optimize(

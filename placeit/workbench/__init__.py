@@ -95,10 +95,12 @@ class Workbench(OpenSession):
             if watch is not None:
                 raise UsageError("Single requests have no server to watch: give 'traffic', or leave out 'watch'.")
             length = _RUNS if runs is None else runs
-            return running.run(self, placement, runs=length, duration=duration, warmup=warmup, inputs=inputs)
+            prepared = self.prepare(placement)
+            return running.measure(prepared, runs=length, duration=duration, warmup=warmup, inputs=inputs)
         if runs is not None or duration is not None:
             raise UsageError("Traffic says how many requests there are: leave out 'runs' and 'duration'.")
-        return serving.run_at(self, placement, traffic, warmup=warmup, inputs=inputs, watch=watch)
+        replicas = [self.prepare(one) for one in placement.every]
+        return serving.measure(replicas, traffic, warmup=warmup, inputs=inputs, watch=watch)
 
     def serve(
         self,
@@ -203,4 +205,4 @@ class Workbench(OpenSession):
         """Return a recording of a placement that has not run: its plan, and its simulated schedule if costs are known."""
         from placeit.workbench import recording
 
-        return recording.of_plan(self, placement)
+        return recording.of_plan(self, [self.prepare(one) for one in placement.every])

@@ -22,11 +22,12 @@ from placeit.core.cluster import Link
 from placeit.core.errors import ExecutionError, PlacementError
 from placeit.core.placement import Placement
 from placeit.measuring.check import OutputDifference
-from placeit.planning.segments import Costs, Plan
+from placeit.planning.segments import Costs
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.server import Server
 from placeit.workbench import Workbench
 from placeit.workbench.matching import Devices, Rematch, differences, matched
+from placeit.workbench.opened import Prepared
 from placeit.workbench.options import Constraints, Inputs
 
 __all__ = ["Application", "load"]
@@ -66,11 +67,8 @@ class Application:
             self.differences = tuple(differences(model.manifest, self.session.cluster, names))
             with contextlib.ExitStack() as stack:
                 stack.callback(self.session.close)
-                self._plans = self._planned(names)
-                homes = map(self.session.home_of, self.placement.every)
-                self._programs = [
-                    home.runtime.compiler.compile(plan.programs) for home, plan in zip(homes, self._plans, strict=True)
-                ]
+                self._prepared = self._prepare(names)
+                self._programs = [one.home.runtime.compiler.compile(one.plan.programs) for one in self._prepared]
                 model.files.wait()
                 stack.pop_all()
         finally:
@@ -78,13 +76,13 @@ class Application:
         self._executor: PlanExecutor | None = None
         self._opening, self._closed = threading.Lock(), False
 
-    def _planned(self, names: Mapping[str, str]) -> list[Plan]:
-        """Plan the placement and its replicas."""
+    def _prepare(self, names: Mapping[str, str]) -> list[Prepared]:
+        """Prepare the placement and its replicas."""
         for one in self.placement.every:
             self.session.divide(one, by_segments=True)
         self.session.take(_costs(self.manifest, self.session, names))
         try:
-            return [self.session.plan_of(one) for one in self.placement.every]
+            return [self.session.prepare(one) for one in self.placement.every]
         except PlacementError as error:
             path = self.session.model.path
             raise PlacementError(f"{path} cannot run here: {error} To run it on other devices, see --rematch.") from error
@@ -185,7 +183,8 @@ class Application:
             ExecutionError: the application is closed.
         """
         self._check_open()
-        return self.session.home_of(self.placement).executor(self._plans[0], in_flight=in_flight)
+        first = self._prepared[0]
+        return first.home.executor(first.plan, in_flight=in_flight)
 
     def server(self, **options: Any) -> Server:
         """Start a server, with the options of :meth:`placeit.Session.serve`. The server is a context manager."""
@@ -204,9 +203,8 @@ class Application:
         """
         self._check_open()
         check, worst = self.session.output_check(), OutputDifference(0.0, 0.0)
-        for one in self.placement.every:
-            home = self.session.home_of(one)
-            with home.executor(home.plan_of(one)) as executor:
+        for one in self._prepared:
+            with one.home.executor(one.plan) as executor:
                 worst = worst.worse(check(executor))
         why = worst.wrong(self.tolerance)
         if why is not None:

@@ -6,8 +6,8 @@ import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -45,19 +45,20 @@ from placeit.profiler.expected import as_expected
 from placeit.profiler.support import supported, supported_ops
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.drivers import drive
-from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.programs import searching
-from placeit.runtime.runtime import Runtime
+from placeit.runtime.runtime import SERVING_PRIORITY, Runtime
 from placeit.workbench.options import Constraints, Inputs
 
 if TYPE_CHECKING:
     from placeit.profiler.costs import Certain, Progress, Worth
     from placeit.profiler.op_times import OpTime
 
-__all__ = ["OpenSession"]
+__all__ = ["OpenSession", "Prepared"]
 
 _HURRY_S = 0.3  # for threads to end after an interrupt
 _HALF = {"f16": "float16"}  # type of tensors by precision, for precisions in which numbers overflow early
+_PREPARED = 16  # prepared placements that a session keeps
 _AGAIN = 4  # after a device has refused an op, profiling again may take at least the budget divided by this
 _log = logging.getLogger("placeit")
 
@@ -128,6 +129,7 @@ class OpenSession:
         self._reference: Callable[[Arrays], dict[str, NDArray[np.generic]]] | None = None
         self._check: OutputCheck | None = None
         self._others: dict[tuple[Device, str], Self] = {}
+        self._prepared: dict[Hashable, Prepared] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -172,6 +174,7 @@ class OpenSession:
         if precision != self.precision:
             other.tolerance = max(self.tolerance, tolerance_of([precision]))
         other._runtime = other._costs = other._can = other._reference = other._check = None
+        other._prepared = {}
         other.pins, other.placing, other._others, other._expected = {}, self.placing.on(device.name), {}, {}
         self._others[device, precision] = other
         return other
@@ -180,7 +183,7 @@ class OpenSession:
         """Return a new session for use once this one is closed: the same model, groups and devices, and the known costs."""
         other = copy.copy(self)
         other._runtime = other._reference = other._check = None
-        other._hurried, other._others = False, {}
+        other._hurried, other._others, other._prepared = False, {}, {}
         return other
 
     def home_of(self, placement: Placement) -> Self:
@@ -441,6 +444,29 @@ class OpenSession:
         groups = segmenter.problem().check(groups)
         return segmenter.plan(groups) if of is None else segmenter.merged(of, groups)
 
+    def prepare(self, placement: Placement) -> Prepared:
+        """Plan a placement, or its first replica, for the session that runs it (:meth:`home_of`); equal placements once.
+
+        Raises:
+            PlacementError, UsageError: as by :meth:`plan_of`.
+        """
+        home, segments = self.home_of(placement), placement.segments
+        key = (
+            home._costs,
+            home.placing,
+            placement.graph_hash,
+            placement.op_names,
+            placement.device_names,
+            placement.devices.tobytes(),
+            None if segments is None else segments.tobytes(),
+        )
+        found = home._prepared.get(key)
+        if found is None:
+            found = home._prepared[key] = Prepared(placement, home, home.plan_of(placement))
+            if len(home._prepared) > _PREPARED:
+                home._prepared.pop(next(iter(home._prepared)))
+        return found
+
     def executor(self, plan: Plan, *, in_flight: int = 1, priority: int = 0) -> PlanExecutor:
         """Compile a plan and put inputs in place; see :meth:`placeit.runtime.runtime.Runtime.executor`.
 
@@ -523,3 +549,28 @@ class OpenSession:
         from placeit.profiler.op_times import op_times
 
         return op_times(self.model, self.grouping, self.cluster, plan, precision=self.precision, passes=passes)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A placement that serves whole requests, on the session that runs it; :meth:`OpenSession.prepare` makes it.
+
+    Attributes:
+        placement: of the model's ops.
+        home: the session whose devices it runs on.
+        plan: its segments.
+    """
+
+    placement: Placement
+    home: OpenSession
+    plan: Plan
+
+    @property
+    def segments(self) -> NDArray[np.int32]:
+        """``int32[V]``, the segment of each op."""
+        return self.plan.segment_of[self.home.grouping.group_of]
+
+    def to_serve(self, in_flight: int | None = None) -> PlanExecutor:
+        """Compile it for a server, with the requests in flight that its highest throughput needs, or as many as given."""
+        best = self.home.best_in_flight(self.plan, 0) or None if in_flight is None else in_flight
+        return to_serve(functools.partial(self.home.executor, priority=SERVING_PRIORITY), self.plan, best)

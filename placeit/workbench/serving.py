@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections import abc
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -15,23 +15,22 @@ from placeit.core.placement import Placement
 from placeit.core.units import parse_quantity
 from placeit.devices.meters import Sampler
 from placeit.measuring.check import OutputDifference
-from placeit.runtime.plan_executor import PlanExecutor, to_serve
-from placeit.runtime.runtime import SERVING_PRIORITY
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.load import RateReport, keep_busy, offer
 from placeit.serving.refining import Limits
 from placeit.serving.sequences import Sequence
 from placeit.serving.server import QUEUE, Server
 from placeit.workbench.adapting import Adapter
-from placeit.workbench.opened import OpenSession
+from placeit.workbench.opened import OpenSession, Prepared
 from placeit.workbench.options import Traffic
 from placeit.workbench.proposals import Proposals
 from placeit.workbench.recovery import Recovery
 from placeit.workbench.refining import Refiner
 from placeit.workbench.running import given_to
 
-__all__ = ["Watch", "run_at", "serve"]
+__all__ = ["Watch", "executors", "measure", "sequence", "serve"]
 
-Watch: TypeAlias = Callable[[Server], contextlib.AbstractContextManager[object]]
+Watch: TypeAlias = abc.Callable[[Server], contextlib.AbstractContextManager[object]]
 """Makes a context, given a server, in which requests arrive at the server."""
 
 
@@ -47,9 +46,10 @@ def serve(
 ) -> Server:
     """Start a server; see :meth:`placeit.workbench.Workbench.serve`."""
     room = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
+    prepared = [session.prepare(one) for one in placement.every]
     if not refine:
         recovery = Recovery(session.runtime, session.costs, in_flight) if on_loss == "replace" else None
-        server = Server(_executors(session, placement, in_flight), queue=queue, replace=recovery, state_memory=room)
+        server = Server(executors(prepared, in_flight), queue=queue, replace=recovery, state_memory=room)
         if recovery is not None:
             server.attend(Adapter(server, recovery))
         return server
@@ -60,7 +60,7 @@ def serve(
     limits = refine if isinstance(refine, Limits) else Limits()
     proposals = Proposals(session, in_flight)
     session.output_check()  # prepared before the server starts, as it runs the reference
-    server = Server(_executors(session, placement, in_flight), queue=queue, state_memory=room)
+    server = Server(executors(prepared, in_flight), queue=queue, state_memory=room)
     server.attend(Refiner(server, proposals, limits))
     return server
 
@@ -78,45 +78,50 @@ def sequence(
         raise
 
 
-def _executors(session: OpenSession, placement: Placement, in_flight: int | None = None) -> list[PlanExecutor]:
-    """Compile the executors of a placement and its replicas."""
-    executors: list[PlanExecutor] = []
+def executors(placements: abc.Sequence[Prepared], in_flight: int | None = None) -> list[PlanExecutor]:
+    """Compile the executors of a placement and its replicas; see :meth:`placeit.workbench.opened.Prepared.to_serve`."""
+    found: list[PlanExecutor] = []
     with contextlib.ExitStack() as stack:
-        for one in placement.every:
-            home = session.home_of(one)
-            plan = home.plan_of(one)
-            best = home.best_in_flight(plan, 0) or None if in_flight is None else in_flight
-            executors.append(to_serve(functools.partial(home.executor, priority=SERVING_PRIORITY), plan, best))
-            stack.callback(executors[-1].close)
+        for one in placements:
+            found.append(one.to_serve(in_flight))
+            stack.callback(found[-1].close)
         stack.pop_all()
-    return executors
+    return found
 
 
-def run_at(
-    session: OpenSession,
-    placement: Placement,
-    traffic: Traffic,
-    *,
-    warmup: int,
-    inputs: Arrays | None,
-    watch: Watch | None = None,
+def measure(
+    placements: abc.Sequence[Prepared], traffic: Traffic, *, warmup: int, inputs: Arrays | None, watch: Watch | None = None
 ) -> RateReport:
-    """Run traffic on a placement and its replicas; see :meth:`placeit.workbench.Workbench.run`."""
+    """Serve traffic by a placement and its replicas, and check the outputs of each before, and of the server after.
+
+    Args:
+        placements: the prepared placement and its replicas.
+        traffic: how requests arrive.
+        warmup: runs of each replica before them that do not count.
+        inputs: by name; None for the session's.
+        watch: given the server, makes a context in which requests arrive; None for no context.
+
+    Raises:
+        UsageError: an input is missing or has the wrong shape.
+        DeviceError: a device exists in simulation only, or has no room.
+        ExecutionError: a device failed, or requests did.
+    """
+    session, placement = placements[0].home, placements[0].placement
     due, given = traffic.times(), given_to(session, inputs)
     check = session.output_check(None if inputs is None else given)
     with contextlib.ExitStack() as stack:
-        executors = [stack.enter_context(executor) for executor in _executors(session, placement)]
-        error = functools.reduce(OutputDifference.worse, [check(executor) for executor in executors])
-        for executor in executors * warmup:
+        opened = [stack.enter_context(executor) for executor in executors(placements)]
+        error = functools.reduce(OutputDifference.worse, [check(executor) for executor in opened])
+        for executor in opened * warmup:
             executor.run(given)
-        server = stack.enter_context(Server(executors, queue=traffic.queue))
-        at_once = sum(executor.in_flight for executor in executors)
+        server = stack.enter_context(Server(opened, queue=traffic.queue))
+        at_once = sum(executor.in_flight for executor in opened)
         with Sampler() as sampler, contextlib.nullcontext() if watch is None else watch(server):
             if due is not None:
                 served = offer(server, given, due)
             else:
                 served = keep_busy(server, given, at_once, requests=traffic.requests, seconds=traffic.until)
-        trace, labels = server.history.trace(), [executor.labels for executor in executors]
+        trace, labels = server.history.trace(), [executor.labels for executor in opened]
         ended = [one for one in server.history.requests() if math.isfinite(one.ended)]
         done = [replace(one, replica=next(k for k, of in enumerate(labels) if of is one.labels)) for one in ended]
         if served.load is None and served.error is not None:
@@ -136,7 +141,7 @@ def run_at(
         failed=error.wrong(session.tolerance),
         cluster=session.cluster,
         trace=trace,
-        plans=[executor.plan for executor in executors],
+        plans=[executor.plan for executor in opened],
         done=done,
         readings=sampler.readings,
     )
