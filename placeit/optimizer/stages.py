@@ -28,6 +28,7 @@ from placeit.serving.pipeline import Pipeline, Stage
 from placeit.serving.server import QUEUE, Answer, Outputs, Server
 from placeit.simulator.throughput import Bottleneck, ThroughputCost, bottleneck
 from placeit.workbench import Workbench
+from placeit.workbench.serving import executors
 
 __all__ = ["ModelStage", "PlacedStages", "place_stages"]
 
@@ -99,9 +100,7 @@ class PlacedStages:
             queue: most requests that wait at each server.
         """
         with contextlib.ExitStack() as stack:
-            servers = [
-                stack.enter_context(stage.session.serve(self.placements[stage.name], queue=queue)) for stage in self.stages
-            ]
+            servers = [stack.enter_context(_server(stage.session, self.placements[stage.name], queue)) for stage in self.stages]
             stages = [Stage(one.name, server, one.split, one.join) for one, server in zip(self.stages, servers, strict=True)]
             yield stack.enter_context(Pipeline(stages, window=window))
 
@@ -161,13 +160,19 @@ def _whole(session: Workbench, names: Sequence[str]) -> Placement:
     return replace(first, replicas=tuple(others))
 
 
+def _server(session: Workbench, placement: Placement, queue: int) -> Server:
+    return Server(executors([session.prepare(one) for one in placement.every]), queue=queue)
+
+
 def _measured(
     stage: ModelStage, asked: Sequence[Sequence[Arrays]], rounds: int, seed: int
 ) -> tuple[NDArray[np.float64], list[list[Outputs]]]:
     """Return the seconds of a request on each device, ``float64[D]``, and the outputs of all requests, by item."""
     session, every = stage.session, list(itertools.chain(*asked))
     with contextlib.ExitStack() as stack:
-        servers = {name: stack.enter_context(session.serve(_whole(session, [name]))) for name in session.cluster.names}
+        servers = {
+            name: stack.enter_context(_server(session, _whole(session, [name]), QUEUE)) for name in session.cluster.names
+        }
         found = Race({name: functools.partial(_seconds, server, every) for name, server in servers.items()}, seed=seed).run(
             rounds=rounds, drop_losers=False
         )

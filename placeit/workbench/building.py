@@ -15,7 +15,7 @@ import numpy as np
 from placeit.backends.base import Arrays, Format
 from placeit.backends.bundle.files import SUFFIX, digest_of, write_archive
 from placeit.backends.bundle.manifest import MANIFEST, BundledSegment, Manifest, Needed, Port, Sample
-from placeit.backends.bundle.model import open_bundle
+from placeit.backends.bundle.model import BundleModel, open_bundle
 from placeit.backends.bundle.programs import write_program
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, FileError
@@ -25,8 +25,11 @@ from placeit.core.version import __version__
 from placeit.devices.clusterfile import discover
 from placeit.planning.contracting import contract
 from placeit.runtime.segment_book import SegmentBook
-from placeit.workbench.application import Application
-from placeit.workbench.opened import Prepared
+from placeit.workbench.bundled import check_samples, prepare_bundle, renamed
+from placeit.workbench.matching import matched
+from placeit.workbench.opened import Prepared, Workbench
+from placeit.workbench.options import Constraints
+from placeit.workbench.setup import Setup
 
 __all__ = ["build", "check_target"]
 
@@ -64,8 +67,7 @@ def build(placements: Sequence[Prepared], path: Path, *, name: str) -> Manifest:
         try:
             manifest = building.manifest(name)
             (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-            with Application(open_bundle(folder), devices=Cluster(tuple(building.devices))) as application:
-                application.check()
+            _check(open_bundle(folder), Cluster(tuple(building.devices)))
             if path.suffix.lower() == SUFFIX:
                 with replacing(path) as archive:
                     write_archive(folder, [MANIFEST, *manifest.files], archive)
@@ -75,6 +77,18 @@ def build(placements: Sequence[Prepared], path: Path, *, name: str) -> Manifest:
         except OSError as error:
             raise FileError(f"Cannot write {path}: {error.strerror or error}. Nothing was written there.") from error
     return manifest
+
+
+def _check(model: BundleModel, cluster: Cluster) -> None:
+    """Run a bundle on the devices that it was built with. Raises ExecutionError if its outputs are wrong."""
+    manifest = model.manifest
+    try:
+        names, cluster = matched(manifest, model.path, None, cluster)
+        constraints = Constraints(tolerance=manifest.tolerance)
+        with Workbench(Setup.of(model, cluster, precision=manifest.precision, constraints=constraints, cache=None)) as session:
+            check_samples(prepare_bundle(session, renamed(manifest.placement, names), manifest, names))
+    finally:
+        model.files.wait()
 
 
 class _Building:

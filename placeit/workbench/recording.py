@@ -29,7 +29,7 @@ from placeit.profiler.timeline import critical_path, link_use, states
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.spans import Done, Event
 from placeit.serving.load import RateReport
-from placeit.workbench.opened import OpenSession, Prepared
+from placeit.workbench.opened import Prepared, Workbench
 
 __all__ = ["of_model", "of_plan", "of_run"]
 
@@ -37,22 +37,22 @@ _PACKAGES = {"openvino": "openvino", "throughput": "openvino", "torch": "torch",
 _DIGITS = 9  # decimals of seconds: nanoseconds
 
 
-def of_model(session: OpenSession) -> r.Recording:
+def of_model(session: Workbench) -> r.Recording:
     """Return a recording of a model and its devices, without a run."""
     return _about(session, ())
 
 
-def of_plan(session: OpenSession, placements: Sequence[Prepared]) -> r.Recording:
-    """Return a recording of a placement and its replicas, as a session prepared them; they have not run."""
-    about = _about(session, placements)
+def of_plan(placements: Sequence[Prepared]) -> r.Recording:
+    """Return a recording of a prepared placement and its replicas, which have not run."""
+    about = _about(placements[0].home, placements)
     return replace(about, plan=_plan(placements, ()), predicted=_predicted(placements[0]))
 
 
-def of_run(session: OpenSession, report: RunReport | RateReport, *, ops: bool = True) -> r.Recording:
+def of_run(session: Workbench, report: RunReport | RateReport, *, ops: bool = True) -> r.Recording:
     """Return a recording of a run: its requests, segments and transfers, with their times and devices.
 
     Args:
-        session: the session that it is about.
+        session: the session that ran the first replica.
         report: of the run.
         ops: whether to measure the time of each op, which takes a few more runs.
 
@@ -141,7 +141,7 @@ def _first(placements: Sequence[Prepared], k: int) -> int:
     return sum(len(one.plan.segments) for one in placements[:k])
 
 
-def _about(session: OpenSession, placements: Sequence[Prepared]) -> r.Recording:
+def _about(session: Workbench, placements: Sequence[Prepared]) -> r.Recording:
     graph, grouping = session.grouping.graph, session.grouping
     devices = {device.name: device for home in (session, *(one.home for one in placements)) for device in home.cluster.devices}
     together = Cluster(tuple(devices.values()))

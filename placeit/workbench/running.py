@@ -19,12 +19,12 @@ from placeit.profiler.recording import MOST_SPANS
 from placeit.profiler.trace import utilization
 from placeit.runtime.spans import Done, Span
 from placeit.workbench.between import at_sizes
-from placeit.workbench.opened import OpenSession, Prepared
+from placeit.workbench.opened import Prepared, Workbench
 
 __all__ = ["given_to", "measure"]
 
 
-def given_to(session: OpenSession, inputs: Arrays | None) -> Arrays:
+def given_to(session: Workbench, inputs: Arrays | None) -> Arrays:
     """Return inputs as the model of a session takes them, or the session's inputs for None. Raises UsageError."""
     wanted = {spec.name: spec for spec in session.model.inputs}
     return session.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)

@@ -1,4 +1,4 @@
-"""Servers of a session, for :meth:`placeit.workbench.Workbench.serve`, ``sequence`` and ``run``."""
+"""Serve prepared placements, and measure servers."""
 
 from __future__ import annotations
 
@@ -11,71 +11,24 @@ from typing import TypeAlias
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import UsageError
-from placeit.core.placement import Placement
-from placeit.core.units import parse_quantity
 from placeit.devices.meters import Sampler
 from placeit.measuring.check import OutputDifference
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.load import RateReport, keep_busy, offer
 from placeit.serving.refining import Limits
-from placeit.serving.sequences import Sequence
-from placeit.serving.server import QUEUE, Server
+from placeit.serving.server import Server
 from placeit.workbench.adapting import Adapter
-from placeit.workbench.opened import OpenSession, Prepared
+from placeit.workbench.opened import Prepared, Workbench
 from placeit.workbench.options import Traffic
 from placeit.workbench.proposals import Proposals
 from placeit.workbench.recovery import Recovery
 from placeit.workbench.refining import Refiner
 from placeit.workbench.running import given_to
 
-__all__ = ["Watch", "executors", "measure", "sequence", "serve"]
+__all__ = ["Watch", "adapting", "executors", "measure", "refining"]
 
 Watch: TypeAlias = abc.Callable[[Server], contextlib.AbstractContextManager[object]]
 """Makes a context, given a server, in which requests arrive at the server."""
-
-
-def serve(
-    session: OpenSession,
-    placement: Placement,
-    *,
-    in_flight: int | None,
-    queue: int,
-    refine: bool | Limits,
-    on_loss: str,
-    state_memory: float | str | None = None,
-) -> Server:
-    """Start a server; see :meth:`placeit.workbench.Workbench.serve`."""
-    room = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
-    prepared = [session.prepare(one) for one in placement.every]
-    if not refine:
-        recovery = Recovery(session.runtime, session.costs, in_flight) if on_loss == "replace" else None
-        server = Server(executors(prepared, in_flight), queue=queue, replace=recovery, state_memory=room)
-        if recovery is not None:
-            server.attend(Adapter(server, recovery))
-        return server
-    if on_loss == "replace":
-        raise UsageError("A server either refines its placement or places anew what was lost: leave out 'refine' or 'on_loss'.")
-    if placement.replicas:
-        raise UsageError("A placement with replicas is not refined: one replica would have to be compared with all of them.")
-    limits = refine if isinstance(refine, Limits) else Limits()
-    proposals = Proposals(session, in_flight)
-    session.output_check()  # prepared before the server starts, as it runs the reference
-    server = Server(executors(prepared, in_flight), queue=queue, state_memory=room)
-    server.attend(Refiner(server, proposals, limits))
-    return server
-
-
-def sequence(
-    session: OpenSession, placement: Placement, *, recompute: bool, on_loss: str, state_memory: float | str | None
-) -> Sequence:
-    """Open a sequence on a new server; see :meth:`placeit.workbench.Workbench.sequence`."""
-    server = serve(session, placement, in_flight=1, queue=QUEUE, refine=False, on_loss=on_loss, state_memory=state_memory)
-    try:
-        server.ends_with_sequences = True
-        return server.sequence(recompute=recompute)
-    except BaseException:
-        server.close(drain=False)
-        raise
 
 
 def executors(placements: abc.Sequence[Prepared], in_flight: int | None = None) -> list[PlanExecutor]:
@@ -87,6 +40,45 @@ def executors(placements: abc.Sequence[Prepared], in_flight: int | None = None) 
             stack.callback(found[-1].close)
         stack.pop_all()
     return found
+
+
+def adapting(
+    session: Workbench, placements: abc.Sequence[Prepared], *, in_flight: int | None, queue: int, state_memory: float | None
+) -> Server:
+    """Start a server that places the model anew when devices are lost, and moves when devices come back or become slow.
+
+    Raises:
+        UsageError: costs are not known.
+        DeviceError: a device exists in simulation only, or has no room.
+    """
+    recovery = Recovery(session.runtime, session.costs, in_flight)
+    server = Server(executors(placements, in_flight), queue=queue, replace=recovery, state_memory=state_memory)
+    server.attend(Adapter(server, recovery))
+    return server
+
+
+def refining(
+    session: Workbench,
+    placements: abc.Sequence[Prepared],
+    limits: Limits,
+    *,
+    in_flight: int | None,
+    queue: int,
+    state_memory: float | None,
+) -> Server:
+    """Start a server that looks for a better placement, within limits, by a small share of the requests.
+
+    Raises:
+        UsageError: costs are not known, or there are replicas.
+        DeviceError: a device exists in simulation only, or has no room.
+    """
+    if len(placements) > 1:
+        raise UsageError("A placement with replicas is not refined: one replica would have to be compared with all of them.")
+    proposals = Proposals(session, in_flight)
+    session.output_check()  # prepared before the server starts, as it runs the reference
+    server = Server(executors(placements, in_flight), queue=queue, state_memory=state_memory)
+    server.attend(Refiner(server, proposals, limits))
+    return server
 
 
 def measure(
