@@ -18,6 +18,7 @@ from placeit.profiler.cache import Cache
 from placeit.serving.server import QUEUE, Server
 from placeit.workbench import Workbench
 from placeit.workbench.options import Constraints, Inputs, Traffic
+from placeit.workbench.prepared import PreparedCache
 from placeit.workbench.setup import Setup
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Session(Workbench):
             spin_s=spin_s,
         )
         super().__init__(setup)
+        self._prepared = PreparedCache(self)
 
     def optimize(
         self,
@@ -179,12 +181,11 @@ class Session(Workbench):
             if watch is not None:
                 raise UsageError("Single requests have no server to watch: give 'traffic', or leave out 'watch'.")
             length = _RUNS if runs is None else runs
-            prepared = self.prepare(placement)
+            prepared = self._prepared.prepare(placement)
             return running.measure(prepared, runs=length, duration=duration, warmup=warmup, inputs=inputs)
         if runs is not None or duration is not None:
             raise UsageError("Traffic says how many requests there are: leave out 'runs' and 'duration'.")
-        replicas = [self.prepare(one) for one in placement.every]
-        return serving.measure(replicas, traffic, warmup=warmup, inputs=inputs, watch=watch)
+        return serving.measure(self._prepared.every(placement), traffic, warmup=warmup, inputs=inputs, watch=watch)
 
     def serve(
         self,
@@ -228,7 +229,7 @@ class Session(Workbench):
             raise UsageError(
                 "A server either refines its placement or places anew what was lost: leave out 'refine' or 'on_loss'."
             )
-        replicas = [self.prepare(one) for one in placement.every]
+        replicas = self._prepared.every(placement)
         if refine:
             limits = refine if isinstance(refine, Limits) else Limits()
             return refining(self, replicas, limits, in_flight=in_flight, queue=queue, state_memory=room)
@@ -305,7 +306,7 @@ class Session(Workbench):
         """Return a recording of a placement that has not run: its plan, and its simulated schedule if costs are known."""
         from placeit.workbench import recording
 
-        return recording.of_plan([self.prepare(one) for one in placement.every])
+        return recording.of_plan(self._prepared.every(placement))
 
     def build(self, placement: Placement, path: str | Path, *, name: str | None = None) -> Manifest:
         """Write a bundle: all that is needed to run a placement elsewhere, with :func:`placeit.load` or ``placeit run``.
@@ -332,7 +333,7 @@ class Session(Workbench):
         from placeit.workbench.building import build, check_target
 
         check_target(Path(path))
-        return build([self.prepare(one) for one in placement.every], Path(path), name=name or self.model.name)
+        return build(self._prepared.every(placement), Path(path), name=name or self.model.name)
 
 
 def optimize(

@@ -295,7 +295,7 @@ def _optimized(
         pins=session.pins,
         memory=session.memory,
         profiled=session.costs.profiled,
-        conditions=session.conditions,
+        conditions=session.setup.conditions,
         energy=search.meters,
         pareto=None,
         curves=dict(search.curves),

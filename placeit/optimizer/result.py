@@ -32,6 +32,7 @@ from placeit.serving.load import RateReport
 from placeit.simulator.objectives import Latency, Objective
 from placeit.workbench import Workbench
 from placeit.workbench.options import Traffic
+from placeit.workbench.prepared import Prepared
 
 __all__ = ["Optimized", "Spent", "Unplanned"]
 
@@ -283,7 +284,7 @@ class Optimized(Drawn):
 
         report: RunReport | RateReport
         with self._again() as session:
-            first, *others = (session.prepare(one) for one in self.placement.every)
+            first, *others = (Prepared.of(session, one) for one in self.placement.every)
             if not first.home.executable:
                 return recording.of_plan([first, *others])
             try:

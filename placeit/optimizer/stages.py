@@ -28,6 +28,7 @@ from placeit.serving.pipeline import Pipeline, Stage
 from placeit.serving.server import QUEUE, Answer, Outputs, Server
 from placeit.simulator.throughput import Bottleneck, ThroughputCost, bottleneck
 from placeit.workbench import Workbench
+from placeit.workbench.prepared import Prepared
 from placeit.workbench.serving import executors
 
 __all__ = ["ModelStage", "PlacedStages", "place_stages"]
@@ -161,7 +162,7 @@ def _whole(session: Workbench, names: Sequence[str]) -> Placement:
 
 
 def _server(session: Workbench, placement: Placement, queue: int) -> Server:
-    return Server(executors([session.prepare(one) for one in placement.every]), queue=queue)
+    return Server(executors([Prepared.of(session, one) for one in placement.every]), queue=queue)
 
 
 def _measured(

@@ -27,8 +27,9 @@ from placeit.planning.contracting import contract
 from placeit.runtime.segment_book import SegmentBook
 from placeit.workbench.bundled import check_samples, prepare_bundle, renamed
 from placeit.workbench.matching import matched
-from placeit.workbench.opened import Prepared, Workbench
+from placeit.workbench.opened import Workbench
 from placeit.workbench.options import Constraints
+from placeit.workbench.prepared import Prepared
 from placeit.workbench.setup import Setup
 
 __all__ = ["build", "check_target"]

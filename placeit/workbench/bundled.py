@@ -13,7 +13,8 @@ from placeit.core.errors import ExecutionError, PlacementError
 from placeit.core.placement import Placement
 from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Costs
-from placeit.workbench.opened import Prepared, Workbench
+from placeit.workbench.opened import Workbench
+from placeit.workbench.prepared import Prepared
 
 __all__ = ["check_samples", "prepare_bundle", "renamed"]
 
@@ -34,7 +35,7 @@ def prepare_bundle(session: Workbench, placement: Placement, manifest: Manifest,
         session.divide(one, by_segments=True)
     session.take(_costs(manifest, session, names))
     try:
-        return [session.prepare(one) for one in placement.every]
+        return [Prepared.of(session, one) for one in placement.every]
     except PlacementError as error:
         path = session.model.path
         raise PlacementError(f"{path} cannot run here: {error} To run it on other devices, see --rematch.") from error

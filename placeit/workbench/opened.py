@@ -1,12 +1,12 @@
-"""A model on a cluster, and the placements that were prepared there."""
+"""A model on a cluster: its costs, plans and executors, and the check of their outputs."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -16,37 +16,31 @@ from numpy.typing import ArrayLike, NDArray
 from placeit.backends.base import Arrays
 from placeit.core import clock
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import DeviceError, InfeasibleError, UsageError
+from placeit.core.errors import DeviceError, UsageError
 from placeit.core.interrupts import come_through
-from placeit.core.placement import Conditions, Placement
+from placeit.core.placement import Placement
 from placeit.core.threads import apart, within
-from placeit.devices.nodes.connection import compression
 from placeit.devices.plain import plain_devices, whole_devices
-from placeit.measuring.check import (
-    Checkable,
-    OutputCheck,
-    OutputDifference,
-    other_inputs,
-)
+from placeit.measuring.check import Checkable, OutputCheck, OutputDifference, other_inputs
 from placeit.planning.coarsen import Grouping
+from placeit.planning.placing import Placing
 from placeit.planning.room import check_room
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.expected import as_expected
-from placeit.profiler.support import supported, supported_ops
-from placeit.runtime.plan_executor import PlanExecutor, to_serve
+from placeit.profiler.support import supported, supported_ops, without_refused
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.programs import searching
-from placeit.runtime.runtime import SERVING_PRIORITY, Runtime
+from placeit.runtime.runtime import Runtime
 from placeit.workbench.setup import Setup
 
 if TYPE_CHECKING:
     from placeit.profiler.costs import Certain, Progress, Worth
     from placeit.profiler.op_times import OpTime
 
-__all__ = ["Prepared", "Workbench"]
+__all__ = ["Workbench"]
 
 _HURRY_S = 0.3  # for threads to end after an interrupt
 _HALF = {"f16": "float16"}  # type of tensors by precision, for precisions in which numbers overflow early
-_PREPARED = 16  # prepared placements that a session keeps
 _AGAIN = 4  # after a device has refused an op, profiling again may take at least the budget divided by this
 _log = logging.getLogger("placeit")
 
@@ -57,7 +51,7 @@ class Workbench:
     A search works on it, and :class:`placeit.Session` adds what users do with it.
 
     Args:
-        setup: the model, the cluster and the options.
+        setup: the model, the cluster and the options; also an attribute.
         costs: costs of its groups on the devices, if they are known already.
 
     Attributes:
@@ -75,10 +69,9 @@ class Workbench:
 
     def __init__(self, setup: Setup, costs: Costs | None = None) -> None:
         self.model, self.cluster, self.placing = setup.model, setup.cluster, setup.placing
-        self.precision, self.tolerance = setup.precision, setup.tolerance
-        self.pins, self.memory = setup.pins, setup.memory
-        self.cache, self.compiling = setup.cache, setup.compiling
-        self._setup, self._expected = setup, setup.expected
+        self.precision, self.tolerance, self.cache = setup.precision, setup.tolerance, setup.cache
+        self.pins, self.memory, self.compiling = setup.pins, setup.memory, setup.compiling
+        self.setup, self._expected = setup, setup.expected
         self._runtime: Runtime | None = None
         self._costs = costs
         self._can: NDArray[np.bool_] | None = None  # [G, D]: whether each group runs on each device
@@ -86,7 +79,6 @@ class Workbench:
         self._reference: Callable[[Arrays], dict[str, NDArray[np.generic]]] | None = None
         self._check: OutputCheck | None = None
         self._others: dict[tuple[Device, str], Workbench] = {}
-        self._prepared: dict[Hashable, Prepared] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +126,7 @@ class Workbench:
 
     def _now(self) -> Setup:
         """Return the setup with the model as devices have refused its ops, and the groups as they were split."""
-        return replace(self._setup, model=self.model, placing=self.placing)
+        return replace(self.setup, model=self.model, placing=self.placing)
 
     def home_of(self, placement: Placement) -> Workbench:
         """Return what runs a placement: this one, or the one of the plain device that the placement is on.
@@ -151,18 +143,12 @@ class Workbench:
     @property
     def plain_devices(self) -> list[Device]:
         """Plain devices of the cluster for the model (:func:`placeit.devices.plain.plain_devices`)."""
-        return plain_devices(self.cluster, onnx=self._opens_onnx)
+        return plain_devices(self.cluster, onnx=self.setup.opens_onnx)
 
     @property
     def whole_devices(self) -> list[Device]:
         """Devices outside the cluster that a search on it may choose all the same."""
-        return whole_devices(self.cluster, onnx=self._opens_onnx)
-
-    @property
-    def _opens_onnx(self) -> bool:
-        """True if there is an ONNX file that ONNX Runtime opens in the precision of the session."""
-        fits = self.precision == "f32" and not self.model.states
-        return fits and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
+        return whole_devices(self.cluster, onnx=self.setup.opens_onnx)
 
     @property
     def executable(self) -> bool:
@@ -180,7 +166,7 @@ class Workbench:
                 precision=self.precision,
                 expected=self._expected,
                 compiling=self.compiling,
-                spin_s=self._setup.spin_s,
+                spin_s=self.setup.spin_s,
             )
         return self._runtime
 
@@ -276,15 +262,7 @@ class Workbench:
 
     def _refuse(self, error: DeviceError) -> None:
         """Place ops that a device does not compile on other devices; raise the error if it is not about such ops."""
-        fresh = {(error.device, op) for op in error.ops if op in self.model.graph.index} - self.model.refused
-        if not fresh:
-            raise error
-        refusing = replace(self.model, refused=self.model.refused | fresh)
-        try:
-            supported_ops(refusing, self.cluster)
-        except InfeasibleError:
-            raise error from error.__cause__
-        self.model = refusing
+        self.model = without_refused(self.model, self.cluster, error)
         if self._costs is None:  # there are no executors yet
             runtime, self._runtime = self._runtime, None
             if runtime is not None:
@@ -309,13 +287,13 @@ class Workbench:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
             DeviceError: some device exists in simulation only.
         """
-        kept = None
-        self._divide_by_support()
-        if self.cache is not None:
-            from placeit.profiler.costs import kept_costs
+        from placeit.profiler.costs import kept_costs
 
-            with self._there() as runtime:
-                kept = kept_costs(self.model, self.grouping, runtime.cluster, runtime, self.cache)
+        self._divide_by_support()
+        if self.cache is None:
+            return False
+        with self._there() as runtime:
+            kept = kept_costs(self.model, self.grouping, runtime.cluster, runtime, self.cache)
         if kept is not None:
             self.take(as_expected(kept, self.cluster, self._expected))
         return kept is not None
@@ -339,6 +317,11 @@ class Workbench:
         return self._costs is not None and not self._costs.shared
 
     @property
+    def planned_with(self) -> tuple[Costs | None, Placing]:
+        """What a plan depends on besides its placement: the costs, None if they are not known, and the groups."""
+        return self._costs, self.placing
+
+    @property
     def segmenter(self) -> Segmenter:
         """Turns placements into plans, by the costs. Raises UsageError if they are not known (:attr:`costs`)."""
         return Segmenter(self.grouping, self.costs)
@@ -352,18 +335,7 @@ class Workbench:
 
     def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
         """Return the placement of the model's ops, by the device of each group, ``int32[G]``, with the segments of a plan."""
-        return replace(self.placing.placement(groups, plan), conditions=self.conditions)
-
-    @property
-    def conditions(self) -> Conditions:
-        """Conditions under which this session finds placements; a placement file keeps them."""
-        away = any(device.address is not None and device.address.node for device in self.cluster.devices)
-        return Conditions(
-            self.precision,
-            compression() if away else "none",
-            {spec.name: tuple(spec.sizes(self.model.times)) for spec in self.model.inputs},
-            self.model.caches,
-        )
+        return replace(self.placing.placement(groups, plan), conditions=self.setup.conditions)
 
     def plan_of(self, placement: Placement, segmenter: Segmenter | None = None) -> Plan:
         """Plan a placement: with the segments that it includes, or else with the segments of the lowest simulated makespan.
@@ -393,29 +365,6 @@ class Workbench:
             segmenter = self.segmenter
         groups = segmenter.problem().check(groups)
         return segmenter.plan(groups) if of is None else segmenter.merged(of, groups)
-
-    def prepare(self, placement: Placement) -> Prepared:
-        """Plan a placement, or its first replica, for the session that runs it (:meth:`home_of`); equal placements once.
-
-        Raises:
-            PlacementError, UsageError: as by :meth:`plan_of`.
-        """
-        home, segments = self.home_of(placement), placement.segments
-        key = (
-            home._costs,
-            home.placing,
-            placement.graph_hash,
-            placement.op_names,
-            placement.device_names,
-            placement.devices.tobytes(),
-            None if segments is None else segments.tobytes(),
-        )
-        found = home._prepared.get(key)
-        if found is None:
-            found = home._prepared[key] = Prepared(placement, home, home.plan_of(placement))
-            if len(home._prepared) > _PREPARED:
-                home._prepared.pop(next(iter(home._prepared)))
-        return found
 
     def executor(self, plan: Plan, *, in_flight: int = 1, priority: int = 0) -> PlanExecutor:
         """Compile a plan and put inputs in place; see :meth:`placeit.runtime.runtime.Runtime.executor`.
@@ -499,28 +448,3 @@ class Workbench:
         from placeit.profiler.op_times import op_times
 
         return op_times(self.model, self.grouping, self.cluster, plan, precision=self.precision, passes=passes)
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A placement that serves whole requests, on the session that runs it; :meth:`Workbench.prepare` makes it.
-
-    Attributes:
-        placement: of the model's ops.
-        home: the session whose devices it runs on.
-        plan: its segments.
-    """
-
-    placement: Placement
-    home: Workbench
-    plan: Plan
-
-    @property
-    def segments(self) -> NDArray[np.int32]:
-        """``int32[V]``, the segment of each op."""
-        return self.plan.segment_of[self.home.grouping.group_of]
-
-    def to_serve(self, in_flight: int | None = None) -> PlanExecutor:
-        """Compile it for a server, with the requests in flight that its highest throughput needs, or as many as given."""
-        best = self.home.best_in_flight(self.plan, 0) or None if in_flight is None else in_flight
-        return to_serve(functools.partial(self.home.executor, priority=SERVING_PRIORITY), self.plan, best)

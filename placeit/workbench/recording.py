@@ -29,7 +29,8 @@ from placeit.profiler.timeline import critical_path, link_use, states
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.spans import Done, Event
 from placeit.serving.load import RateReport
-from placeit.workbench.opened import Prepared, Workbench
+from placeit.workbench.opened import Workbench
+from placeit.workbench.prepared import Prepared
 
 __all__ = ["of_model", "of_plan", "of_run"]
 

@@ -19,7 +19,8 @@ from placeit.profiler.recording import MOST_SPANS
 from placeit.profiler.trace import utilization
 from placeit.runtime.spans import Done, Span
 from placeit.workbench.between import at_sizes
-from placeit.workbench.opened import Prepared, Workbench
+from placeit.workbench.opened import Workbench
+from placeit.workbench.prepared import Prepared
 
 __all__ = ["given_to", "measure"]
 

@@ -18,8 +18,9 @@ from placeit.serving.load import RateReport, keep_busy, offer
 from placeit.serving.refining import Limits
 from placeit.serving.server import Server
 from placeit.workbench.adapting import Adapter
-from placeit.workbench.opened import Prepared, Workbench
+from placeit.workbench.opened import Workbench
 from placeit.workbench.options import Traffic
+from placeit.workbench.prepared import Prepared
 from placeit.workbench.proposals import Proposals
 from placeit.workbench.recovery import Recovery
 from placeit.workbench.refining import Refiner

@@ -12,6 +12,7 @@ import numpy as np
 from placeit import backends
 from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Cluster, Device
+from placeit.core.placement import Conditions
 from placeit.devices.caps import capped
 from placeit.devices.clusterfile import discover
 from placeit.devices.expected import with_expected
@@ -109,6 +110,22 @@ class Setup:
             spin_s,
         )
 
+    @property
+    def opens_onnx(self) -> bool:
+        """True if there is an ONNX file that ONNX Runtime opens in this precision."""
+        fits = self.precision == "f32" and not self.model.states
+        return fits and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
+
+    @property
+    def conditions(self) -> Conditions:
+        """Conditions under which placements are found; a placement file keeps them."""
+        return Conditions(
+            self.precision,
+            compression() if _is_away(self.cluster) else "none",
+            {spec.name: tuple(spec.sizes(self.model.times)) for spec in self.model.inputs},
+            self.model.caches,
+        )
+
     def on(self, device: Device, precision: str) -> Self:
         """Return the same model, in the same groups, on one device alone; pins do not hold there."""
         model = self.model
@@ -131,6 +148,11 @@ def _tolerance(model: Model, cluster: Cluster, precision: str) -> float:
     types = [precision, *(name for name in model.graph.tensor_dtypes if "float" in name)]
     if model.rounds:
         types.append("int8")
-    if any(device.address is not None and device.address.node for device in cluster.devices):
+    if _is_away(cluster):
         types.append(compression())
     return tolerance_of(types) + tolerance_of_rounding(model.graph, model.rounding)
+
+
+def _is_away(cluster: Cluster) -> bool:
+    """Return whether some device is on another node."""
+    return any(device.address is not None and device.address.node for device in cluster.devices)
