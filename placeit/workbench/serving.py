@@ -33,7 +33,7 @@ Watch: TypeAlias = abc.Callable[[Server], contextlib.AbstractContextManager[obje
 
 
 def executors(placements: abc.Sequence[Prepared], in_flight: int | None = None) -> list[PlanExecutor]:
-    """Compile the executors of a placement and its replicas; see :meth:`placeit.workbench.opened.Prepared.to_serve`."""
+    """Compile the executors of a placement and its replicas; see :meth:`placeit.workbench.prepared.Prepared.to_serve`."""
     found: list[PlanExecutor] = []
     with contextlib.ExitStack() as stack:
         for one in placements:
