@@ -47,7 +47,7 @@ print(json.dumps([time.perf_counter() - imported, time.perf_counter() - begin]),
 _BUNDLE = """
 import sys, time; begin = time.perf_counter()
 import json, numpy
-import placeit.workbench.application
+import placeit.application
 imported = time.perf_counter()
 inputs = dict(numpy.load(sys.argv[2]))
 application = placeit.load(sys.argv[1])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from placeit.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from placeit.application import Application, load
     from placeit.backends.base import Model
     from placeit.core.cluster import Cluster, Device, Link
     from placeit.core.errors import PlaceitError
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from placeit.serving.server import Server
     from placeit.session import Session, optimize
     from placeit.simulator.simulate import schedule, simulate
-    from placeit.workbench.application import Application, load
     from placeit.workbench.options import Constraints, Inputs, Policy, Traffic
 
 __all__ = [
@@ -80,6 +80,7 @@ __all__ = [
 ]
 
 _NAMES = {
+    "placeit.application": "Application load",
     "placeit.backends.base": "Model",
     "placeit.core.cluster": "Cluster Device Link",
     "placeit.core.errors": "PlaceitError",
@@ -104,7 +105,6 @@ _NAMES = {
     "placeit.session": "Session optimize",
     "placeit.simulator.scheduler": "Rules",
     "placeit.simulator.simulate": "schedule simulate",
-    "placeit.workbench.application": "Application load",
     "placeit.workbench.options": "Constraints Inputs Policy Traffic",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

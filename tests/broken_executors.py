@@ -10,6 +10,7 @@ import pytest
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.optimizer.races import Races
 from placeit.session import Session
+from placeit.workbench import Workbench
 
 NO_ROOM = "The plan does not fit on cuda:1: it needs 9 GiB."
 
@@ -57,7 +58,7 @@ class Broken(Wrapped):
 
 def broken(monkeypatch: pytest.MonkeyPatch, stage: str, which: Callable[[Any], bool]) -> None:
     """Let plans fail in sessions."""
-    original = Session.executor
+    original = Workbench.executor
 
     def executor(self: Session, plan: Any, **options: Any) -> Any:
         if not which(plan):
@@ -66,7 +67,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, stage: str, which: Callable[[Any], b
             raise DeviceError(NO_ROOM)
         return Broken(original(self, plan, **options), stage)
 
-    monkeypatch.setattr(Session, "executor", executor)
+    monkeypatch.setattr(Workbench, "executor", executor)
     monkeypatch.setattr(Races, "_by_itself", lambda *_: None)  # plain devices, too, are sessions' executors
 
 
@@ -88,10 +89,10 @@ class Timed(Wrapped):
 
 def taking(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Session, set[int]], float]) -> None:
     """Have runs take so long, by the session that they are of and the devices that they use."""
-    original = Session.executor
+    original = Workbench.executor
 
     def executor(self: Session, plan: Any, **options: Any) -> Any:
         return Timed(original(self, plan, **options), seconds(self, {segment.device for segment in plan.segments}))
 
-    monkeypatch.setattr(Session, "executor", executor)
+    monkeypatch.setattr(Workbench, "executor", executor)
     monkeypatch.setattr(Races, "_by_itself", lambda *_: None)  # plain devices, too, are sessions' executors

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import placeit
+from placeit.application import Application
 from placeit.backends.base import Arrays
 from placeit.backends.bundle.files import BundleFiles
 from placeit.core.cluster import Cluster, Link
@@ -24,7 +25,6 @@ from placeit.devices.clusterfile import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.names import parse_device
 from placeit.session import Session
-from placeit.workbench.application import Application
 from tests.bundled import edited, placed, rewritten
 from tests.small_models import inception_like, random_model
 

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 import placeit
+from placeit.application import Application
 from placeit.cli import app
 from placeit.core.errors import FileError, UsageError
 from placeit.session import Session
-from placeit.workbench.application import Application
 from placeit.workbench.options import Inputs
 from tests.bundled import edited
 from tests.open_models import LENGTHS, OPEN, TWO, assert_close, at_one_size, attention, divided, onnx_attention, values

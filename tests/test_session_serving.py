@@ -19,6 +19,7 @@ from placeit.profiler.cache import Cache
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.server import Server
 from placeit.session import Session
+from placeit.workbench import Workbench
 from placeit.workbench.options import Traffic
 from tests.small_models import inception_like
 
@@ -55,7 +56,7 @@ def test_a_placement_and_replicas_answer_what_the_uncut_model_does(session: Sess
 def test_a_server_has_as_many_requests_in_flight_as_its_plan_needs_and_there_is_room_for(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    placement, asked, opened = session.placement(np.arange(len(session.grouping.groups)) % 2), list[int](), Session.executor
+    placement, asked, opened = session.placement(np.arange(len(session.grouping.groups)) % 2), list[int](), Workbench.executor
     needed = in_service(session.plan_of(placement))
 
     def executor(self: Session, plan: Plan, *, in_flight: int = 1, **options: Any) -> PlanExecutor:
@@ -64,7 +65,7 @@ def test_a_server_has_as_many_requests_in_flight_as_its_plan_needs_and_there_is_
             raise NoRoomError("There is room for two requests.")
         return opened(self, plan, in_flight=in_flight, **options)
 
-    monkeypatch.setattr(Session, "executor", executor)
+    monkeypatch.setattr(Workbench, "executor", executor)
     with session.serve(placement) as server:
         server.submit(session.model.sample_inputs()).result(60)
     assert asked == [*range(needed, 1, -1)]

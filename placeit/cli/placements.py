@@ -143,8 +143,8 @@ def naming(path: Path | str) -> Iterator[None]:
         raise PlacementError(f"{path}: {error}") from error
 
 
-def known(session: Workbench, chosen: Placement, progress: Progress | None) -> Workbench:
-    """Return the session that runs a placement, profiled as far as its plan needs it."""
+def known(session: Session, chosen: Placement, progress: Progress | None) -> Workbench:
+    """Return what runs a placement, profiled as far as its plan needs it."""
     home = session.home_of(chosen)
     if all(one.segments is not None for one in chosen.every):
         home.recall()
@@ -168,7 +168,7 @@ class ToRun:
     path: Path
     replicated: bool
     data: dict[str, Any]
-    open: Callable[[], contextlib.AbstractContextManager[tuple[Workbench, Placement]]]
+    open: Callable[[], contextlib.AbstractContextManager[tuple[Session, Placement]]]
     devices: tuple[str, ...] = ()
 
 
@@ -206,7 +206,7 @@ def to_run(options: CheckedOptions, placement: Path | None, rematch: str | None)
         return _whole(options, data)
 
     @contextlib.contextmanager
-    def opened() -> Iterator[tuple[Workbench, Placement]]:
+    def opened() -> Iterator[tuple[Session, Placement]]:
         with open_session(options, [placement], by_segments=True) as (session, [chosen]):
             yield session, chosen
 
@@ -224,7 +224,7 @@ def _whole(options: CheckedOptions, data: dict[str, Any]) -> ToRun:
     cluster = discover(named, precision=options.precision.value)
 
     @contextlib.contextmanager
-    def opened() -> Iterator[tuple[Workbench, Placement]]:
+    def opened() -> Iterator[tuple[Session, Placement]]:
         import numpy as np
 
         with options.session(cluster) as session:
@@ -235,13 +235,13 @@ def _whole(options: CheckedOptions, data: dict[str, Any]) -> ToRun:
 
 
 def _bundle(options: CheckedOptions, rematch: str | None, data: dict[str, Any]) -> ToRun:
+    from placeit.application import Application
     from placeit.backends.bundle.model import open_bundle
-    from placeit.workbench.application import Application
 
     model, mapping = open_bundle(options.model), _rematch(rematch)
 
     @contextlib.contextmanager
-    def opened() -> Iterator[tuple[Workbench, Placement]]:
+    def opened() -> Iterator[tuple[Session, Placement]]:
         named = [*(one.address for one in model.manifest.devices), *(mapping.values() if isinstance(mapping, dict) else ())]
         reach_nodes(
             named if options.devices is None else options.devices, options.ray_address, options.compress, options.patience

@@ -113,12 +113,12 @@ def _placement(
         with naming(placement):
             if chosen.replicas:
                 lasting = Traffic(requests=runs) if length.duration is None else Traffic(seconds=length.duration)
-                report = home.run(chosen, traffic=lasting, warmup=length.warmup)
+                report = session.run(chosen, traffic=lasting, warmup=length.warmup)
             else:
-                report = home.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
+                report = session.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
         found = ProfileReport(str(home.model.path), home.precision, home.grouping, costs, home.compiling.kinds)
         interrupted = report.interrupted if isinstance(report, RunReport) else report.served.interrupted
-        recorded = replace(home.recording(report, ops=not interrupted), costs=found.to_dict())
+        recorded = replace(session.recording(report, ops=not interrupted), costs=found.to_dict())
     shown = partial(runs_as_text.recording, found=recorded, files=paths, failed=report.failed)
     code = INTERRUPTED if interrupted else 0 if report.failed is None else FAILED
     data = as_json.recording(recorded, placement, paths) | {"failed": report.failed, "interrupted": interrupted}

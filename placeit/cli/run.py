@@ -196,15 +196,15 @@ def run(
     with terminal.progress() as progress, what.open() as (session, chosen):
         home = known(session, chosen, progress)
         with naming(what.path):
-            report = home.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
+            report = session.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
         if report.interrupted:
             trace = record = outputs = csv = None
         ops = [] if csv is None else home.op_times(report.plan)
         files = []
         if record is not None:
-            files += files_of(home.recording(report), {"recording": record})
+            files += files_of(session.recording(report), {"recording": record})
         if trace is not None and report.traced is not None:
-            files += files_of(home.recording(replace(report, done=[report.traced]), ops=False), {"trace": trace})
+            files += files_of(session.recording(replace(report, done=[report.traced]), ops=False), {"trace": trace})
     if csv is not None:
         table = as_csv.run(report, home.grouping, ops)
         files.append(OutputFile(csv, "the table of times", lambda: write_text(csv, table)))
@@ -248,11 +248,11 @@ def _under_load(
     traffic = Traffic(arrivals=(load.arrivals or Arrivals.CONSTANT).value, seed=load.seed, **asked)
     with load.page() as page, what.open() as (session, chosen):
         with terminal.progress() as progress:
-            home = known(session, chosen, progress)
+            known(session, chosen, progress)
         with naming(what.path):
-            report = home.run(chosen, traffic=traffic, warmup=length.warmup, watch=partial(load.watch, page))
+            report = session.run(chosen, traffic=traffic, warmup=length.warmup, watch=partial(load.watch, page))
         ops = paths["recording"] is not None and not report.served.interrupted
-        files = files_of(home.recording(report, ops=ops), paths) if any(paths.values()) else []
+        files = files_of(session.recording(report, ops=ops), paths) if any(paths.values()) else []
     code = INTERRUPTED if report.served.interrupted else 0 if report.failed is None else FAILED
     shown = partial(runs_as_text.rate, report=report, files=paths)
     return Output(what.data | report.to_dict() | _named(paths), shown, code, files, runs_as_text.ran(report))

@@ -173,9 +173,9 @@ def _opened(
     what = to_run(CheckedOptions(path), placement, rematch)
     session, chosen = stack.enter_context(what.open())
     with terminal.progress() as progress:
-        home = known(session, chosen, progress)
+        known(session, chosen, progress)
     with naming(what.path):
-        server = stack.enter_context(home.serve(chosen, queue=queue))
+        server = stack.enter_context(session.serve(chosen, queue=queue))
     model = session.model
     return ServedModel(model.name if path == Path(given) else name, server, model.inputs, model.outputs)
 

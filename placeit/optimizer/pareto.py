@@ -177,7 +177,7 @@ def _run_s(search: Search, one: Candidate) -> float:
 
 def _point(search: Search, races: Races, one: Candidate) -> Point | None:
     """Return a candidate's point: latency and energy of the same runs, or both simulated; None if neither is known."""
-    conditions = search.session.conditions
+    conditions = search.session.setup.conditions
     if one.failed is not None:
         return None
     if one.measured is not None and one.value is not None:

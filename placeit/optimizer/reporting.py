@@ -129,7 +129,7 @@ def optimized(
         pins=session.pins,
         memory=session.memory,
         profiled=session.costs.profiled,
-        conditions=session.conditions,
+        conditions=session.setup.conditions,
         energy=search.meters,
         pareto=None,
         curves=dict(search.curves),

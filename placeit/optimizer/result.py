@@ -18,7 +18,8 @@ from placeit.core.placement import Conditions, Placement
 from placeit.core.views import Drawn
 from placeit.devices.energy import EnergyMeters
 from placeit.measuring.incumbent import compared
-from placeit.measuring.measure import Ratio
+from placeit.measuring.measure import WARMUP, Ratio
+from placeit.measuring.run_report import RunReport
 from placeit.optimizer.candidates import NOT_RUN, Beside, Candidate, Raced, interval
 from placeit.optimizer.pareto import Point
 from placeit.optimizer.service import Service
@@ -28,13 +29,15 @@ from placeit.profiler.recording import Recording
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
+from placeit.serving.load import RateReport
 from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
 from placeit.workbench.options import Traffic
+from placeit.workbench.prepared import Prepared
 
 __all__ = ["Optimized", "Spent", "Unplanned"]
 
-_RUNS = 100  # requests of a recording with several in flight
+_RUNS, _REQUESTS = 30, 100  # of a recording: single runs, and requests with several in flight
 _SHOWN = 12  # candidates in a repr, so that it fits a terminal
 
 
@@ -280,13 +283,20 @@ class Optimized(Drawn):
         Raises:
             ExecutionError: a device failed.
         """
-        placement = self.placement
+        from placeit.workbench import recording, running, serving
+
+        report: RunReport | RateReport
         with self._again() as session:
-            home = session.home_of(placement)
-            if not home.executable:
-                return home.planned(placement)
+            first, *others = (Prepared.of(session, one) for one in self.placement.every)
+            if not first.home.executable:
+                return recording.of_plan([first, *others])
             try:
-                return home.recording(home.run(placement, traffic=Traffic(requests=_RUNS) if placement.replicas else None))
+                if others:
+                    traffic = Traffic(requests=_REQUESTS)
+                    report = serving.measure([first, *others], traffic, warmup=WARMUP, inputs=None)
+                else:
+                    report = running.measure(first, runs=_RUNS, duration=None, warmup=WARMUP, inputs=None)
+                return recording.of_run(first.home, report)
             except KeyboardInterrupt:
                 session.hurry()
                 raise
@@ -294,8 +304,10 @@ class Optimized(Drawn):
     @functools.cached_property
     def described(self) -> Recording:
         """Recording of the model and the devices alone, without a run."""
+        from placeit.workbench.recording import of_model
+
         with self._again() as session:
-            return session.recording()
+            return of_model(session)
 
     @functools.cached_property
     def _opened(self) -> tuple[PlanExecutor, Callable[[], object]]:

@@ -27,6 +27,8 @@ from placeit.placers.exact import Exact
 from placeit.serving.server import QUEUE, Answer, Outputs, Server
 from placeit.simulator.throughput import Bottleneck, ThroughputCost, bottleneck
 from placeit.workbench import Workbench
+from placeit.workbench.prepared import Prepared
+from placeit.workbench.serving import executors
 
 __all__ = ["ModelStage", "PlacedStages", "place_stages"]
 
@@ -103,7 +105,7 @@ class PlacedStages:
         """
         placements = self.placements
         with contextlib.ExitStack() as stack:
-            yield {one.name: stack.enter_context(one.session.serve(placements[one.name], queue=queue)) for one in self.stages}
+            yield {one.name: stack.enter_context(_server(one.session, placements[one.name], queue)) for one in self.stages}
 
     def run(self, servers: Mapping[str, Server], item: Any) -> Any:
         """Take an item through all stages, on the servers of :meth:`open`, and return the item after the last one.
@@ -170,13 +172,19 @@ def _whole(session: Workbench, names: Sequence[str]) -> Placement:
     return replace(first, replicas=tuple(others))
 
 
+def _server(session: Workbench, placement: Placement, queue: int) -> Server:
+    return Server(executors([Prepared.of(session, one) for one in placement.every]), queue=queue)
+
+
 def _measured(
     stage: ModelStage, asked: Sequence[Sequence[Arrays]], rounds: int, seed: int
 ) -> tuple[NDArray[np.float64], list[list[Outputs]]]:
     """Return the seconds of a request on each device, ``float64[D]``, and the outputs of all requests, by item."""
     session, every = stage.session, list(itertools.chain(*asked))
     with contextlib.ExitStack() as stack:
-        servers = {name: stack.enter_context(session.serve(_whole(session, [name]))) for name in session.cluster.names}
+        servers = {
+            name: stack.enter_context(_server(session, _whole(session, [name]), QUEUE)) for name in session.cluster.names
+        }
         found = Race({name: functools.partial(_seconds, server, every) for name, server in servers.items()}, seed=seed).run(
             rounds=rounds, drop_losers=False
         )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Model
 from placeit.core.cluster import Cluster
-from placeit.core.errors import InfeasibleError
+from placeit.core.errors import DeviceError, InfeasibleError
 from placeit.planning.coarsen import Grouping
 from placeit.runtime.devices.kinds import device_kind
 
-__all__ = ["supported", "supported_ops"]
+__all__ = ["supported", "supported_ops", "without_refused"]
 
 
 def supported_ops(model: Model, cluster: Cluster) -> NDArray[np.bool_]:
@@ -64,6 +65,23 @@ def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.
             f"more groups, or {_advice(cluster)}."
         )
     return groups
+
+
+def without_refused(model: Model, cluster: Cluster, error: DeviceError) -> Model:
+    """Return a model whose ops that a device did not compile run on other devices only.
+
+    Raises:
+        DeviceError: the given one, if it is not about such ops, or no other device supports them.
+    """
+    fresh = {(error.device, op) for op in error.ops if op in model.graph.index} - model.refused
+    if not fresh:
+        raise error
+    refusing = replace(model, refused=model.refused | fresh)
+    try:
+        supported_ops(refusing, cluster)
+    except InfeasibleError:
+        raise error from error.__cause__
+    return refusing
 
 
 def _advice(cluster: Cluster) -> str:

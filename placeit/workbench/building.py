@@ -15,7 +15,7 @@ import numpy as np
 from placeit.backends.base import Arrays, Format
 from placeit.backends.bundle.files import SUFFIX, digest_of, write_archive
 from placeit.backends.bundle.manifest import MANIFEST, BundledSegment, Manifest, Needed, Port, Sample
-from placeit.backends.bundle.model import open_bundle
+from placeit.backends.bundle.model import BundleModel, open_bundle
 from placeit.backends.bundle.programs import write_program
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, FileError
@@ -24,11 +24,14 @@ from placeit.core.placement import Placement
 from placeit.core.version import __version__
 from placeit.devices.clusterfile import discover
 from placeit.planning.contracting import contract
-from placeit.planning.segments import Plan
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.segment_book import SegmentBook
-from placeit.workbench.application import Application
-from placeit.workbench.opened import OpenSession
+from placeit.workbench.bundled import check_samples, prepare_bundle, renamed
+from placeit.workbench.matching import matched
+from placeit.workbench.opened import Workbench
+from placeit.workbench.options import Constraints
+from placeit.workbench.prepared import Prepared
+from placeit.workbench.setup import Setup
 
 __all__ = ["build", "check_target"]
 
@@ -45,18 +48,26 @@ def check_target(path: Path) -> None:
         raise FileError(f"Cannot write {path}: its folder does not exist. Make it, or choose another path.")
 
 
-def build(session: OpenSession, placement: Placement, path: Path, *, name: str | None = None) -> Manifest:
-    """Build a bundle; see :meth:`placeit.Session.build`."""
-    check_target(path)
-    homes = [session.home_of(one) for one in placement.every]
-    plans = [home.plan_of(one) for home, one in zip(homes, placement.every, strict=True)]
+def build(placements: Sequence[Prepared], path: Path, *, name: str) -> Manifest:
+    """Write a bundle of a placement, run it, and compare its outputs with the reference; only then is it moved to its path.
+
+    Args:
+        placements: the prepared placement and its replicas.
+        path: of an archive if it ends in ``.placeit``, else of a folder; :func:`check_target` has checked it.
+        name: name of the model for people.
+
+    Raises:
+        FileError: the path cannot be written.
+        DeviceError: segments for a device cannot be in a bundle.
+        ModelError: a segment cannot be written.
+        ExecutionError: the bundle does not compute what the model does, or a device failed.
+    """
     with temporary_folder(path.absolute().parent) as folder:
-        building = _Building(homes, plans, folder)
+        building = _Building(placements, folder)
         try:
-            manifest = building.manifest(name or session.model.name)
+            manifest = building.manifest(name)
             (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-            with Application(open_bundle(folder), devices=Cluster(tuple(building.devices))) as application:
-                application.check()
+            _check(open_bundle(folder), Cluster(tuple(building.devices)))
             if path.suffix.lower() == SUFFIX:
                 with replacing(path) as archive:
                     write_archive(folder, [MANIFEST, *manifest.files], archive)
@@ -68,12 +79,23 @@ def build(session: OpenSession, placement: Placement, path: Path, *, name: str |
     return manifest
 
 
+def _check(model: BundleModel, cluster: Cluster) -> None:
+    """Run a bundle on the devices that it was built with. Raises ExecutionError if its outputs are wrong."""
+    manifest = model.manifest
+    try:
+        names, cluster = matched(manifest, model.path, None, cluster)
+        constraints = Constraints(tolerance=manifest.tolerance)
+        with Workbench(Setup.of(model, cluster, precision=manifest.precision, constraints=constraints, cache=None)) as session:
+            check_samples(prepare_bundle(session, renamed(manifest.placement, names), manifest, names))
+    finally:
+        model.files.wait()
+
+
 class _Building:
     """A bundle that is being written to a folder.
 
     Args:
-        homes: sessions of a placement and its replicas.
-        plans: the plan of each session.
+        placements: the prepared placement and its replicas.
         folder: where files are written.
 
     Attributes:
@@ -83,29 +105,28 @@ class _Building:
         DeviceError: segments for a device cannot be in a bundle; says why, and what to do.
     """
 
-    def __init__(self, homes: Sequence[OpenSession], plans: Sequence[Plan], folder: Path) -> None:
-        self._homes, self._plans, self._folder = homes, plans, folder
+    def __init__(self, placements: Sequence[Prepared], folder: Path) -> None:
+        self._placements, self._home, self._folder = placements, placements[0].home, folder
         self._used = {
             device.name: device
-            for home, plan in zip(homes, plans, strict=True)
-            for d, device in enumerate(home.cluster.devices)
-            if (plan.placement == d).any()
+            for one in placements
+            for d, device in enumerate(one.home.cluster.devices)
+            if (one.plan.placement == d).any()
         }
         self._formats = {device.name: _format_of(device) for device in self._used.values()}
         if any(map(_is_converted, self._used.values())):
             _log.warning(
                 "%s is a PyTorch model, and the bundle has its segments for OpenVINO, which take other times than were "
                 "measured. To place it by those times, export and optimize it.",
-                homes[0].model.path,
+                self._home.model.path,
             )
         self.devices = [_as_bundled(device) for device in self._used.values()]
-        self._graph = homes[0].model.graph
-        self._segment_of = [plan.segment_of[home.grouping.group_of] for home, plan in zip(homes, plans, strict=True)]
-        self._contracted = contract(self._graph, self._segment_of)
+        self._graph = self._home.model.graph
+        self._contracted = contract(self._graph, [one.segments for one in placements])
 
     def manifest(self, name: str) -> Manifest:
         """Write all files except the manifest, and return the manifest."""
-        home, graph = self._homes[0], self._contracted.graph
+        home, graph = self._home, self._contracted.graph
         placement = self._placement()
         segments, samples = tuple(self._segments()), tuple(self._samples())
         files = sorted(
@@ -156,7 +177,8 @@ class _Building:
         graph, part_of = self._contracted.graph, self._contracted.part_of
         numbers = {name: d for d, name in enumerate(self._used)}
         made: list[Placement] = []
-        for home, plan, of in zip(self._homes, self._plans, self._segment_of, strict=True):
+        for one in self._placements:
+            home, plan, of = one.home, one.plan, one.segments
             segments = np.zeros(len(graph), np.int32)
             segments[part_of] = of
             for v, part in self._contracted.bodies.items():
@@ -169,7 +191,8 @@ class _Building:
     def _segments(self) -> Iterator[BundledSegment]:
         """Cut and write the segments of all plans, equal ones once, and yield their entries of the manifest."""
         done: set[tuple[Format, tuple[int, ...]]] = set()
-        for home, plan, of in zip(self._homes, self._plans, self._segment_of, strict=True):
+        for one in self._placements:
+            home, plan, of = one.home, one.plan, one.segments
             book = SegmentBook(home.model, home.grouping)
             for s, segment in enumerate(plan.segments):
                 if segment.passthrough:
@@ -190,7 +213,7 @@ class _Building:
 
     def _samples(self) -> Iterator[Sample]:
         """Write the inputs of the output check and the outputs of the uncut model, the session's inputs first."""
-        *others, (inputs, expected) = self._homes[0].output_check().runs
+        *others, (inputs, expected) = self._home.output_check().runs
         (self._folder / "samples").mkdir()
         for k, (given, outputs) in enumerate([(inputs, expected), *(one for one in others if one[0] is not inputs)]):
             yield Sample(self._arrays(given, f"samples/{k}-in"), self._arrays(outputs, f"samples/{k}-out"))
@@ -201,13 +224,17 @@ class _Building:
             np.save(self._folder / file, values[name], allow_pickle=False)
         return files
 
+    @property
+    def _has_costs(self) -> bool:
+        return all(one.home.has_costs for one in self._placements)
+
     def _seconds(self, placement: Placement) -> tuple[tuple[float | None, ...], ...] | None:
         """Return the seconds of each part on its devices: a segment's in its first part, else 0. None if not known."""
-        if any(not home.has_costs for home in self._homes):
+        if not self._has_costs:
             return None
         graph = self._contracted.graph
         table: list[list[float | None]] = [[None] * len(self._used) for _ in graph.names]
-        for one, plan in zip(placement.every, self._plans, strict=True):
+        for one, plan in zip(placement.every, (prepared.plan for prepared in self._placements), strict=True):
             assert one.segments is not None  # noqa: S101
             told: set[int] = set()
             for part, (d, s) in enumerate(zip(one.devices.tolist(), one.segments.tolist(), strict=True)):
@@ -218,18 +245,17 @@ class _Building:
 
     def _host(self) -> tuple[float, ...]:
         """Return the seconds of a request beside the work of devices: on each used one, and on several; empty if not known."""
-        if any(not home.has_costs for home in self._homes):
+        if not self._has_costs:
             return ()
-        home = self._homes[0]
+        home = self._home
         *alone, several = home.costs.hosts.tolist()
         known = dict(zip(home.cluster.names, alone, strict=True))
         return (*(known.get(name, 0.0) for name in self._used), several)
 
     def _links(self) -> Iterator[tuple[str, str, float, float]]:
-        for home in self._homes[:1]:
-            for (a, b), link in home.costs.cluster.links.items() if home.has_costs else ():
-                if {a, b} <= self._used.keys():
-                    yield a, b, link.latency, link.bandwidth
+        for (a, b), link in self._home.costs.cluster.links.items() if self._home.has_costs else ():
+            if {a, b} <= self._used.keys():
+                yield a, b, link.latency, link.bandwidth
 
 
 def _versions(formats: Collection[Format]) -> dict[str, str]:

@@ -99,7 +99,21 @@ class Estimate(Shown):
 def estimate(
     model: Model, placing: Placing, cluster: Cluster, cache: Cache | None, precision: str, compiling: Compiling
 ) -> Estimate:
-    """Predict the times of a model; see :meth:`placeit.workbench.Workbench.estimate`."""
+    """Predict the time of a model on each device, and the best placement on several that a short search finds.
+
+    Args:
+        model: the model; it is not run.
+        placing: its ops in groups.
+        cluster: the devices.
+        cache: where costs, and the history of kernel times beside them, are kept.
+        precision: inference precision of the devices.
+        compiling: counts the programs that are compiled.
+
+    Raises:
+        DeviceError: no model was profiled on some device, or the device exists in simulation only.
+        UsageError: there is no cache.
+        InfeasibleError: the model runs on no device, or fits nowhere.
+    """
     if cache is None:
         raise UsageError("Times are estimated from those that were kept, so the session needs a cost cache.")
     costs, errors = remembered(model, placing.grouping, cluster, cache, precision=precision, compiling=compiling)

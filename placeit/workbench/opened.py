@@ -1,61 +1,43 @@
-"""A session without the search: the model on the devices, its costs, plans, executors and the check of their outputs."""
+"""A model on a cluster: its costs, plans and executors, and the check of their outputs."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placeit import backends
-from placeit.backends.base import Arrays, Model
+from placeit.backends.base import Arrays
 from placeit.core import clock
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import DeviceError, InfeasibleError, UsageError
+from placeit.core.errors import DeviceError, UsageError
 from placeit.core.interrupts import come_through
-from placeit.core.placement import Conditions, Placement
+from placeit.core.placement import Placement
 from placeit.core.threads import apart, within
-from placeit.devices.caps import capped
-from placeit.devices.clusterfile import discover
-from placeit.devices.expected import with_expected
-from placeit.devices.nodes.connection import compression
 from placeit.devices.plain import plain_devices, whole_devices
-from placeit.measuring.check import (
-    Checkable,
-    OutputCheck,
-    OutputDifference,
-    other_inputs,
-    tolerance_of,
-    tolerance_of_rounding,
-)
+from placeit.measuring.check import Checkable, OutputCheck, OutputDifference, other_inputs
 from placeit.planning.coarsen import Grouping
 from placeit.planning.placing import Placing
 from placeit.planning.room import check_room
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.profiler.cache import Cache
 from placeit.profiler.expected import as_expected
-from placeit.profiler.support import supported, supported_ops
-from placeit.runtime.compiling import Compiling
-from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.drivers import drive
+from placeit.profiler.support import supported, supported_ops, without_refused
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.programs import searching
 from placeit.runtime.runtime import Runtime
-from placeit.workbench.options import Constraints, Inputs, Policy
+from placeit.workbench.setup import Setup
 
 if TYPE_CHECKING:
     from placeit.profiler.costs import Certain, Progress, Worth
     from placeit.profiler.op_times import OpTime
 
-__all__ = ["OpenSession"]
+__all__ = ["Workbench"]
 
 _HURRY_S = 0.3  # for threads to end after an interrupt
 _HALF = {"f16": "float16"}  # type of tensors by precision, for precisions in which numbers overflow early
@@ -63,73 +45,40 @@ _AGAIN = 4  # after a device has refused an op, profiling again may take at leas
 _log = logging.getLogger("placeit")
 
 
-class OpenSession:
-    """A model on a cluster, with all that is needed to measure and run plans; :class:`placeit.Session` describes its arguments.
+class Workbench:
+    """A model on a cluster: its costs, plans, executors and the check of their outputs. A context manager.
+
+    A search works on it, and :class:`placeit.Session` adds what users do with it.
+
+    Args:
+        setup: the model, the cluster and the options; also an attribute.
+        costs: costs of its groups on the devices, if they are known already.
 
     Attributes:
+        model: the model. A device that refuses to compile ops is recorded in it.
+        cluster: the devices, as the model's runtimes drive them.
         placing: the model's ops in groups, and placements of them.
+        precision: inference precision of every device.
+        tolerance: largest relative error of right outputs.
+        pins: device names by op names or globs of them.
+        memory: bytes of the devices whose memory is limited, by name.
         cache: where measured costs are kept; None if nowhere.
-        compiling: counts the programs that were compiled, here and in sessions that were opened by :meth:`alone`; its
-            ``progress`` is told which program is being compiled.
+        compiling: counts the programs that were compiled, here and for single devices (:meth:`alone`); its ``progress`` is told
+            which program is being compiled.
     """
 
-    def __init__(
-        self,
-        model: str | Path | Model,
-        devices: str | Sequence[str] | Path | Cluster | None = None,
-        *,
-        precision: str = "f32",
-        inputs: Inputs | Arrays | None = None,
-        constraints: Constraints = Constraints(),
-        cache: Cache | Literal["default"] | None = "default",
-        expected: Mapping[str, str] | None = None,
-        graph: str = "",
-        spin_s: float = 0.0,
-        policy: Policy = Policy(),
-    ) -> None:
-        self.spin_s, self.policy = spin_s, policy
-        given, pins, memory = Inputs.of(inputs), constraints.pins, constraints.memory
-        self._expected = dict(expected or {})
-        cluster = capped(with_expected(discover(devices, precision=precision), self._expected), memory)
-        self.memory = {device.name: device.memory_bytes for device in cluster.devices if device.name in memory}
-        if isinstance(model, Model):
-            loaded = model
-        else:
-            samples = {name: value.shape for name, value in (given.arrays or {}).items() if isinstance(value, np.ndarray)}
-            loaded = backends.load(
-                model, input_shapes=given.shapes, batch=given.batch, sample_shapes=samples, state=given.state
-            )
-        if given.arrays is not None:
-            loaded = loaded.with_inputs(given.arrays)
-        self.cluster = drive(cluster, loaded)
-        self.model = loaded.prepared(self.cluster, graph)
-        self.pins = dict(pins)
-        self.placing = Placing.of(
-            self.model.graph,
-            self.cluster.names,
-            pins=self.pins,
-            max_groups=constraints.max_groups,
-            together=self.model.together,
-            pairs=self.model.pairs,
-            memory=[device.memory_bytes for device in self.cluster.devices],
-        )
-        self.precision = precision
-        types = [precision, *(name for name in self.model.graph.tensor_dtypes if "float" in name)]
-        if self.model.rounds:
-            types.append("int8")
-        if any(device.address is not None and device.address.node for device in self.cluster.devices):
-            types.append(compression())
-        rounded = tolerance_of_rounding(self.model.graph, self.model.rounding)
-        self.tolerance = tolerance_of(types) + rounded if constraints.tolerance is None else constraints.tolerance
-        self.cache = Cache() if cache == "default" else cache
-        self.compiling = Compiling()
+    def __init__(self, setup: Setup, costs: Costs | None = None) -> None:
+        self.model, self.cluster, self.placing = setup.model, setup.cluster, setup.placing
+        self.precision, self.tolerance, self.cache = setup.precision, setup.tolerance, setup.cache
+        self.pins, self.memory, self.compiling = setup.pins, setup.memory, setup.compiling
+        self.setup, self.policy, self._expected = setup, setup.policy, setup.expected
         self._runtime: Runtime | None = None
-        self._costs: Costs | None = None
+        self._costs = costs
         self._can: NDArray[np.bool_] | None = None  # [G, D]: whether each group runs on each device
         self._hurried = False
         self._reference: Callable[[Arrays], dict[str, NDArray[np.generic]]] | None = None
         self._check: OutputCheck | None = None
-        self._others: dict[tuple[Device, str], Self] = {}
+        self._others: dict[tuple[Device, str], Workbench] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -156,37 +105,31 @@ class OpenSession:
         self._hurried = True
         come_through()
 
-    def alone(self, device: Device, *, precision: str | None = None) -> Self:
-        """Open the same model, in the same groups, on one other device; closed with this session.
+    def alone(self, device: Device, *, precision: str | None = None) -> Workbench:
+        """Open the same model, in the same groups, on one other device; closed with this one.
 
         Args:
             device: as the model's runtimes drive it.
-            precision: precision of the device; None for the session's. With another precision, the tolerance is the larger of
+            precision: precision of the device; None for this one's. With another precision, the tolerance is the larger of
                 both precisions' tolerances.
         """
         precision = self.precision if precision is None else precision
-        if (device, precision) in self._others:
-            return self._others[device, precision]
-        other = copy.copy(self)
-        other.cluster, other.precision = Cluster((device,)), precision
-        if device.plain and (form := device_kind(device).whole_file) is not None:
-            other.model = self.model.whole_file(form)
-        if precision != self.precision:
-            other.tolerance = max(self.tolerance, tolerance_of([precision]))
-        other._runtime = other._costs = other._can = other._reference = other._check = None
-        other.pins, other.placing, other._others, other._expected = {}, self.placing.on(device.name), {}, {}
-        self._others[device, precision] = other
+        if (device, precision) not in self._others:
+            self._others[device, precision] = Workbench(self._now().on(device, precision))
+        return self._others[device, precision]
+
+    def again(self) -> Workbench:
+        """Return a new one for use once this one is closed: the same model, groups and devices, and the known costs."""
+        other = Workbench(self._now(), self._costs)
+        other._can = self._can
         return other
 
-    def again(self) -> Self:
-        """Return a new session for use once this one is closed: the same model, groups and devices, and the known costs."""
-        other = copy.copy(self)
-        other._runtime = other._reference = other._check = None
-        other._hurried, other._others = False, {}
-        return other
+    def _now(self) -> Setup:
+        """Return the setup with the model as devices have refused its ops, and the groups as they were split."""
+        return replace(self.setup, model=self.model, placing=self.placing)
 
-    def home_of(self, placement: Placement) -> Self:
-        """Return the session that runs a placement: this one, or the session of the plain device that the placement is on.
+    def home_of(self, placement: Placement) -> Workbench:
+        """Return what runs a placement: this one, or the one of the plain device that the placement is on.
 
         A plain device (:func:`placeit.devices.plain.plain_devices`), or the throughput mode, is not in the cluster,
         and yet `placeit optimize` may choose it.
@@ -200,18 +143,12 @@ class OpenSession:
     @property
     def plain_devices(self) -> list[Device]:
         """Plain devices of the cluster for the model (:func:`placeit.devices.plain.plain_devices`)."""
-        return plain_devices(self.cluster, onnx=self._opens_onnx)
+        return plain_devices(self.cluster, onnx=self.setup.opens_onnx)
 
     @property
     def whole_devices(self) -> list[Device]:
         """Devices outside the cluster that a search on it may choose all the same."""
-        return whole_devices(self.cluster, onnx=self._opens_onnx)
-
-    @property
-    def _opens_onnx(self) -> bool:
-        """True if there is an ONNX file that ONNX Runtime opens in the precision of the session."""
-        fits = self.precision == "f32" and not self.model.states
-        return fits and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
+        return whole_devices(self.cluster, onnx=self.setup.opens_onnx)
 
     @property
     def executable(self) -> bool:
@@ -229,7 +166,7 @@ class OpenSession:
                 precision=self.precision,
                 expected=self._expected,
                 compiling=self.compiling,
-                spin_s=self.spin_s,
+                spin_s=self.setup.spin_s,
             )
         return self._runtime
 
@@ -332,15 +269,7 @@ class OpenSession:
 
     def _refuse(self, error: DeviceError) -> None:
         """Place ops that a device does not compile on other devices; raise the error if it is not about such ops."""
-        fresh = {(error.device, op) for op in error.ops if op in self.model.graph.index} - self.model.refused
-        if not fresh:
-            raise error
-        refusing = replace(self.model, refused=self.model.refused | fresh)
-        try:
-            supported_ops(refusing, self.cluster)
-        except InfeasibleError:
-            raise error from error.__cause__
-        self.model = refusing
+        self.model = without_refused(self.model, self.cluster, error)
         if self._costs is None:  # there are no executors yet
             runtime, self._runtime = self._runtime, None
             if runtime is not None:
@@ -365,13 +294,13 @@ class OpenSession:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
             DeviceError: some device exists in simulation only.
         """
-        kept = None
-        self._divide_by_support()
-        if self.cache is not None:
-            from placeit.profiler.costs import kept_costs
+        from placeit.profiler.costs import kept_costs
 
-            with self._there() as runtime:
-                kept = kept_costs(self.model, self.grouping, runtime.cluster, runtime, self.cache)
+        self._divide_by_support()
+        if self.cache is None:
+            return False
+        with self._there() as runtime:
+            kept = kept_costs(self.model, self.grouping, runtime.cluster, runtime, self.cache)
         if kept is not None:
             self.take(as_expected(kept, self.cluster, self._expected))
         return kept is not None
@@ -395,6 +324,11 @@ class OpenSession:
         return self._costs is not None and not self._costs.shared
 
     @property
+    def planned_with(self) -> tuple[Costs | None, Placing]:
+        """What a plan depends on besides its placement: the costs, None if they are not known, and the groups."""
+        return self._costs, self.placing
+
+    @property
     def segmenter(self) -> Segmenter:
         """Turns placements into plans, by the costs. Raises UsageError if they are not known (:attr:`costs`)."""
         return Segmenter(self.grouping, self.costs)
@@ -408,18 +342,7 @@ class OpenSession:
 
     def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
         """Return the placement of the model's ops, by the device of each group, ``int32[G]``, with the segments of a plan."""
-        return replace(self.placing.placement(groups, plan), conditions=self.conditions)
-
-    @property
-    def conditions(self) -> Conditions:
-        """Conditions under which this session finds placements; a placement file keeps them."""
-        away = any(device.address is not None and device.address.node for device in self.cluster.devices)
-        return Conditions(
-            self.precision,
-            compression() if away else "none",
-            {spec.name: tuple(spec.sizes(self.model.times)) for spec in self.model.inputs},
-            self.model.caches,
-        )
+        return replace(self.placing.placement(groups, plan), conditions=self.setup.conditions)
 
     def plan_of(self, placement: Placement, segmenter: Segmenter | None = None) -> Plan:
         """Plan a placement: with the segments that it includes, or else with the segments of the lowest simulated makespan.

@@ -14,7 +14,7 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.runtime import SERVING_PRIORITY
-from placeit.workbench.opened import OpenSession
+from placeit.workbench.opened import Workbench
 
 __all__ = ["Proposals"]
 
@@ -33,7 +33,7 @@ class Proposals:
         UsageError: costs are not known.
     """
 
-    def __init__(self, session: OpenSession, in_flight: int | None) -> None:
+    def __init__(self, session: Workbench, in_flight: int | None) -> None:
         self._session, self._in_flight, self._costs = session, in_flight, session.costs
         self._seed, self._plain_s = 0, 0.0
         self._placements: list[NDArray[np.int32]] = []

@@ -1,4 +1,4 @@
-"""Recordings of a session's runs, for :meth:`placeit.session.Session.recording`."""
+"""Recordings of models, of prepared placements and of their runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ import numpy as np
 
 from placeit.core.cluster import Cluster, Device
 from placeit.core.graph import OpGraph
-from placeit.core.placement import Placement
 from placeit.core.units import about_bytes
 from placeit.core.version import __version__
 from placeit.devices.host import allowed_cores, cpu_name, memory_bytes
 from placeit.devices.kinds import kind_of
 from placeit.devices.meters import Series
 from placeit.measuring.run_report import RunReport
-from placeit.planning.segments import Plan
 from placeit.profiler import recorded as r
 from placeit.profiler import recording as whole
 from placeit.profiler.op_times import OpTime
@@ -33,43 +31,52 @@ from placeit.profiler.timeline import critical_path, link_use, states
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.spans import Done, Event
 from placeit.serving.load import RateReport
-from placeit.workbench.opened import OpenSession
+from placeit.workbench.opened import Workbench
+from placeit.workbench.prepared import Prepared
 
 __all__ = ["of_model", "of_plan", "of_run"]
 
 _DIGITS = 9  # decimals of seconds: nanoseconds
 
 
-def of_model(session: OpenSession) -> whole.Recording:
+def of_model(session: Workbench) -> whole.Recording:
     """Return a recording of a model and its devices, without a run."""
-    return _about(session, [session])
+    return _about(session, ())
 
 
-def of_plan(session: OpenSession, placement: Placement) -> whole.Recording:
-    """Return a recording of a placement that has not run."""
-    homes = [session.home_of(one) for one in placement.every]
-    plans = [home.plan_of(one) for home, one in zip(homes, placement.every, strict=True)]
-    return replace(_about(session, homes), plan=_plan(homes, plans, ()), predicted=_predicted(homes[0], plans[0]))
+def of_plan(placements: Sequence[Prepared]) -> whole.Recording:
+    """Return a recording of a prepared placement and its replicas, which have not run."""
+    about = _about(placements[0].home, placements)
+    return replace(about, plan=_plan(placements, ()), predicted=_predicted(placements[0]))
 
 
-def of_run(session: OpenSession, report: RunReport | RateReport, *, ops: bool) -> whole.Recording:
-    """Return a recording of a run; see :meth:`placeit.session.Session.recording`."""
-    homes = [session.home_of(one) for one in report.placement.every]
-    plans = [report.plan] if isinstance(report, RunReport) else list(report.plans)
-    homes = homes[: len(plans)]
+def of_run(session: Workbench, report: RunReport | RateReport, *, ops: bool = True) -> whole.Recording:
+    """Return a recording of a run: its requests, segments and transfers, with their times and devices.
+
+    Args:
+        session: the session that ran the first replica.
+        report: of the run.
+        ops: whether to measure the time of each op, which takes a few more runs.
+
+    Raises:
+        DeviceError: a segment cannot be compiled with counters.
+        ExecutionError: a run with counters failed.
+    """
+    plans = [report.plan] if isinstance(report, RunReport) else report.plans
+    ran = [Prepared(one, session.home_of(one), plan) for one, plan in zip(report.placement.every, plans, strict=False)]
     done = _last(report.done)
-    about = _about(session, homes)
+    about = _about(session, ran)
     clock = _Clock(done, gaps=isinstance(report, RateReport))
-    plan = _plan(homes, plans, done)
+    plan = _plan(ran, done)
     moments = [[clock(t) for t in (one.arrived, max(one.arrived, one.begun), one.ended)] for one in done]
     requests = tuple(r.RecordedRequest(one.replica, *times) for one, times in zip(done, moments, strict=True))
-    spans = _spans(homes, plans, done, clock)
+    spans = _spans(ran, done, clock)
     wall = max((one.ended_s for one in requests), default=0.0)
     conflicts = {device.name: device.conflicts for device in about.devices}
-    timed = [home.op_times(one) if ops else [] for home, one in zip(homes, plans, strict=True)]
-    of_ops = [row for k, some in enumerate(timed) for row in _ops(homes[k], plans[k], _first(plans, k), some)]
+    timed = [one.home.op_times(one.plan) if ops else [] for one in ran]
+    of_ops = [row for k, some in enumerate(timed) for row in _ops(ran[k], _first(ran, k), some)]
     used = {segment.device for segment in plan.segments} if of_ops else ()
-    devices = {device.name: device for home in homes for device in home.cluster.devices}
+    devices = {device.name: device for one in ran for device in one.home.cluster.devices}
     return replace(
         about,
         devices=tuple(
@@ -85,8 +92,8 @@ def of_run(session: OpenSession, report: RunReport | RateReport, *, ops: bool) -
         link_use=link_use(plan, spans),
         critical_path=critical_path(plan, requests, spans, conflicts),
         ops=tuple(of_ops),
-        groups=tuple(row for k, home in enumerate(homes) for row in _groups(home, plans[k], timed[k])),
-        predicted=_predicted(homes[0], plans[0]),
+        groups=tuple(row for one, some in zip(ran, timed, strict=True) for row in _groups(one, some)),
+        predicted=_predicted(ran[0]),
         samples=_samples(report.readings, clock, done),
     )
 
@@ -131,14 +138,14 @@ def _last(done: Sequence[Done]) -> list[Done]:
     return kept[::-1]
 
 
-def _first(plans: Sequence[Plan], k: int) -> int:
+def _first(placements: Sequence[Prepared], k: int) -> int:
     """Return the position of a replica's first segment among the segments of all replicas."""
-    return sum(len(plan.segments) for plan in plans[:k])
+    return sum(len(one.plan.segments) for one in placements[:k])
 
 
-def _about(session: OpenSession, homes: Sequence[OpenSession]) -> whole.Recording:
+def _about(session: Workbench, placements: Sequence[Prepared]) -> whole.Recording:
     graph, grouping = session.grouping.graph, session.grouping
-    devices = {device.name: device for one in (session, *homes) for device in one.cluster.devices}
+    devices = {device.name: device for home in (session, *(one.home for one in placements)) for device in home.cluster.devices}
     together = Cluster(tuple(devices.values()))
     links = session.cluster.links if session._costs is None else session.costs.cluster.links
     made = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
@@ -232,19 +239,17 @@ def _with_peak(device: Device, precision: str, found: r.RecordedDevice, ops: Seq
     )
 
 
-def _plan(homes: Sequence[OpenSession], plans: Sequence[Plan], done: Sequence[Done]) -> r.RecordedPlan:
+def _plan(placements: Sequence[Prepared], done: Sequence[Done]) -> r.RecordedPlan:
     took: dict[tuple[int, int], list[float]] = {}
-    for one in done:
-        for s, start, finish in one.ran:
-            took.setdefault((one.replica, s), []).append(finish - start)
+    for request in done:
+        for s, start, finish in request.ran:
+            took.setdefault((request.replica, s), []).append(finish - start)
     segments: list[r.RecordedSegment] = []
     tensors: list[r.RecordedTensor] = []
-    for k, (home, plan) in enumerate(zip(homes, plans, strict=True)):
-        first = _first(plans, k)
-        of_op = home.grouping.group_of
-        segment_of = plan.segment_of[of_op]
+    for k, one in enumerate(placements):
+        home, plan, first = one.home, one.plan, _first(placements, k)
         members: list[list[int]] = [[] for _ in plan.segments]
-        for v, s in enumerate(segment_of.tolist()):
+        for v, s in enumerate(one.segments.tolist()):
             members[s].append(v)
         for s, segment in enumerate(plan.segments):
             predicted = share = None
@@ -264,12 +269,13 @@ def _plan(homes: Sequence[OpenSession], plans: Sequence[Plan], done: Sequence[Do
                     cut_share=share,
                 )
             )
-        tensors += _tensors(home, plan, first, segment_of.tolist())
+        tensors += _tensors(one, first)
     return r.RecordedPlan(tuple(segments), tuple(tensors))
 
 
-def _tensors(home: OpenSession, plan: Plan, first: int, segment_of: Sequence[int]) -> list[r.RecordedTensor]:
+def _tensors(prepared: Prepared, first: int) -> list[r.RecordedTensor]:
     """Return a plan's tensors, then the model's inputs and outputs: in the order of :class:`placeit.runtime.spans.Labels`."""
+    home, plan, segment_of = prepared.home, prepared.plan, prepared.segments.tolist()
     graph, problem = home.grouping.graph, plan.problem
     consumers: list[list[int]] = [[] for _ in plan.tensors]
     sizes = [0.0] * len(plan.tensors)
@@ -291,11 +297,9 @@ def _tensors(home: OpenSession, plan: Plan, first: int, segment_of: Sequence[int
     return found
 
 
-def _spans(
-    homes: Sequence[OpenSession], plans: Sequence[Plan], done: Sequence[Done], clock: _Clock
-) -> tuple[r.RecordedSpan, ...]:
+def _spans(placements: Sequence[Prepared], done: Sequence[Done], clock: _Clock) -> tuple[r.RecordedSpan, ...]:
     segments, tensors = [0], [0]
-    for home, plan in zip(homes, plans, strict=True):
+    for home, plan in ((one.home, one.plan) for one in placements):
         segments.append(segments[-1] + len(plan.segments))
         tensors.append(tensors[-1] + len(plan.tensors) + len(home.model.inputs) + len(home.model.outputs))
     found = [
@@ -314,8 +318,9 @@ def _spans(
     return tuple(sorted(found, key=lambda span: (span.start_s, span.finish_s)))
 
 
-def _predicted(home: OpenSession, plan: Plan) -> r.Prediction | None:
+def _predicted(prepared: Prepared) -> r.Prediction | None:
     """Return the simulated schedule of a plan, without segments that only pass tensors on; None if costs are not known."""
+    home, plan = prepared.home, prepared.plan
     if not home.has_costs:
         return None
     schedule, names = plan.schedule, home.cluster.names
@@ -334,7 +339,8 @@ def _predicted(home: OpenSession, plan: Plan) -> r.Prediction | None:
     return r.Prediction(float(schedule.makespan), tuple(sorted(found, key=lambda span: (span.start_s, span.finish_s))))
 
 
-def _ops(home: OpenSession, plan: Plan, first: int, timed: Sequence[OpTime]) -> list[r.OpTime]:
+def _ops(prepared: Prepared, first: int, timed: Sequence[OpTime]) -> list[r.OpTime]:
+    home, plan = prepared.home, prepared.plan
     graph, grouping = home.grouping.graph, home.grouping
     kernels: dict[tuple[int, str], list[OpTime]] = {}
     for one in timed:
@@ -390,7 +396,8 @@ def _traffic(graph: OpGraph, made: Sequence[Sequence[int]], ops: Sequence[int]) 
     return float(graph.param_bytes[list(ops)].sum() + graph.tensor_bytes[[*read, *left]].sum())
 
 
-def _groups(home: OpenSession, plan: Plan, timed: Sequence[OpTime]) -> list[r.GroupTime]:
+def _groups(prepared: Prepared, timed: Sequence[OpTime]) -> list[r.GroupTime]:
+    home, plan = prepared.home, prepared.plan
     graph, grouping = home.grouping.graph, home.grouping
     measured: dict[int, float] = {}
     for one in timed:

@@ -1,4 +1,4 @@
-"""Measured single requests, for :meth:`placeit.workbench.Workbench.run`."""
+"""Measure single requests on a prepared placement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Sample, checked_inputs
-from placeit.core.placement import Placement
 from placeit.devices.meters import Sampler
 from placeit.devices.nvml import gpu_use
 from placeit.measuring.check import OutputDifference
@@ -19,33 +18,37 @@ from placeit.profiler.recording import MOST_SPANS
 from placeit.profiler.trace import utilization
 from placeit.runtime.spans import Done, Span
 from placeit.workbench.between import at_sizes
-from placeit.workbench.opened import OpenSession
+from placeit.workbench.opened import Workbench
+from placeit.workbench.prepared import Prepared
 
-__all__ = ["given_to", "run"]
+__all__ = ["given_to", "measure"]
 
 
-def given_to(session: OpenSession, inputs: Arrays | None) -> Arrays:
+def given_to(session: Workbench, inputs: Arrays | None) -> Arrays:
     """Return inputs as the model of a session takes them, or the session's inputs for None. Raises UsageError."""
     wanted = {spec.name: spec for spec in session.model.inputs}
     return session.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
 
 
-def run(
-    session: OpenSession,
-    placement: Placement,
-    *,
-    runs: int,
-    duration: float | None,
-    warmup: int,
-    inputs: Arrays | None,
-) -> RunReport:
-    """Run single requests; see :meth:`placeit.workbench.Workbench.run`."""
+def measure(prepared: Prepared, *, runs: int, duration: float | None, warmup: int, inputs: Arrays | None) -> RunReport:
+    """Compile a placement, run single requests on it, one after the other, and check its outputs before and after.
+
+    Args:
+        prepared: the placement.
+        runs: timed runs, at least one.
+        duration: seconds of timed runs, in place of their number; None to count them.
+        warmup: runs before them that do not count.
+        inputs: by name; None for the session's.
+
+    Raises:
+        UsageError: an input is missing or has the wrong shape, or there are no runs.
+        DeviceError: a device exists in simulation only, or has no room.
+        ExecutionError: a device failed.
+        KeyboardInterrupt: Ctrl-C before the first timed run had ended; afterwards it ends the runs.
+    """
     check_length(runs, duration, warmup)
-    home = session.home_of(placement)
-    if home is not session:
-        return run(home, placement, runs=runs, duration=duration, warmup=warmup, inputs=inputs)
+    session, plan = prepared.home, prepared.plan
     given = given_to(session, inputs)
-    plan = session.plan_of(placement)
     interrupted = False
     with session.executor(plan) as executor:
         check = session.output_check(None if inputs is None else given)
@@ -80,7 +83,7 @@ def run(
             spans, traced = executor.spans(), log.last()
     return RunReport(
         model=str(session.model.path),
-        placement=placement,
+        placement=prepared.placement,
         cluster=session.cluster,
         warmup=warmup,
         duration_s=duration,

@@ -1,122 +1,120 @@
-"""Servers of a session, for :meth:`placeit.workbench.Workbench.serve`, ``sequence`` and ``run``."""
+"""Serve prepared placements, and measure servers."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections import abc
 from dataclasses import replace
 from typing import TypeAlias
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import UsageError
-from placeit.core.placement import Placement
-from placeit.core.units import parse_quantity
 from placeit.devices.meters import Sampler
 from placeit.measuring.check import OutputDifference
-from placeit.runtime.plan_executor import PlanExecutor, to_serve
-from placeit.runtime.runtime import SERVING_PRIORITY
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.load import RateReport, keep_busy, offer
 from placeit.serving.refining import Limits
-from placeit.serving.sequence import Sequence
-from placeit.serving.server import QUEUE, Server
+from placeit.serving.server import Server
 from placeit.workbench.adapting import Adapter
-from placeit.workbench.opened import OpenSession
+from placeit.workbench.opened import Workbench
 from placeit.workbench.options import Traffic
+from placeit.workbench.prepared import Prepared
 from placeit.workbench.proposals import Proposals
 from placeit.workbench.recovery import Recovery
 from placeit.workbench.refining import Refiner
 from placeit.workbench.running import given_to
 
-__all__ = ["Watch", "run_at", "serve"]
+__all__ = ["Watch", "adapting", "executors", "measure", "refining"]
 
-Watch: TypeAlias = Callable[[Server], contextlib.AbstractContextManager[object]]
+Watch: TypeAlias = abc.Callable[[Server], contextlib.AbstractContextManager[object]]
 """Makes a context, given a server, in which requests arrive at the server."""
 
 
-def serve(
-    session: OpenSession,
-    placement: Placement,
+def executors(placements: abc.Sequence[Prepared], in_flight: int | None = None) -> list[PlanExecutor]:
+    """Compile the executors of a placement and its replicas; see :meth:`placeit.workbench.prepared.Prepared.to_serve`."""
+    found: list[PlanExecutor] = []
+    with contextlib.ExitStack() as stack:
+        for one in placements:
+            found.append(one.to_serve(in_flight))
+            stack.callback(found[-1].close)
+        stack.pop_all()
+    return found
+
+
+def adapting(
+    session: Workbench, placements: abc.Sequence[Prepared], *, in_flight: int | None, queue: int, state_memory: float | None
+) -> Server:
+    """Start a server that places the model anew when devices are lost, and moves when devices come back or become slow.
+
+    Raises:
+        UsageError: costs are not known.
+        DeviceError: a device exists in simulation only, or has no room.
+    """
+    recovery = Recovery(session.runtime, session.costs, in_flight)
+    server = Server(executors(placements, in_flight), queue=queue, replace=recovery, state_memory=state_memory)
+    server.attend(Adapter(server, recovery))
+    return server
+
+
+def refining(
+    session: Workbench,
+    placements: abc.Sequence[Prepared],
+    limits: Limits,
     *,
     in_flight: int | None,
     queue: int,
-    refine: bool | Limits,
-    on_loss: str,
-    state_memory: float | str | None = None,
+    state_memory: float | None,
 ) -> Server:
-    """Start a server; see :meth:`placeit.workbench.Workbench.serve`."""
-    room = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
-    if not refine:
-        recovery = Recovery(session.runtime, session.costs, in_flight) if on_loss == "replace" else None
-        server = Server(_executors(session, placement, in_flight), queue=queue, replace=recovery, state_memory=room)
-        if recovery is not None:
-            server.attend(Adapter(server, recovery))
-        return server
-    if on_loss == "replace":
-        raise UsageError("A server either refines its placement or places anew what was lost: leave out 'refine' or 'on_loss'.")
-    if placement.replicas:
+    """Start a server that looks for a better placement, within limits, by a small share of the requests.
+
+    Raises:
+        UsageError: costs are not known, or there are replicas.
+        DeviceError: a device exists in simulation only, or has no room.
+    """
+    if len(placements) > 1:
         raise UsageError("A placement with replicas is not refined: one replica would have to be compared with all of them.")
-    limits = refine if isinstance(refine, Limits) else Limits()
     proposals = Proposals(session, in_flight)
     session.output_check()  # prepared before the server starts, as it runs the reference
-    server = Server(_executors(session, placement, in_flight), queue=queue, state_memory=room)
+    server = Server(executors(placements, in_flight), queue=queue, state_memory=state_memory)
     server.attend(Refiner(server, proposals, limits))
     return server
 
 
-def sequence(
-    session: OpenSession, placement: Placement, *, recompute: bool, on_loss: str, state_memory: float | str | None
-) -> Sequence:
-    """Open a sequence on a new server; see :meth:`placeit.workbench.Workbench.sequence`."""
-    server = serve(session, placement, in_flight=1, queue=QUEUE, refine=False, on_loss=on_loss, state_memory=state_memory)
-    try:
-        server.after_sequences = server.close
-        return server.sequence(recompute=recompute)
-    except BaseException:
-        server.close(drain=False)
-        raise
-
-
-def _executors(session: OpenSession, placement: Placement, in_flight: int | None = None) -> list[PlanExecutor]:
-    """Compile the executors of a placement and its replicas."""
-    executors: list[PlanExecutor] = []
-    with contextlib.ExitStack() as stack:
-        for one in placement.every:
-            home = session.home_of(one)
-            plan = home.plan_of(one)
-            best = home.best_in_flight(plan, 0) or None if in_flight is None else in_flight
-            executors.append(to_serve(functools.partial(home.executor, priority=SERVING_PRIORITY), plan, best))
-            stack.callback(executors[-1].close)
-        stack.pop_all()
-    return executors
-
-
-def run_at(
-    session: OpenSession,
-    placement: Placement,
-    traffic: Traffic,
-    *,
-    warmup: int,
-    inputs: Arrays | None,
-    watch: Watch | None = None,
+def measure(
+    placements: abc.Sequence[Prepared], traffic: Traffic, *, warmup: int, inputs: Arrays | None, watch: Watch | None = None
 ) -> RateReport:
-    """Run traffic on a placement and its replicas; see :meth:`placeit.workbench.Workbench.run`."""
+    """Serve traffic by a placement and its replicas, and check the outputs of each before, and of the server after.
+
+    Args:
+        placements: the prepared placement and its replicas.
+        traffic: how requests arrive.
+        warmup: runs of each replica before them that do not count.
+        inputs: by name; None for the session's.
+        watch: given the server, makes a context in which requests arrive; None for no context.
+
+    Raises:
+        UsageError: an input is missing or has the wrong shape.
+        DeviceError: a device exists in simulation only, or has no room.
+        ExecutionError: a device failed, or requests did.
+    """
+    session, placement = placements[0].home, placements[0].placement
     due, given = traffic.times(), given_to(session, inputs)
     check = session.output_check(None if inputs is None else given)
     with contextlib.ExitStack() as stack:
-        executors = [stack.enter_context(executor) for executor in _executors(session, placement)]
-        error = functools.reduce(OutputDifference.worse, [check(executor) for executor in executors])
-        for executor in executors * warmup:
+        opened = [stack.enter_context(executor) for executor in executors(placements)]
+        error = functools.reduce(OutputDifference.worse, [check(executor) for executor in opened])
+        for executor in opened * warmup:
             executor.run(given)
-        server = stack.enter_context(Server(executors, queue=traffic.queue))
-        at_once = sum(executor.in_flight for executor in executors)
+        server = stack.enter_context(Server(opened, queue=traffic.queue))
+        at_once = sum(executor.in_flight for executor in opened)
         with Sampler() as sampler, contextlib.nullcontext() if watch is None else watch(server):
             if due is not None:
                 served = offer(server, given, due)
             else:
                 served = keep_busy(server, given, at_once, requests=traffic.requests, seconds=traffic.until)
-        trace, labels = server.history.trace(), [executor.labels for executor in executors]
+        trace, labels = server.history.trace(), [executor.labels for executor in opened]
         ended = [one for one in server.history.requests() if math.isfinite(one.ended)]
         done = [replace(one, replica=next(k for k, of in enumerate(labels) if of is one.labels)) for one in ended]
         if served.load is None and served.error is not None:
@@ -136,7 +134,7 @@ def run_at(
         failed=error.wrong(session.tolerance),
         cluster=session.cluster,
         trace=trace,
-        plans=[executor.plan for executor in executors],
+        plans=[executor.plan for executor in opened],
         done=done,
         readings=sampler.readings,
     )

@@ -11,6 +11,7 @@ from placeit.core.errors import ExecutionError
 from placeit.core.placement import Placement
 from placeit.devices.kinds import kind_of
 from placeit.session import Session
+from placeit.workbench import Workbench
 from tests.broken_executors import NO_ROOM, broken, devices_of
 
 pytestmark = pytest.mark.usefixtures("steady")
@@ -211,14 +212,14 @@ def test_another_precision_that_fails_has_its_reason_in_the_report(
     cli: Any, tiny: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(kind_of(Device("CPU"))), "other_precision", lambda *_: "bf16")
-    executor = Session.executor
+    executor = Workbench.executor
 
     def failing(self: Session, plan: Any, **options: Any) -> Any:
         if self.precision == "bf16":
             raise ExecutionError("There is no such kernel.")
         return executor(self, plan, **options)
 
-    monkeypatch.setattr(Session, "executor", failing)
+    monkeypatch.setattr(Workbench, "executor", failing)
     result = cli("optimize", tiny, "-d", cores[0], "--budget", 2, "--placer", "heft", "--compare-precisions")
     assert result.exit_code == 0, result.stderr
     assert f"\n{cores[0]} in bf16 (precision): There is no such kernel.\n" in result.stdout

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from placeit.session import Session
+from placeit.workbench import Workbench
 from tests.broken_executors import broken
 
 
 @pytest.fixture
 def three_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have three requests be the best, whatever was measured."""
-    monkeypatch.setattr(Session, "best_in_flight", lambda *_: 3)
+    monkeypatch.setattr(Workbench, "best_in_flight", lambda *_: 3)
 
 
 def test_requests_arrive_at_a_rate_and_their_times_are_shown(

@@ -16,7 +16,7 @@ from placeit.core.interrupts import INTERRUPTED
 from placeit.core.placement import Placement
 from placeit.measuring.measure import Race
 from placeit.profiler.recording import read_recording
-from placeit.session import Session
+from placeit.workbench import running
 
 pytestmark = pytest.mark.usefixtures("steady")
 
@@ -116,7 +116,7 @@ def test_a_search_whose_answer_cannot_be_recorded_is_kept(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(Session, "run", fail)
+    monkeypatch.setattr(running, "measure", fail)
     run, output = tmp_path / "run.json", tmp_path / "p.json"
     asked = ("-d", cores[0], "--budget", 2, "--placer", "heft")
     result = cli("optimize", tiny, *asked, "-o", output, "--record", run)

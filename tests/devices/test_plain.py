@@ -24,6 +24,7 @@ from placeit.optimizer.races import Races
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.session import Session
+from placeit.workbench import Workbench
 from placeit.workbench.options import Constraints
 from tests.broken_executors import taking
 from tests.small_models import inception_like
@@ -166,14 +167,14 @@ def test_a_plain_run_keeps_every_core_set_busy_and_no_core_twice(cache: Cache, d
 
 @pytest.mark.two_cores
 def test_a_plain_device_that_cannot_run_is_out_and_the_others_go_on(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Session.executor
+    original = Workbench.executor
 
     def executor(self: Session, plan: Any, **options: Any) -> Any:
         if self.cluster.names == (PLAIN,):
             raise MemoryError("no room")
         return original(self, plan, **options)
 
-    monkeypatch.setattr(Session, "executor", executor)
+    monkeypatch.setattr(Workbench, "executor", executor)
     monkeypatch.setattr(Races, "_by_itself", lambda *_: None)
     found = found_on_pair(cache)
     assert next(candidate for candidate in found.candidates if candidate.plain).failed == "MemoryError: no room."

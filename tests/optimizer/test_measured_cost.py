@@ -30,6 +30,7 @@ from placeit.optimizer.races import Races
 from placeit.planning.segments import Segmenter
 from placeit.profiler.cache import Cache
 from placeit.session import Session
+from placeit.workbench import Workbench
 from tests.broken_executors import NO_ROOM, Wrapped
 from tests.known_devices import EMPTY_S, Truth, truth
 from tests.small_models import random_model
@@ -73,10 +74,10 @@ def times(rng: np.random.Generator, scale: float) -> dict[str, tuple[float, ...]
 
 def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sessions run on devices of known times, whose outputs are not checked."""
-    original = Session.executor
+    original = Workbench.executor
     monkeypatch.setitem(kinds.KINDS, "known", "tests.known_devices:KIND")
-    monkeypatch.setattr(Session, "executor", lambda *args, **options: Virtual(original(*args, **options)))
-    monkeypatch.setattr(Session, "check_outputs", lambda *_, **__: OutputDifference(0.0, 0.0))
+    monkeypatch.setattr(Workbench, "executor", lambda *args, **options: Virtual(original(*args, **options)))
+    monkeypatch.setattr(Workbench, "check_outputs", lambda *_, **__: OutputDifference(0.0, 0.0))
 
 
 def opened(cache: Cache | None, **fields: Any) -> Session:
@@ -241,14 +242,14 @@ def test_what_fails_is_nan_with_its_reason_and_what_does_not_fit_is_infinite(
     cost(rows)
     assert cost.samples == runs  # what failed is not tried again
 
-    original = Session.executor
+    original = Workbench.executor
 
     def full(self: Session, plan: Any, **options: Any) -> Any:
         if plan.group_devices[group] == 1:
             raise NoRoomError(NO_ROOM)
         return original(self, plan, **options)
 
-    monkeypatch.setattr(Session, "executor", full)
+    monkeypatch.setattr(Workbench, "executor", full)
     fresh = MeasuredCost(session, hopeless=None)
     assert np.isinf(fresh(rows)).tolist() == [True, False, False, True, True, False]
     assert fresh.outcomes(rows)[0].reason == NO_ROOM
@@ -261,7 +262,7 @@ def test_wrong_outputs_have_no_time(session: Session, monkeypatch: pytest.Monkey
         plan = executor.plan
         return OutputDifference(1.0, 1.0) if np.array_equal(plan.group_devices, rows[1]) else OutputDifference(0.0, 0.0)
 
-    monkeypatch.setattr(Session, "check_outputs", check)
+    monkeypatch.setattr(Workbench, "check_outputs", check)
     found = MeasuredCost(session, hopeless=None).outcomes(rows)
     assert [one.source for one in found] == ["measured", "failed", "measured"]
     assert math.isnan(found[1].value)
@@ -281,7 +282,7 @@ def test_what_looks_best_is_checked_after_its_runs_as_well(session: Session, mon
         wrong = after and np.array_equal(plan.group_devices, best)
         return OutputDifference(1.0, 1.0) if wrong else OutputDifference(0.0, 0.0)
 
-    monkeypatch.setattr(Session, "check_outputs", check)
+    monkeypatch.setattr(Workbench, "check_outputs", check)
     cost = MeasuredCost(session, hopeless=None)
     (found,) = cost.outcomes(best[None])
     assert true_seconds(session, best) < 0.9 * min(true_seconds(session, np.full_like(best, d)) for d in range(2))

@@ -25,6 +25,7 @@ from placeit.optimizer.result import Optimized
 from placeit.report import as_text
 from placeit.session import Session
 from placeit.simulator.objectives import energy
+from placeit.workbench import Workbench
 from tests.broken_executors import Wrapped
 from tests.known_devices import EMPTY_S, Truth, truth
 from tests.small_models import random_model
@@ -71,12 +72,12 @@ class Metered(Wrapped):
 @pytest.fixture
 def plug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plug]:
     """Sessions on two devices of known times; d1 takes 1.5 times as long as d0."""
-    rng, original, plug = np.random.default_rng(7), Session.executor, Plug()
+    rng, original, plug = np.random.default_rng(7), Workbench.executor, Plug()
     table = {op: (seconds, 1.5 * seconds, seconds) for op, seconds in zip(OPS, rng.uniform(1e-4, 8e-4, len(OPS)), strict=True)}
     monkeypatch.setattr(Metered, "plug", plug, raising=False)
     monkeypatch.setitem(kinds.KINDS, "known", "tests.known_devices:KIND")
-    monkeypatch.setattr(Session, "executor", lambda *args, **options: Metered(original(*args, **options)))
-    monkeypatch.setattr(Session, "check_outputs", lambda *_, **__: OutputDifference(0.0, 0.0))
+    monkeypatch.setattr(Workbench, "executor", lambda *args, **options: Metered(original(*args, **options)))
+    monkeypatch.setattr(Workbench, "check_outputs", lambda *_, **__: OutputDifference(0.0, 0.0))
     monkeypatch.setattr(energy, "energy_meters", plug.meters)
     truth.append(Truth(table, dict.fromkeys(OPS, (1e-05,) * 3)))
     yield plug

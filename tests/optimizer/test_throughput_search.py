@@ -24,6 +24,7 @@ from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
 from placeit.simulator.simulate import simulate
 from placeit.simulator.throughput import ThroughputCost, bottleneck
+from placeit.workbench import Workbench
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like
 from tests.steady import STEADY
@@ -197,7 +198,7 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
 
 
 def test_fewer_requests_are_in_flight_where_there_is_no_room_for_more(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, asked = Session.executor, []
+    opened, asked = Workbench.executor, []
 
     def executor(self: Session, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
         asked.append(in_flight)
@@ -205,7 +206,7 @@ def test_fewer_requests_are_in_flight_where_there_is_no_room_for_more(cache: Cac
             raise NoRoomError("There is room for one request.")
         return opened(self, plan, in_flight=in_flight)
 
-    monkeypatch.setattr(Session, "executor", executor)
+    monkeypatch.setattr(Workbench, "executor", executor)
     cluster = slowed(allowed_cores()[:1])
     found = placeit.optimize(
         inception_like(),

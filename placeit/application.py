@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,16 +14,13 @@ from numpy.typing import NDArray
 from placeit import backends
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.bundle.files import is_bundle
-from placeit.backends.bundle.manifest import Manifest
 from placeit.backends.bundle.model import BundleModel, open_bundle
-from placeit.core.cluster import Link
-from placeit.core.errors import ExecutionError, PlacementError
-from placeit.core.placement import Placement
+from placeit.core.errors import ExecutionError
 from placeit.measuring.check import OutputDifference
-from placeit.planning.segments import Costs, Plan
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.server import Server
-from placeit.workbench import Workbench
+from placeit.session import Session
+from placeit.workbench.bundled import check_samples, prepare_bundle, renamed
 from placeit.workbench.matching import Devices, Rematch, differences, matched
 from placeit.workbench.options import Constraints, Inputs
 
@@ -54,8 +49,7 @@ class Application:
         self.manifest = model.manifest
         try:
             names, cluster = matched(model.manifest, model.path, rematch, devices)
-            self.placement = _renamed(model.manifest.placement, names)
-            self.session = Workbench(
+            self.session = Session(
                 model,
                 cluster,
                 precision=model.manifest.precision,
@@ -66,28 +60,15 @@ class Application:
             self.differences = tuple(differences(model.manifest, self.session.cluster, names))
             with contextlib.ExitStack() as stack:
                 stack.callback(self.session.close)
-                self._plans = self._planned(names)
-                homes = map(self.session.home_of, self.placement.every)
-                self._programs = [
-                    home.runtime.compiler.compile(plan.programs) for home, plan in zip(homes, self._plans, strict=True)
-                ]
+                self.placement = renamed(model.manifest.placement, names)
+                self._prepared = prepare_bundle(self.session, self.placement, model.manifest, names)
+                self._programs = [one.home.runtime.compiler.compile(one.plan.programs) for one in self._prepared]
                 model.files.wait()
                 stack.pop_all()
         finally:
             model.files.wait()
         self._executor: PlanExecutor | None = None
         self._opening, self._closed = threading.Lock(), False
-
-    def _planned(self, names: Mapping[str, str]) -> list[Plan]:
-        """Plan the placement and its replicas."""
-        for one in self.placement.every:
-            self.session.divide(one, by_segments=True)
-        self.session.take(_costs(self.manifest, self.session, names))
-        try:
-            return [self.session.plan_of(one) for one in self.placement.every]
-        except PlacementError as error:
-            path = self.session.model.path
-            raise PlacementError(f"{path} cannot run here: {error} To run it on other devices, see --rematch.") from error
 
     @classmethod
     def load(
@@ -185,7 +166,8 @@ class Application:
             ExecutionError: the application is closed.
         """
         self._check_open()
-        return self.session.home_of(self.placement).executor(self._plans[0], in_flight=in_flight)
+        first = self._prepared[0]
+        return first.home.executor(first.plan, in_flight=in_flight)
 
     def server(self, **options: Any) -> Server:
         """Start a server, with the options of :meth:`placeit.Session.serve`. The server is a context manager."""
@@ -203,15 +185,7 @@ class Application:
             ExecutionError: the outputs differ by more than :attr:`tolerance`, or a device failed.
         """
         self._check_open()
-        check, worst = self.session.output_check(), OutputDifference(0.0, 0.0)
-        for one in self.placement.every:
-            home = self.session.home_of(one)
-            with home.executor(home.plan_of(one)) as executor:
-                worst = worst.worse(check(executor))
-        why = worst.wrong(self.tolerance)
-        if why is not None:
-            raise ExecutionError(f"{self.session.model.path} does not compute here what it should: {why}")
-        return worst
+        return check_samples(self._prepared)
 
 
 def load(path: str | Path, **options: Any) -> Any:
@@ -226,34 +200,3 @@ def load(path: str | Path, **options: Any) -> Any:
         PlaceitError: an error of one of these two functions.
     """
     return Application.load(path, **options) if is_bundle(path) else backends.load(path, **options)
-
-
-def _renamed(placement: Placement, names: Mapping[str, str]) -> Placement:
-    """Return a placement with its devices renamed."""
-    devices = tuple(names[name] for name in placement.device_names)
-    return replace(
-        placement, device_names=devices, replicas=tuple(replace(one, device_names=devices) for one in placement.replicas)
-    )
-
-
-def _costs(manifest: Manifest, session: Workbench, names: Mapping[str, str]) -> Costs:
-    """Return the costs of the parts, as measured where the bundle was built, if at all; each part runs on its device only."""
-    graph, group_of = manifest.graph, session.grouping.group_of
-    column = {name: d for d, name in enumerate(session.cluster.names)}
-    core = np.full((len(graph), len(column)), np.inf)
-    for one in manifest.placement.every:
-        for name, device in one.as_dict().items():
-            core[graph.index[name], column[names[device]]] = 0.0
-    for v, row in enumerate(manifest.seconds or ()):
-        for needed, seconds in zip(manifest.devices, row, strict=True):
-            if seconds is not None:
-                core[v, column[names[needed.name]]] = seconds
-    of_groups = np.zeros((len(session.grouping.groups), len(column)))
-    np.add.at(of_groups, group_of, core)
-    known = {(names[a], names[b]): Link(bandwidth, latency) for a, b, latency, bandwidth in manifest.links}
-    cluster = replace(session.cluster, links={**known, **session.cluster.links})
-    host = np.zeros(len(column) + 1)
-    for needed, seconds in zip(manifest.devices, manifest.host, strict=False):
-        host[column[names[needed.name]]] = seconds
-    host[-1] = manifest.host[-1] if manifest.host else 0.0
-    return replace(Costs.zero(len(of_groups), cluster), core=of_groups, host=host, shared=manifest.seconds is None)

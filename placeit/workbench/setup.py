@@ -1,0 +1,163 @@
+"""A model, loaded and grouped for the devices of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+
+from placeit import backends
+from placeit.backends.base import Arrays, Model
+from placeit.core.cluster import Cluster, Device
+from placeit.core.placement import Conditions
+from placeit.devices.caps import capped
+from placeit.devices.clusterfile import discover
+from placeit.devices.expected import with_expected
+from placeit.devices.nodes.connection import compression
+from placeit.measuring.check import tolerance_of, tolerance_of_rounding
+from placeit.planning.placing import Placing
+from placeit.profiler.cache import Cache
+from placeit.runtime.compiling import Compiling
+from placeit.runtime.devices.kinds import device_kind
+from placeit.runtime.drivers import drive
+from placeit.workbench.options import Constraints, Inputs, Policy
+
+__all__ = ["Setup"]
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """A model on a cluster, with the options of the session that runs it.
+
+    Attributes:
+        model: the model, with its inputs.
+        cluster: devices as the model's runtimes drive them, with limits of memory.
+        placing: the model's ops in groups, and placements of them.
+        precision: inference precision of every device.
+        tolerance: largest relative error of right outputs.
+        pins: device names by op names or globs of them.
+        memory: bytes of the devices whose memory is limited, by name.
+        expected: devices of nodes that need not be there yet, each with the device that it is taken to be like.
+        cache: where measured costs are kept; None if nowhere.
+        compiling: counts the programs that are compiled; its ``progress`` is told which program is being compiled.
+        spin_s: seconds that threads of devices wait awake for the next segment.
+        policy: guards against measurements that mislead.
+    """
+
+    model: Model
+    cluster: Cluster
+    placing: Placing
+    precision: str
+    tolerance: float
+    pins: Mapping[str, str]
+    memory: Mapping[str, float]
+    expected: Mapping[str, str]
+    cache: Cache | None
+    compiling: Compiling
+    spin_s: float
+    policy: Policy
+
+    @classmethod
+    def of(
+        cls,
+        model: str | Path | Model,
+        devices: str | Sequence[str] | Path | Cluster | None = None,
+        *,
+        precision: str = "f32",
+        inputs: Inputs | Arrays | None = None,
+        constraints: Constraints = Constraints(),
+        cache: Cache | Literal["default"] | None = "default",
+        expected: Mapping[str, str] | None = None,
+        graph: str = "",
+        spin_s: float = 0.0,
+        policy: Policy = Policy(),
+    ) -> Self:
+        """Load a model, find devices, and group the model's ops; :class:`placeit.Session` describes arguments and errors."""
+        given, pins, memory = Inputs.of(inputs), dict(constraints.pins), constraints.memory
+        expected = dict(expected or {})
+        cluster = capped(with_expected(discover(devices, precision=precision), expected), memory)
+        limited = {device.name: device.memory_bytes for device in cluster.devices if device.name in memory}
+        if isinstance(model, Model):
+            loaded = model
+        else:
+            samples = {name: value.shape for name, value in (given.arrays or {}).items() if isinstance(value, np.ndarray)}
+            loaded = backends.load(
+                model, input_shapes=given.shapes, batch=given.batch, sample_shapes=samples, state=given.state
+            )
+        if given.arrays is not None:
+            loaded = loaded.with_inputs(given.arrays)
+        cluster = drive(cluster, loaded)
+        loaded = loaded.prepared(cluster, graph)
+        placing = Placing.of(
+            loaded.graph,
+            cluster.names,
+            pins=pins,
+            max_groups=constraints.max_groups,
+            together=loaded.together,
+            pairs=loaded.pairs,
+            memory=[device.memory_bytes for device in cluster.devices],
+        )
+        return cls(
+            loaded,
+            cluster,
+            placing,
+            precision,
+            _tolerance(loaded, cluster, precision) if constraints.tolerance is None else constraints.tolerance,
+            pins,
+            limited,
+            expected,
+            Cache() if cache == "default" else cache,
+            Compiling(),
+            spin_s,
+            policy,
+        )
+
+    @property
+    def opens_onnx(self) -> bool:
+        """True if there is an ONNX file that ONNX Runtime opens in this precision."""
+        fits = self.precision == "f32" and not self.model.states
+        return fits and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
+
+    @property
+    def conditions(self) -> Conditions:
+        """Conditions under which placements are found; a placement file keeps them."""
+        return Conditions(
+            self.precision,
+            compression() if _is_away(self.cluster) else "none",
+            {spec.name: tuple(spec.sizes(self.model.times)) for spec in self.model.inputs},
+            self.model.caches,
+        )
+
+    def on(self, device: Device, precision: str) -> Self:
+        """Return the same model, in the same groups, on one device alone; pins do not hold there."""
+        model = self.model
+        if device.plain and (form := device_kind(device).whole_file) is not None:
+            model = self.model.whole_file(form)
+        return replace(
+            self,
+            model=model,
+            cluster=Cluster((device,)),
+            placing=self.placing.on(device.name),
+            precision=precision,
+            tolerance=self.tolerance if precision == self.precision else max(self.tolerance, tolerance_of([precision])),
+            pins={},
+            expected={},
+        )
+
+
+def _tolerance(model: Model, cluster: Cluster, precision: str) -> float:
+    """Return the tolerance of outputs, by the types in which a model is computed and sent between nodes."""
+    types = [precision, *(name for name in model.graph.tensor_dtypes if "float" in name)]
+    if model.rounds:
+        types.append("int8")
+    if _is_away(cluster):
+        types.append(compression())
+    return tolerance_of(types) + tolerance_of_rounding(model.graph, model.rounding)
+
+
+def _is_away(cluster: Cluster) -> bool:
+    """Return whether some device is on another node."""
+    return any(device.address is not None and device.address.node for device in cluster.devices)
