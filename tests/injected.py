@@ -15,6 +15,7 @@ Place: TypeAlias = tuple[CodeType, int]
 """Where something is called: a function, and the instruction of it."""
 
 _SURE = ("__exit__", "release")  # of locks, which cannot fail
+_OF_COLLECTOR = ("gc_callback",)  # Hypothesis's, in which an error would be unraisable
 
 
 class Failures:
@@ -80,6 +81,8 @@ class Failures:
         if not self._armed or event not in ("call", "c_call") or caller is None or caller.f_code.co_filename not in self._files:
             return
         if not threading.current_thread().name.startswith(self.threads) or (event == "c_call" and what.__name__ in _SURE):
+            return
+        if frame.f_code.co_name in _OF_COLLECTOR:  # which the interpreter calls anywhere
             return
         place = caller.f_code, caller.f_lasti
         self._seen[place] = count = self._seen.get(place, 0) + 1

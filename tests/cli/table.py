@@ -65,7 +65,7 @@ ROWS = (
     ),
     Row("serve", "MODEL -p PLACEMENT -d DEVICES --port 0", "model.onnx --port 99999", "'--port'", elsewhere=True),
     Row("compare", "MODEL -p PLACEMENT -d DEVICES --runs 2", "model.onnx --runs 0.5", "'--runs'", longer="--runs 50"),
-    Row("explain", "MODEL -p PLACEMENT -d DEVICES", "model.onnx", "'--placement'", longer="--no-cache", silent=True),
+    Row("explain", "MODEL -p PLACEMENT -d DEVICES", "model.onnx --worst 0", "'--worst'", longer="--no-cache", silent=True),
     Row(
         "diff",
         "MODEL PLACEMENT OTHER -d DEVICES --measure --runs 2",
