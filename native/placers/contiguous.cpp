@@ -147,8 +147,8 @@ double contiguous_split(const Tables& tables, Span<const std::int32_t> order, Sp
     }
     const double best = least[(states - 1) * count + end];
     if (best == infinity) return best;
-    std::vector<std::size_t> left;
-    for (const DeviceClass& kind : classes) left.push_back(kind.size());
+    std::vector<std::size_t> left(classes.size());
+    for (std::size_t k = 0; k < classes.size(); ++k) left[k] = classes[k].size();
     for (std::size_t s = states - 1, j = end; j > 0;) {
         const LastRun& run = last[s * count + j];
         const auto k = static_cast<std::size_t>(run.kind);
