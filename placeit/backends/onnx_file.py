@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placeit.core.errors import FileError, ModelError
+from placeit.core.protobuf import LENGTH_DELIMITED, message_fields
 
 if TYPE_CHECKING:
     import onnx
@@ -296,33 +297,8 @@ def _protobuf_fields(data: mmap.mmap, at: int, end: int, last: frozenset[int] = 
 
     Stops at invalid data, and at the first field whose number is in ``last``.
     """
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while at < end:
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80 or shift > 63:
-                break
-        return value
-
-    while at < end:
-        tag = varint()
-        if tag >> 3 in last:
+    for number, kind, start, stop in message_fields(data, at, end):
+        if number in last:
             return
-        match tag & 7:
-            case 0:
-                varint()
-            case 1:
-                at += 8
-            case 2:
-                size = varint()
-                yield tag >> 3, at, min(at + size, end)
-                at += size
-            case 5:
-                at += 4
-            case _:
-                return
+        if kind == LENGTH_DELIMITED:
+            yield number, start, stop

@@ -14,6 +14,7 @@ import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError, Message
 
+from placeit.core.protobuf import LENGTH_DELIMITED, message_fields
 from placeit.serve.arriving import Room
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid, none_of
 from placeit.serve.sequences import Asked
@@ -146,50 +147,25 @@ def _check_bounds(sent: bytes, kind: Any) -> None:
 
     Raises:
         RefusedError: it has too many fields, or too many bytes that are no raw contents.
-        DecodeError: it is no protobuf.
     """
-    fields, typed = 0, len(sent)
+    count, typed = 0, len(sent)
     todo = [(0, len(sent), kind)]
     while todo:
         at, end, kind = todo.pop()
         known = kind.fields_by_number
-        while at < end:
-            fields += 1
-            if fields > _FIELDS:
+        for number, wire, start, stop in message_fields(sent, at, end):
+            count += 1
+            if count > _FIELDS:
                 raise invalid(f"This request has more than {_FIELDS} fields: send tensors as raw contents.")
-            tag, at = _varint(sent, at)
-            field = known.get(tag >> 3)
-            match tag & 7:
-                case 0:
-                    _, at = _varint(sent, at)
-                case 1:
-                    at += 8
-                case 2:
-                    size, at = _varint(sent, at)
-                    if field is not None and field.message_type is not None:
-                        todo.append((at, min(at + size, end), field.message_type))
-                    elif field is not None and field.name == "raw_input_contents":
-                        typed -= size
-                    at += size
-                case 5:
-                    at += 4
-                case _:
-                    raise DecodeError
+            field = known.get(number)
+            if field is None or wire != LENGTH_DELIMITED:
+                continue
+            if field.message_type is not None:
+                todo.append((start, stop, field.message_type))
+            elif field.name == "raw_input_contents":
+                typed -= stop - start
     if typed > _TYPED_BYTES:
         raise RefusedError(Status.TOO_LARGE, f"At most {_TYPED_BYTES} bytes of a request may be other than raw contents.")
-
-
-def _varint(sent: bytes, at: int) -> tuple[int, int]:
-    """Read a number at an offset; return it with the offset of what follows. Raises DecodeError."""
-    found = shift = 0
-    while shift < 64 and at < len(sent):
-        byte = sent[at]
-        at += 1
-        found |= (byte & 127) << shift
-        if byte < 128:
-            return found, at
-        shift += 7
-    raise DecodeError
 
 
 def _authorization(context: Any) -> bytes:

@@ -1,0 +1,50 @@
+"""Read the fields of messages in protobuf's wire format, without a description of the messages and without copies."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+
+__all__ = ["LENGTH_DELIMITED", "message_fields"]
+
+LENGTH_DELIMITED = 2
+"""Wire type of texts, bytes, messages and packed numbers."""
+
+
+def message_fields(data: bytes | mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (number, wire type, start, end) of each field of a message, which may be damaged: stop at invalid data.
+
+    Args:
+        data: holds the message.
+        at: offset of the message.
+        end: offset behind it; no field ends behind it.
+    """
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while at < end:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80 or shift > 63:
+                break
+        return value
+
+    while at < end:
+        tag = varint()
+        match tag & 7:
+            case 0:
+                start = at
+                varint()
+            case 1:
+                start, at = at, at + 8
+            case 2:
+                size = varint()
+                start, at = at, at + size
+            case 5:
+                start, at = at, at + 4
+            case _:
+                return
+        yield tag >> 3, tag & 7, start, min(at, end)
