@@ -76,6 +76,11 @@ class Room:
         """Let a request take more room. Raises RefusedError if there is too little, and no slow request gives way."""
         arrival.size += size
         self._left -= size
+        if self._left < 0:
+            self._make_room(arrival)
+
+    def _make_room(self, arrival: Arrival) -> None:
+        """Refuse slow requests, but not this one, until there is room. Raises RefusedError if there is still too little."""
         now = asyncio.get_running_loop().time()
         for other in [*self._arriving]:
             if self._left >= 0 or now - other.since < _FAIR_S:
