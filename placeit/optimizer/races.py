@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,14 +20,10 @@ from placeit.measuring.measure import FAILURES, FEWEST, WARMUP, Measurement, Rac
 from placeit.optimizer.candidates import Candidate, Raced
 from placeit.optimizer.checks import OutputChecks
 from placeit.optimizer.deployed import ReferenceRun
-from placeit.optimizer.ledger import COMPILING, Ledger
+from placeit.optimizer.ledger import COMPILING
 from placeit.optimizer.runner import Runner
 from placeit.optimizer.runs import Runs
 from placeit.optimizer.state import Ran
-from placeit.optimizer.story import Story
-from placeit.profiler.costs import Progress
-from placeit.simulator.objectives.base import Objective
-from placeit.workbench import Workbench
 
 __all__ = ["Races", "too_late"]
 
@@ -40,27 +37,21 @@ class Races(Runs):
         session, objective, deadline, seed, progress, ledger, story: as for :class:`Runs`.
 
     Attributes:
-        checks: the checks of outputs.
         warmup: runs of each candidate before a race that do not count.
         duration: most seconds of a race.
         twice: whether outputs are checked after a race as well as before it.
         running_s: seconds of all races without the opening of executors: runs, and the work between them.
     """
 
-    def __init__(
-        self,
-        session: Workbench,
-        objective: Objective,
-        deadline: float,
-        seed: int,
-        progress: Progress | None,
-        ledger: Ledger | None = None,
-        story: Story | None = None,
-    ) -> None:
-        super().__init__(session, objective, deadline, seed, progress, ledger, story)
-        self.checks = OutputChecks(self)
-        self.warmup, self.duration, self.twice = WARMUP, math.inf, True
-        self.running_s = 0.0
+    warmup = WARMUP
+    duration = math.inf
+    twice = True
+    running_s = 0.0
+
+    @functools.cached_property
+    def checks(self) -> OutputChecks:
+        """The checks of outputs."""
+        return OutputChecks(self)
 
     @staticmethod
     def anchor_of(singles: Sequence[Candidate], incumbent: Candidate | None, otherwise: Candidate) -> Candidate:
