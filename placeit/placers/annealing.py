@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from placeit.simulator.throughput import ThroughputCost
 
 __all__ = ["Annealing"]
 
-_SPLITS = 8  # contiguous splits among the starts
+_SPLITS = 8  # orders whose contiguous splits are among the starts
 _SLICE, _SIZE = 5000, 256  # steps between two checks of the deadline, for up to _SIZE ops and edges; fewer for larger graphs
 
 
@@ -64,7 +63,7 @@ class Annealing:
         begin = starts(problem, links_of(cost), deadline)
         busiest = isinstance(cost, ThroughputCost)
         if busiest or not problem.single_devices:  # list schedules are for one request, and know little of full memories
-            begin = np.stack([*begin, *islice(splits(problem, seed, busiest=busiest, deadline=deadline), _SPLITS)])
+            begin = np.stack([*begin, *splits(problem, seed, _SPLITS, busiest=busiest, deadline=deadline)])
         return self._from(begin, problem, cost, seed, budget, deadline)
 
     def refine(

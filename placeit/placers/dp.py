@@ -51,19 +51,22 @@ class Dp:
         count = self.orders if evaluations is None else min(self.orders, max(1, evaluations))
         busiest = isinstance(cost, ThroughputCost)
         found = Incumbent(cost, 0 if count == 1 else evaluations, deadline)
-        for split in islice(splits(problem, seed, busiest=busiest, deadline=deadline), count):
+        for split in splits(problem, seed, count, busiest=busiest, deadline=deadline):
             found.offer(split[None])
         if hasattr(found, "placement"):
             return found.placement
         return Heft().plan(problem, links_of(cost)).placement
 
 
-def splits(problem: Problem, seed: int, *, busiest: bool, deadline: float | None = None) -> Iterator[NDArray[np.int32]]:
-    """Yield the best contiguous split of one topological order after the other, ``int32[V]``, until the deadline, if any.
+def splits(
+    problem: Problem, seed: int, orders: int, *, busiest: bool, deadline: float | None = None
+) -> Iterator[NDArray[np.int32]]:
+    """Yield the best contiguous split of one topological order after the other, ``int32[V]``, if it has one that can run.
 
     Args:
         problem: the problem.
         seed: of random orders.
+        orders: most orders to split.
         busiest: whether a split minimises the seconds of its busiest device, else the seconds of one request.
         deadline: when to stop, by :func:`placeit.core.clock.now`; None for no limit.
     """
@@ -71,7 +74,7 @@ def splits(problem: Problem, seed: int, *, busiest: bool, deadline: float | None
     most = min(_BORDERS, max(2, int((2 * _STEPS / (states * (kinds.max() + 1))) ** 0.5)))
     cost = _core.SplitCost.busiest if busiest else _core.SplitCost.sum
     tables = compiled(problem)
-    for order in _orders(problem, np.random.default_rng(seed)):
+    for order in islice(_orders(problem, np.random.default_rng(seed)), orders):
         place = np.empty(len(problem), np.int32)
         if np.isfinite(_core.contiguous_split(tables, order, _borders(problem, order, most), kinds, cost, place)):
             yield place

@@ -109,7 +109,7 @@ def test_a_long_graph_on_many_devices_is_split_too(unlike: int) -> None:
 def test_annealing_starts_from_splits_where_one_request_is_not_all() -> None:
     problem = problem_of(5, 40, 4, alike=True)
     cost = ThroughputCost(problem)
-    best = min(float(cost(split)[0]) for split, _ in zip(splits(problem, 0, busiest=True), range(8), strict=False))
+    best = min(float(cost(split)[0]) for split in splits(problem, 0, 8, busiest=True))
     assert float(cost(Annealing(evaluations=100).place(problem, cost, seed=0, evaluations=None))[0]) <= best
 
 
