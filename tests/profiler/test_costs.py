@@ -49,7 +49,7 @@ class _Core:
 
 def answering(monkeypatch: pytest.MonkeyPatch, **lacking: set[str]) -> _Core:
     fake = _Core(lacking)
-    monkeypatch.setattr("placeit.runtime.devices.openvino.openvino_core", lambda: fake)
+    monkeypatch.setattr("placeit.runtime.kinds.openvino.openvino_core", lambda: fake)
     return fake
 
 
