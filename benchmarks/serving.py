@@ -161,7 +161,7 @@ _TROUBLES: dict[str, Callable[[_Load], object]] = {
     "set by its owner": _set,
     "an error of a callback": _called(ValueError),
     "an exit in a callback": _called(SystemExit),
-    "no memory to count an answer": _fails(lambda load: load.server, "_count", MemoryError, 0),
+    "no memory to count an answer": _fails(lambda load: load.server, "_record", MemoryError, 0),
     "no memory to tell of an answer": _fails(lambda load: load.server, "tell", MemoryError, 0),
     "a bell that fails": _fails(lambda _: Bell, "wait", OSError, 0),
     "a queue that fails": _fails(lambda load: load.server, "take", MemoryError, 0),
