@@ -18,7 +18,7 @@ from placeit.core.views import Closable, Watched
 from placeit.runtime.calls import check_process
 from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.serving.answers import Answer, Outputs, fail, too_late
+from placeit.serving.answers import Answer, Outputs, Pending, fail, too_late
 from placeit.serving.attendant import Attendant
 from placeit.serving.refining import Refinement
 from placeit.serving.replacing import Replacing
@@ -157,8 +157,7 @@ class Server(Replacing, Watched):
             outcomes, latency_s, busy = history.outcomes.copy(), history.latency_s, history.busy.copy()
             waiting, replicas = self.waiting, self._replicas
             sequences, state_bytes = len(self.sequences), self.sequences.bytes
-            flying = len(self.queued.flying()) + sum(len(replica.flying) for replica in replicas)
-            in_flight = 0 if self._over else flying
+            in_flight = 0 if self._over else len(self._flying())
         devices = {device.name: device for replica in replicas for device in replica.executor.devices()}
         for name in busy:
             devices.setdefault(name, DeviceStats(name))
@@ -214,6 +213,12 @@ class Server(Replacing, Watched):
             raise ExecutionError("A callback of one of its futures cannot close a server, which waits for that to end.")
         apart(functools.partial(self._close, drain, timeout))
 
+    def _flying(self) -> list[Pending]:
+        """Return the requests in flight that are not counted yet; with the lock."""
+        found = [request for replica in self._replicas for request in replica.flying]
+        queued = [self._submitted.get(submission) for submission in self.queued.flying()]
+        return found + [request for request in queued if request is not None and not request.over]
+
     def _close(self, drain: bool, timeout: float | None) -> None:
         """Close the server, on a thread where no signal handler raises; several threads may do so at once."""
         with self._lock:
@@ -233,8 +238,7 @@ class Server(Replacing, Watched):
         with self._lock:
             left = self._drop()
             if not self._over:
-                flying = [request for replica in self._replicas for request in replica.flying]
-                flying += [self._submitted[submission] for submission in self.queued.flying()]
+                flying = self._flying()
                 self._history.outcomes["failed"] += len(flying)
                 left += flying
             self._over = True
