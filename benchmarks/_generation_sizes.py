@@ -36,7 +36,7 @@ from placeit.workbench.options import Inputs
 
 __all__ = ["encoder", "soak"]
 
-_LENGTHS, _LONGEST = (16, 4), 512
+_LENGTHS, _MOST_WORDS = (16, 4), 512
 """Number of lengths, in full and quick, and the largest length."""
 _ROUNDS, _WORDS = (20, 6), 256
 _REQUESTS = (10_000, 300)
@@ -57,14 +57,14 @@ def encoder(args: Args, report: Report) -> None:
     model = models.build_model("bert_base", seed=args.seed)
     if args.quick:
         model.layers, model.words = model.layers[:1], torch.nn.Embedding(_WORDS, model.words.embedding_dim)  # type: ignore[index]
-    lengths = random.choice(np.arange(1, _LONGEST + 1), _LENGTHS[args.quick], replace=False).tolist()
+    lengths = random.choice(np.arange(1, _MOST_WORDS + 1), _LENGTHS[args.quick], replace=False).tolist()
     ratios, errors = [], []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         examples = models.example_inputs("bert_base")
         examples["input_ids"] %= _WORDS
         axes = {name: {0: "batch", 1: "tokens"} for name in examples}
         path = models.write_onnx(model, Path(folder) / "bert.onnx", examples, ["hidden", "pooled"], axes=axes)
-        sizes = {name: (1, SizeRange(1, _LONGEST, (128,))) for name in examples}
+        sizes = {name: (1, SizeRange(1, _MOST_WORDS, (128,))) for name in examples}
         session = stack.enter_context(Session(path, [f"CPU@{first}"], inputs=Inputs(shapes=sizes), cache=None))
         server = stack.enter_context(session.serve(in_segments(session, [0] * len(session.grouping.groups))))
         thread = stack.enter_context(bound_thread(first))

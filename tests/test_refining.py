@@ -48,14 +48,14 @@ def _background_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def session(cache: Cache, request: pytest.FixtureRequest) -> Iterator[Session]:
-    """The second device takes twenty times as long, unless a test says otherwise."""
+def session(cache: Cache) -> Iterator[Session]:
+    """The second device takes twenty times as long."""
     if len(CORES) < 2:
         pytest.skip("needs two CPU cores")
     fast, slow = discover(CORES).devices
-    slow = replace(slow, slowdown=getattr(request, "param", 20.0))
+    slow = replace(slow, slowdown=20.0)
     with Session(inception_like(), Cluster((fast, slow)), cache=cache) as opened:
-        opened.profile(budget_s=3 if hasattr(request, "param") else 30)
+        opened.profile(budget_s=30)
         yield opened
 
 
@@ -141,12 +141,11 @@ def test_a_worse_candidate_never_wins(session: Session, monkeypatch: pytest.Monk
         assert set(server.plan.placement) == {0}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("session", [100.0], indirect=True)
-def test_a_candidate_that_holds_up_others_is_dropped_and_tried_three_times_at_most(
+def test_a_candidate_during_which_others_take_longer_is_dropped_and_tried_three_times_at_most(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the candidate is on the slowed device, and the requests beside it wait for the other device in that time."""
+    """With a factor below 1, which no user can set, any time of the other requests is too long."""
+    monkeypatch.setattr("placeit.workbench.refining.Trial", lambda before, tail: Trial(before, tail=1e-9))
     propose(monkeypatch, lambda: split(session))
     with session.serve(on(session, 0), refine=Limits(core=1)) as server:
         serve_many(server, session, "took longer")
@@ -154,11 +153,10 @@ def test_a_candidate_that_holds_up_others_is_dropped_and_tried_three_times_at_mo
         assert (first.tried, first.switches) == (1, 0)
         assert first.before is not None
         assert first.others is not None
-        assert first.others[0] > 1.1 * first.before[0]
         assert first.ratio is None  # it was over before that was known
         serve_many(server, session, "no other placement")
         last = refinement(server)
-        assert last.tried <= 3
+        assert last.tried == 3
         assert last.switches == 0
         assert last.explored * 20 <= last.requests
         assert groups_of(server.plan) == [0] * len(session.grouping.groups)

@@ -79,7 +79,7 @@ def test_every_command_that_measures_takes_inputs(cli: Any, picky: Path, valid: 
     for command in ("profile", "optimize", "run", "compare"):
         asked = arguments(command, picky, ",".join(cores), valid.parent)
         result = cli(*asked, "--inputs", valid, "--json")
-        assert result.exit_code == 0, result.stderr
+        assert result.exit_code == 0, (command, result.stderr, result.stdout[-1500:])
         data = json.loads(result.stdout)
         for checked in data.get("candidates", [data] if command == "run" else []):
             assert checked["output_error"]["max_abs"] in (0.0, None)

@@ -71,7 +71,7 @@ class OwnModeRunner:
     def set_inputs(self, inputs: Arrays) -> None:
         """Set inputs, by name, for every request; a single request gets them again in each run, as from a caller."""
         ov = import_openvino()
-        self._given = {index: np.ascontiguousarray(inputs[spec.name]) for index, spec in enumerate(self._model.inputs)}
+        self._given = {index: np.require(inputs[spec.name], requirements="C") for index, spec in enumerate(self._model.inputs)}
         for request in self._requests:
             for index in self._given:
                 request.set_input_tensor(index, ov.Tensor(self._given[index]))

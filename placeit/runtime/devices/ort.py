@@ -61,7 +61,7 @@ class _OpenBuffer(HostBuffer):
 
     def take(self, value: NDArray[np.generic]) -> None:
         """Hold a value from now on."""
-        data = np.ascontiguousarray(value).view(self.spec.dtype)  # NumPy may have two types of 64 bits
+        data = np.require(value, requirements="C").view(self.spec.dtype)  # NumPy may have two types of 64 bits
         self.tensor = import_openvino().Tensor(data, shared_memory=True)
 
 

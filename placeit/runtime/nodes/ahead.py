@@ -109,7 +109,7 @@ class RemoteBuffer:
 
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy a value into the buffer. Raises DeviceError."""
-        self.device.ask("fill", self.number, np.ascontiguousarray(value))
+        self.device.ask("fill", self.number, np.require(value, requirements="C"))
 
     def blank(self, sentinel: int) -> None:
         """Fill the memory. Raises DeviceError."""
