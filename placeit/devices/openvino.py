@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
     "computes_in",
     "explaining",
     "openvino_core",
+    "supported_nodes",
     "target_name",
     "what_openvino_says",
     "writable_properties",
@@ -57,6 +59,20 @@ def compile_model(model: Any, device: Device, precision: str, *, identity: str =
     with explaining(f"OpenVINO cannot compile a model for {device.name}"):
         config = compile_properties(device, precision) | properties
         return compile_cached(openvino_core(), model, target_name(device), config, identity)
+
+
+_ANSWERS: weakref.WeakKeyDictionary[Any, dict[tuple[Any, str], frozenset[str]]] = weakref.WeakKeyDictionary()
+
+
+def supported_nodes(model: Any, target: str) -> frozenset[str]:
+    """Return the friendly names of the nodes of an ``openvino.Model`` that a plugin says it runs; each is asked once.
+
+    Raises OpenVINO's errors.
+    """
+    answers, core = _ANSWERS.setdefault(model, {}), openvino_core()
+    if (core, target) not in answers:
+        answers[core, target] = frozenset(core.query_model(model, target))
+    return answers[core, target]
 
 
 def target_name(device: Device) -> str:

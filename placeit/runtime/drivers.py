@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from placeit.devices.names import hardware_kind
 from placeit.runtime.devices.kinds import device_kind
 
 __all__ = ["choose_driver", "drive"]
+
+_LOG = logging.getLogger("placeit")
 
 
 def choose_driver(device: Device, formats: frozenset[Format], path: Path, why: str = "") -> Device:
@@ -27,7 +30,7 @@ def choose_driver(device: Device, formats: frozenset[Format], path: Path, why: s
         device: the device as it was found.
         formats: formats of the model.
         path: path of the model, for the error.
-        why: why OpenVINO does not run the model, for the error; empty if it does, or if the file makes that clear.
+        why: why OpenVINO does not run the model, as a sentence; empty if it does, or if the file makes that clear.
 
     Raises:
         DeviceError: nothing runs such a model there; says what to do.
@@ -42,7 +45,7 @@ def choose_driver(device: Device, formats: frozenset[Format], path: Path, why: s
             return replace(device, kind=name, driver=other.driver(device))
     if formats == {"onnx"} and "onnx" not in kind.formats:
         raise DeviceError(
-            f"{device.name} cannot run {path}, as OpenVINO cannot read it: {why}. ONNX Runtime runs it: choose CPU core "
+            f"{device.name} cannot run {path}: {why}. ONNX Runtime runs it: choose CPU core "
             "sets or its devices, as in -d ort:CPU or -d ort:CPU@0,ort:CPU@1."
         )
     if where.node and "openvino" not in formats:
@@ -61,15 +64,32 @@ def choose_driver(device: Device, formats: frozenset[Format], path: Path, why: s
 def drive(cluster: Cluster, model: Model) -> Cluster:
     """Return a cluster with the driver of each device chosen for a model; see :func:`choose_driver`.
 
+    Devices that cannot run the model are left out, with a warning each. If OpenVINO does not run it, so are core sets that are
+    in the cluster for ONNX Runtime as well.
+
     Raises:
-        DeviceError: a device cannot run the model; two core sets have the same cores and the same runtime; or a device runs
+        DeviceError: no device can run the model; two core sets have the same cores and the same runtime; or a device runs
             fixed sizes only, and sizes of the model are open.
     """
     why = model.why if isinstance(model, NotByOpenVino) else ""
-    devices = tuple(choose_driver(device, model.formats, model.path, why) for device in cluster.devices)
-    for device, other in itertools.combinations((device for device in devices if device.core_set), 2):
-        one, two = device.where, other.where
-        if device.kind == other.kind and one != two and replace(one, runtime="") == replace(two, runtime=""):
+    chosen: list[Device] = []
+    refused: dict[str, DeviceError] = {}
+    for device in cluster.devices:
+        try:
+            driven = choose_driver(device, model.formats, model.path, why)
+            if why and driven.kind != device.kind and any(_are_one(driven, other) for other in cluster.devices):
+                raise DeviceError(f"{device.name} cannot run {model.path}: {why}.")
+            chosen.append(driven)
+        except DeviceError as error:
+            refused[device.name] = error
+    if not chosen:
+        raise next(iter(refused.values()))
+    for name, reason in refused.items():
+        _LOG.warning("%s is left out. %s", name, reason)
+    links = {ends: link for ends, link in cluster.links.items() if refused.keys().isdisjoint(ends)}
+    devices = tuple(chosen)
+    for device, other in itertools.combinations(devices, 2):
+        if _are_one(device, other):
             raise DeviceError(
                 f"For {model.path} the devices '{device.name}' and '{other.name}' are one: the same cores, the same runtime. "
                 "Leave one of them out."
@@ -82,4 +102,11 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
             )
     if len(devices) == 1 and devices[0].core_set and not devices[0].emulated and kind_of(devices[0]).whole_file:
         devices = (replace(devices[0], plain=True),)
-    return replace(cluster, devices=devices)
+    return replace(cluster, devices=devices, links=links)
+
+
+def _are_one(device: Device, other: Device) -> bool:
+    """Return whether two core sets with different addresses are the same cores, driven by the same runtime."""
+    if device.kind != other.kind or not (device.core_set and other.core_set) or device.address == other.address:
+        return False
+    return replace(device.where, runtime="") == replace(other.where, runtime="")

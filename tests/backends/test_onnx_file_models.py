@@ -258,6 +258,57 @@ def test_what_openvino_cannot_read_runs_on_core_sets_and_is_refused_for_its_othe
         choose_driver(gpu, model.formats, path, model.why)
 
 
+def gathered(path: Path) -> Path:
+    """A Slice before a GatherElements on another axis, of which OpenVINO reads both and compiles neither."""
+    inputs = [info("x", FLOAT, [1, 64, 9]), info("idx", INT, [1, 5, 4])]
+    nodes = [
+        node("Relu", ["x"], ["t"], name="t"),
+        node("Slice", ["t", "zero", "four", "two"], ["few"], name="few"),
+        node("GatherElements", ["few", "idx"], ["y"], axis=1, name="y"),
+    ]
+    held = {"zero": np.array([0]), "four": np.array([4]), "two": np.array([2])}
+    return save(path, nodes, inputs, [info("y", FLOAT, [1, 5, 4])], held)
+
+
+@pytest.mark.parametrize(
+    ("devices", "used"),
+    [(None, None), ("CPU", ["CPU"]), ("CPU,ort:CPU", ["ort:CPU"]), (f"ort:CPU@{CORES[0]},CPU@{CORES[-1]}", None)],
+    ids=str,
+)
+def test_what_openvino_reads_and_cannot_compile_runs_in_onnx_runtime(
+    devices: str | None, used: list[str] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = gathered(tmp_path / "model.onnx")
+    inputs = {"x": weights(1, 64, 9), "idx": RNG.integers(0, 64, (1, 5, 4))}
+    with Session(path, devices, inputs=inputs, cache=None) as session:
+        assert {device.kind for device in session.cluster.devices} == {"ort"}
+        assert used in (None, list(session.cluster.names))
+        assert ("CPU is left out. CPU cannot run" in caplog.text) == (devices == "CPU,ort:CPU")
+        with session.executor(session.plan_of(each_apart(session))) as executor:
+            outputs = executor.run(inputs)
+    np.testing.assert_array_equal(outputs["y"], plainly(path, inputs)["y"])
+
+
+def test_what_onnx_runtime_cannot_run_is_checked_against_openvino(tmp_path: Path) -> None:
+    """ONNX Runtime's CPU has no MatMul of bfloat16."""
+    held = [helper.make_tensor(name, TensorProto.BFLOAT16, [16, 16], weights(256).tolist()) for name in ("w", "v")]
+    nodes = [
+        node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16),
+        node("MatMul", ["b", "w"], ["c"]),
+        node("Relu", ["c"], ["d"]),
+        node("MatMul", ["d", "v"], ["e"]),
+        node("Cast", ["e"], ["y"], to=FLOAT),
+    ]
+    graph = helper.make_graph(nodes, "graph", [info("x", FLOAT, [2, 16])], [info("y", FLOAT, [2, 16])], held)
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    with Session(path, f"ort:CPU@{CORES[0]},CPU@{CORES[-1]}", cache=None) as session:
+        on_openvino = np.full(len(session.grouping.groups), 1)
+        plan = Segmenter(session.grouping, Costs.zero(len(on_openvino), session.cluster)).plan(on_openvino)
+        with session.executor(session.plan_of(session.placement(on_openvino, plan))) as executor:
+            assert session.check_outputs(executor).wrong(session.tolerance) is None
+
+
 def test_an_input_that_is_no_tensor_is_refused_at_once(tmp_path: Path) -> None:
     ends = [
         [helper.make_value_info(name, helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2])))]

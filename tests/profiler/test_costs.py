@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from collections.abc import Callable
@@ -48,8 +49,9 @@ class _Core:
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, **lacking: set[str]) -> _Core:
+    importlib.import_module("placeit.runtime.kinds.openvino")  # or else, loaded meanwhile, it would keep the fake
     fake = _Core(lacking)
-    monkeypatch.setattr("placeit.runtime.kinds.openvino.openvino_core", lambda: fake)
+    monkeypatch.setattr("placeit.devices.openvino.openvino_core", lambda: fake)
     return fake
 
 

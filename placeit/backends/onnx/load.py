@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,14 +10,16 @@ from pathlib import Path
 from placeit.backends.base import Model
 from placeit.backends.onnx.whole import FromOnnxFile
 from placeit.backends.openvino.inputs import OpenSizesError, Sizes
+from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.reader import UNKNOWN_OPS, check_readable, read
 from placeit.backends.openvino.state import StateOption
 from placeit.core.cluster import Cluster
-from placeit.core.errors import DeviceError, ModelError
+from placeit.core.errors import DeviceError, ModelError, NoRoomError
 from placeit.core.extras import install
 from placeit.core.sizes import SizeRange
 from placeit.devices.kinds import kind_of
 from placeit.devices.onnxruntime import has_onnxruntime
+from placeit.devices.openvino import explaining, supported_nodes
 
 __all__ = ["OpenVinoOnnxModel", "load"]
 
@@ -44,7 +47,7 @@ def load(
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
     state: StateOption = None,
 ) -> Model:
-    """Read an ONNX file by OpenVINO or, if OpenVINO cannot, by ONNX Runtime, for devices of ONNX Runtime only.
+    """Read an ONNX file by OpenVINO or, if OpenVINO cannot read or compile it, by ONNX Runtime, for its devices only.
 
     Args:
         path: the file.
@@ -64,7 +67,6 @@ def load(
         model = read(path, sizes, state)
         if model.states:  # the file has other inputs, and ONNX Runtime keeps no state between runs
             return model
-        return OpenVinoOnnxModel(**{field.name: getattr(model, field.name) for field in fields(model)})
     except OpenSizesError:
         raise
     except ModelError as error:
@@ -78,7 +80,7 @@ def load(
         why = str(error).removeprefix(f"Cannot read a model from {path}: ").removeprefix(f"{path}: ")
         why = why.replace(UNKNOWN_OPS, "it does not know the ops ").rstrip(".")
         try:
-            return read_onnx(path, sizes, why)
+            return read_onnx(path, sizes, f"OpenVINO cannot read it: {why}")
         except OpenSizesError:
             raise
         except (ModelError, DeviceError, ValueError, TypeError, LookupError) as other:
@@ -86,3 +88,21 @@ def load(
             said = str(other).removeprefix(f"Cannot read a model from {path}: ")
             more = f" Nor does ONNX Runtime: {said}" if UNKNOWN_OPS in str(error) and isinstance(other, ModelError) else ""
             raise ModelError(f"{error}{more}") from error.__cause__
+    if (why := _why_not_compiled(model)) and has_onnxruntime():
+        from placeit.backends.onnx.model import read_onnx
+
+        with contextlib.suppress(ModelError, DeviceError):
+            return read_onnx(path, sizes, why)
+    return OpenVinoOnnxModel(**{field.name: getattr(model, field.name) for field in fields(model)})
+
+
+def _why_not_compiled(model: OpenVinoModel) -> str:
+    """Return why OpenVINO's CPU plugin refuses the model as a whole; empty if it does not."""
+    try:
+        with explaining("OpenVINO cannot compile it"):
+            supported_nodes(model.ov_model, "CPU")
+    except NoRoomError:  # a matter of the machine
+        return ""
+    except DeviceError as error:
+        return str(error).rstrip(".")
+    return ""

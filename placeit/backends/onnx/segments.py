@@ -34,12 +34,19 @@ class OnnxModel(FromOnnxFile, JoinedModel):
         return for_onnxruntime(self, cluster, graph) if takes else self
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
-        """Return a function that runs the whole model in ONNX Runtime, since OpenVINO's integers have 32 bits only."""
+        """Return a function that runs the whole model in ONNX Runtime, since OpenVINO's integers have 32 bits only.
+
+        If ONNX Runtime cannot run it, OpenVINO does, unless operators on quantised numbers are not the same there.
+
+        Raises:
+            DeviceError: neither runtime can run it.
+        """
         try:
             return self.whole_file("onnx").reference(device, precision)
         except DeviceError:  # of the unchanged file; the model in memory has no repeated names, for example
             if self.parts.covers:
-                return JoinedModel.reference(self, device, precision)
+                with contextlib.suppress(DeviceError):
+                    return JoinedModel.reference(self, device, precision)
             if self.rounds and has_onnxruntime():
                 raise
             return OpenVinoModel.reference(self, device, precision)

@@ -15,7 +15,7 @@ from placeit.core.nearest import nearest
 from placeit.core.telemetry import import_openvino
 from placeit.devices.host import allowed_cores, memory_bytes
 from placeit.devices.opencl import driver_versions
-from placeit.devices.openvino import explaining, openvino_core, target_name, what_openvino_says
+from placeit.devices.openvino import explaining, openvino_core, supported_nodes, target_name, what_openvino_says
 from placeit.devices.trial import why_unusable
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kinds import DeviceKind
@@ -46,7 +46,7 @@ class DrivenByOpenVino(DeviceKind):
         """Return the ops that OpenVINO's plugin says it runs. Raises DeviceError."""
         read = _read(model, device)
         with explaining(f"OpenVINO does not say what {device.name} supports"):
-            nodes = openvino_core().query_model(read.ov_model, target_name(device)).keys()
+            nodes = supported_nodes(read.ov_model, target_name(device))
         return set(read.graph.names) - {op for node, op in read.view.op_of.items() if node not in nodes}
 
     def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
