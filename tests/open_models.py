@@ -29,6 +29,7 @@ __all__ = [
     "convolutions",
     "divided",
     "onnx_attention",
+    "onnx_recurrent",
     "values",
 ]
 
@@ -132,6 +133,34 @@ def onnx_attention(folder: Path) -> Path:
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1), "unit"))
     onnx.checker.check_model(model)
     path = folder / "encoder.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def onnx_recurrent(folder: Path) -> Path:
+    """Write a recurrent network as PyTorch exports it: initial states of zeros, whose shape is computed from the input's."""
+    rng = np.random.default_rng(0)
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+    recurrent (float[n, m, {WIDTH}] x) => (float[m, n, 4] y)
+    <int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] width = {{{WIDTH}}}, int64[3] flat = {{0, 0, -1}}>
+    {{
+        time_first = Transpose <perm=[1, 0, 2]> (x)
+        size = Shape (time_first)
+        batch = Gather (size, one)
+        of_state = Concat <axis=0> (two, batch, width)
+        zeros = ConstantOfShape <value = float[1] {{0}}> (of_state)
+        both, last = GRU <hidden_size={WIDTH}, direction="bidirectional", linear_before_reset=1>
+            (time_first, w, r, b, , zeros)
+        turned = Transpose <perm=[0, 2, 1, 3]> (both)
+        side_by_side = Reshape (turned, flat)
+        y = MatMul (side_by_side, out)
+    }}"""
+    model = onnx.parser.parse_model(text)
+    gates = 3 * WIDTH
+    for name, of in (("w", (2, gates, WIDTH)), ("r", (2, gates, WIDTH)), ("b", (2, 2 * gates)), ("out", (2 * WIDTH, 4))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(of).astype(np.float32) / 3, name))
+    onnx.checker.check_model(model)
+    path = folder / "recurrent.onnx"
     onnx.save(model, path)
     return path
 

@@ -42,6 +42,7 @@ from tests.open_models import (
     convolutions,
     divided,
     onnx_attention,
+    onnx_recurrent,
     values,
 )
 
@@ -443,6 +444,24 @@ def test_sequences_go_on_after_requests_of_wrong_sizes(tmp_path: Path, parts: in
             np.testing.assert_allclose(one.run(step(5, 5))["logits"], first, rtol=0, atol=1e-5)
             np.testing.assert_allclose(one.run(step(1, 6))["logits"], second, rtol=0, atol=1e-5)
         np.testing.assert_allclose(other.run(step(1, 6))["logits"], second, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
+@pytest.mark.parametrize("devices", [["{}"], ["ort:{}"], ["{}", "ort:{}"]], ids=["OpenVINO", "ONNX Runtime", "both"])
+def test_a_size_that_follows_from_a_value_is_open_where_the_value_comes_from_outside(
+    tmp_path: Path, devices: list[str], native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO knows the shape of the zeros in the whole model only."""
+    if not native:
+        monkeypatch.setattr(driver, "native_openvino", lambda: None)
+    path = onnx_recurrent(tmp_path)
+    inputs, where = Inputs(shapes={"x": (1, SizeRange(2, 32, (9,)), WIDTH)}), [one.format(TWO[0]) for one in devices]
+    with Session(path, where, inputs=inputs, cache=None) as session:
+        for parts in range(1, len(session.grouping.groups) + 1):
+            with session.executor(session.plan_of(divided(session, parts))) as executor:
+                for length in (9, 2, 32):
+                    given = {"x": np.random.default_rng(length).standard_normal((1, length, WIDTH)).astype(np.float32)}
+                    assert_close(executor.run(given), at_one_size(path, given))
 
 
 @pytest.mark.parametrize("devices", [["ort:{}"], ["ort:{}", "{}"]], ids=["alone", "beside OpenVINO"])

@@ -151,6 +151,7 @@ def extract(
     for node in own:
         own_of_kind[node.get_type_name()].append(node)
     made = ov.Model(results, own_of_kind["Assign"], parameters, "segment")
+    made.validate_nodes_and_infer_types()  # a size that follows from a value is open where the value comes from outside
     if model.has_rt_info(_OPTIONS):
         made.set_rt_info(model.get_rt_info(_OPTIONS).value, _OPTIONS)
     for i, node in enumerate(made.get_ordered_ops()):
