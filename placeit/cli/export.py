@@ -66,7 +66,7 @@ def export(
     weights = output.with_suffix(".bin") if output.suffix == ".xml" or placement is not None else None
     check_outputs(output, weights, inputs=[*options.files(), placement])
     names = _mapping(mapping)
-    model = options.load()
+    model = options.load_with_inputs()
     if placement is None:
         return _convert(model, options.model, output, weights, names)
     from placeit.backends.openvino.hetero import HOW_TO_RUN, export_hetero

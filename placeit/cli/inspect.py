@@ -25,6 +25,7 @@ EXAMPLES = """\b
 Examples:
   placeit inspect model.onnx
   placeit inspect bert.onnx --batch 1 --input-shape input_ids:1,128
+  placeit inspect bert.onnx --inputs sentence.npz
   placeit inspect model.xml --groups
   placeit inspect model.onnx --json | jq .kinds
 """
@@ -42,7 +43,7 @@ def inspect(
     """
     from placeit.planning.coarsen import LARGEST, coarsen
 
-    model = options.load()
+    model = options.load_with_inputs()
     grouping = coarsen(
         model.graph,
         max_groups=options.max_groups,

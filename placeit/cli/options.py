@@ -136,6 +136,7 @@ class ModelOptions:
     batch: BatchOption = None
     state: StateOption = None
     trust: TrustOption = False
+    inputs: InputsOption = None
 
     def load(self) -> Model:
         """Read the model."""
@@ -145,15 +146,25 @@ class ModelOptions:
         shapes, samples, state = parse_shapes(self.input_shape), self.sample_shapes(), parse_state(self.state)
         return load(self.model, input_shapes=shapes, batch=self.batch, sample_shapes=samples, state=state, **trusting)
 
+    def load_with_inputs(self) -> Model:
+        """Read the model, to run on the given inputs if there are any. Raises FileError or UsageError."""
+        model = self.load()
+        given = self.arrays(model)
+        return model if given is None else model.with_inputs(given)
+
     def sample_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the given inputs, by name."""
-        return {}
+        """Read the shapes of the given inputs, by name. Raises FileError."""
+        return {} if self.inputs is None else read_shapes(self.inputs)
+
+    def arrays(self, model: Model) -> dict[str, NDArray[np.generic]] | None:
+        """Read the given inputs of a model; None if no file of them is given. Raises FileError or UsageError."""
+        return None if self.inputs is None else read_tensors(self.inputs, model.settable)
 
     def files(self) -> list[Path]:
         """Return the files that the command reads for these options, such as the model's; they must not be written."""
         from placeit.backends import files_of
 
-        return files_of(self.model)
+        return [*files_of(self.model), *([] if self.inputs is None else [self.inputs])]
 
 
 @dataclass(frozen=True)
@@ -172,23 +183,14 @@ class SessionOptions(GroupOptions):
     compress: CompressOption = Compress.NONE
     patience: PatienceOption = PATIENCE_S
     precision: PrecisionOption = Precision.F32
-    inputs: InputsOption = None
     no_cache: NoCacheOption = False
 
     def files(self) -> list[Path]:
-        """Return the files that the command reads for these options, including the cluster file and the inputs."""
+        """Return the files that the command reads for these options, including the cluster file."""
         from placeit.devices.clusterfile import names_file
 
         cluster = [Path(self.devices)] if self.devices is not None and names_file(self.devices) else []
-        return [*super().files(), *cluster, *([] if self.inputs is None else [self.inputs])]
-
-    def sample_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Read the shapes of the given inputs, by name. Raises FileError."""
-        return {} if self.inputs is None else read_shapes(self.inputs)
-
-    def arrays(self, model: Model) -> dict[str, NDArray[np.generic]] | None:
-        """Read the given inputs of a model; None if no file of them is given. Raises FileError or UsageError."""
-        return None if self.inputs is None else read_tensors(self.inputs, model.settable)
+        return [*super().files(), *cluster]
 
     def session(self, cluster: Cluster | None = None, graph: str = "") -> Session:
         """Open the model on a cluster, or on the devices of the command line."""

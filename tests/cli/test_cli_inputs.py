@@ -184,10 +184,18 @@ def test_inputs_give_the_sizes_that_a_model_leaves_open(cli: Any, more: tuple[ob
     np.savez(tmp_path / "x.npz", x=np.ones((3, 8), np.float32))
     result = cli("profile", tmp_path / "open.onnx", "-d", CORE, "--no-cache", "--inputs", tmp_path / "x.npz", *more)
     assert result.exit_code == 0, result.stderr
+    result = cli("inspect", tmp_path / "open.onnx", "--inputs", tmp_path / "x.npz", *more, "--json")
+    assert [one["shape"] for one in json.loads(result.stdout)["outputs"]] == [[3, 8]]
+    result = cli("export", tmp_path / "open.onnx", "--inputs", tmp_path / "x.npz", *more, "-o", tmp_path / "fixed.xml")
+    assert result.exit_code == 0, result.stderr
+    assert load(tmp_path / "fixed.xml").inputs[0].shape == (3, 8)
     (tmp_path / "bad.npz").write_bytes(b"no archive")
-    result = cli("profile", tmp_path / "open.onnx", "-d", CORE, "--inputs", tmp_path / "bad.npz")
-    assert result.exit_code in (1, 2)
-    assert "is not a NumPy archive" in result.stderr
+    for command in (["profile", "-d", CORE], ["inspect"], ["export", "-o", tmp_path / "bad.xml"]):
+        result = cli(command[0], tmp_path / "open.onnx", *command[1:], "--inputs", tmp_path / "bad.npz")
+        assert result.exit_code in (1, 2)
+        assert "is not a NumPy archive" in result.stderr
+    result = cli("export", tmp_path / "open.onnx", "--inputs", tmp_path / "x.npz", *more, "-o", tmp_path / "x.npz")
+    assert result.exit_code == 2
 
 
 def test_costs_are_kept_for_each_inputs_apart(picky: Path, tmp_path: Path) -> None:
