@@ -49,7 +49,7 @@ class _Core:
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, **lacking: set[str]) -> _Core:
-    importlib.import_module("placeit.runtime.kinds.openvino")  # or else, loaded meanwhile, it would keep the fake
+    importlib.import_module("placeit.runtime.kinds.openvino")  # a module that is loaded with the fake in place would keep it
     fake = _Core(lacking)
     monkeypatch.setattr("placeit.devices.openvino.openvino_core", lambda: fake)
     return fake
