@@ -154,8 +154,7 @@ def optimize(
     cluster = discover(
         reach_nodes(options.devices, options.ray_address, options.compress, options.patience), precision=options.precision.value
     )
-    model = options.load()
-    inputs = options.arrays(model)
+    model = options.load_with_inputs()
     with terminal.progress() as progress:
         found = find(
             model,
@@ -167,7 +166,6 @@ def optimize(
             rate=rate,
             progress=progress,
             precision=options.precision.value,
-            inputs=inputs,
             constraints=constraints,
             cache=cost_cache(options.no_cache),
         )

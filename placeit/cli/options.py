@@ -198,12 +198,10 @@ class SessionOptions(GroupOptions):
         from placeit.workbench.options import Constraints
 
         devices = reach_nodes(self.devices, self.ray_address, self.compress, self.patience) if cluster is None else cluster
-        model = self.load()
         return Session(
-            model,
+            self.load_with_inputs(),
             devices,
             precision=self.precision.value,
-            inputs=self.arrays(model),
             constraints=Constraints(max_groups=self.max_groups, tolerance=self._tolerance()),
             cache=cost_cache(self.no_cache),
             graph=graph,

@@ -88,7 +88,7 @@ def load(
             said = str(other).removeprefix(f"Cannot read a model from {path}: ")
             more = f" Nor does ONNX Runtime: {said}" if UNKNOWN_OPS in str(error) and isinstance(other, ModelError) else ""
             raise ModelError(f"{error}{more}") from error.__cause__
-    if (why := _why_not_compiled(model)) and has_onnxruntime():
+    if has_onnxruntime() and (why := _why_not_compiled(model)):
         from placeit.backends.onnx.model import read_onnx
 
         with contextlib.suppress(ModelError, DeviceError):
