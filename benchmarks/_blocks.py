@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from placeit.measuring.measure import Measurement, summed_up
+from placeit.measuring.statistics import Measurement, summed_up
 
 __all__ = ["Block", "Blocks", "each", "interleaved", "over", "reported"]
 

@@ -22,7 +22,8 @@ from placeit.core.cluster import Cluster
 from placeit.core.telemetry import import_openvino
 from placeit.devices import discover
 from placeit.devices.nodes import connection, local
-from placeit.measuring.measure import Measurement, Race
+from placeit.measuring.measure import Race
+from placeit.measuring.statistics import Measurement
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.nodes.device import NodeDevice, NodeLink

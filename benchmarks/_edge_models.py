@@ -18,7 +18,8 @@ from benchmarks._models import load_model, progress, two_cores
 from benchmarks._network import Network
 from placeit.core.cluster import Device
 from placeit.devices.nodes import connection, local
-from placeit.measuring.measure import Race, faster
+from placeit.measuring.measure import Race
+from placeit.measuring.statistics import faster
 from placeit.placers.local_search import starts
 from placeit.planning.segments import Plan
 from placeit.runtime.devices.host_buffer import HostBuffer

@@ -23,7 +23,7 @@ from placeit.core.errors import PlaceitError
 from placeit.core.placement import Placement
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
-from placeit.measuring.measure import faster
+from placeit.measuring.statistics import faster
 from placeit.optimizer.options import Candidates
 from placeit.session import Session
 

@@ -27,7 +27,8 @@ from placeit.core.memory import own_use
 from placeit.core.sizes import SizeRange
 from placeit.devices.openvino import openvino_core
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import faster, timed
+from placeit.measuring.measure import timed
+from placeit.measuring.statistics import faster
 from placeit.serving.answers import Answer
 from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server

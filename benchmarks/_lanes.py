@@ -18,7 +18,8 @@ from benchmarks._harness import Report
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.telemetry import import_openvino
-from placeit.measuring.measure import Race, faster
+from placeit.measuring.measure import Race
+from placeit.measuring.statistics import faster
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.timed import TimedDevice

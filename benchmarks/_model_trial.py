@@ -32,7 +32,7 @@ from placeit.core.errors import PlaceitError
 from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.openvino import openvino_core
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import Measurement, Ratio, faster
+from placeit.measuring.statistics import Measurement, Ratio, faster
 from placeit.profiler.cache import Cache
 
 __all__ = ["MOST", "ONNX_RUNTIME", "OPENVINO", "OWN", "PLACEIT", "PYTORCH", "Trial", "Wrong", "serve", "tried"]

@@ -20,7 +20,8 @@ from placeit import backends
 from placeit.backends.base import Model
 from placeit.core.errors import UsageError
 from placeit.core.files import cache_folder
-from placeit.measuring.measure import Measurement, Race
+from placeit.measuring.measure import Race
+from placeit.measuring.statistics import Measurement
 from placeit.optimizer.result import Candidate, Optimized
 from placeit.session import Session
 

@@ -48,7 +48,8 @@ from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS
 from placeit.learning.workloads.tensor_program import TensorProgram, tensor_model
 from placeit.learning.workloads.tensors import BlockProgram, ProgramOp, ProgramSegment
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import faster, timed
+from placeit.measuring.measure import timed
+from placeit.measuring.statistics import faster
 from placeit.optimizer.options import Candidates
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter

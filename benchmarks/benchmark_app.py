@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import model_file, progress
 from placeit.core.errors import ExecutionError
-from placeit.measuring.measure import faster, summed_up
+from placeit.measuring.statistics import faster, summed_up
 
 _PLACEIT = (sys.executable, "-m", "placeit")
 _QUIET_APP = (

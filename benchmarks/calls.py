@@ -46,7 +46,7 @@ from placeit.core.telemetry import import_openvino
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
-from placeit.measuring.measure import faster
+from placeit.measuring.statistics import faster
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.timed import TimedDevice

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks._harness import Args, Report, main
 from placeit.core import clock
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import Ratio
+from placeit.measuring.statistics import Ratio
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.deciding import confirm
 from placeit.optimizer.search import Search

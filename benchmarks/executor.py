@@ -48,7 +48,7 @@ from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
 from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import Measurement, faster
+from placeit.measuring.statistics import Measurement, faster
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Candidate, Optimized
 from placeit.profiler.cache import Cache

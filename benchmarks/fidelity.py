@@ -35,7 +35,8 @@ from benchmarks._memory_bound import MEMORY_BOUND
 from benchmarks._models import MODELS, PACKAGED, load_model, progress, random_splits, side_by_side, two_cores
 from placeit.core.cluster import Cluster, Link
 from placeit.devices import discover
-from placeit.measuring.measure import Measurement, Race, faster
+from placeit.measuring.measure import Race
+from placeit.measuring.statistics import Measurement, faster
 from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated

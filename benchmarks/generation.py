@@ -51,7 +51,7 @@ from benchmarks._models import progress, settled_race, two_cores
 from examples.decoder import Decoder
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.placement import Placement
-from placeit.measuring.measure import faster
+from placeit.measuring.statistics import faster
 from placeit.optimizer.options import Candidates
 
 FULL, QUICK = Decoder(), Decoder(layers=4, width=64, heads=4, hidden=128, vocabulary=256)

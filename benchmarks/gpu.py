@@ -41,7 +41,8 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.nvml import GpuSampler, gpu_use
 from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS
 from placeit.learning.workloads.tensor_program import tensor_model
-from placeit.measuring.measure import Measurement, Race, faster, timed
+from placeit.measuring.measure import Race, timed
+from placeit.measuring.statistics import Measurement, faster
 from placeit.optimizer.result import Candidate
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import model_file, progress, two_cores
-from placeit.measuring.measure import Race, Ratio, faster
+from placeit.measuring.measure import Race
+from placeit.measuring.statistics import Ratio, faster
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.session import Session, optimize

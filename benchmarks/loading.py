@@ -31,7 +31,7 @@ from placeit.backends.openvino.reader import load
 from placeit.core.memory import give_back_freed_memory, own_use
 from placeit.core.placement import Placement
 from placeit.devices.openvino import openvino_core
-from placeit.measuring.measure import faster
+from placeit.measuring.statistics import faster
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
 

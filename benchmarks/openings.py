@@ -16,7 +16,8 @@ import numpy as np
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, load_model, progress, two_cores
 from placeit.backends.base import Model
-from placeit.measuring.measure import Measurement, Race, faster, faster_in_any_opening
+from placeit.measuring.measure import Race
+from placeit.measuring.statistics import Measurement, faster, faster_in_any_opening
 from placeit.optimizer.decision import DECISION_ROUNDS
 from placeit.planning.segments import Costs, Segmenter
 from placeit.session import Session

@@ -22,7 +22,8 @@ from placeit.backends import load
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.learning.exploring import EXPLORING
-from placeit.measuring.measure import Race, Ratio, faster
+from placeit.measuring.measure import Race
+from placeit.measuring.statistics import Ratio, faster
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.result import Optimized

@@ -20,8 +20,9 @@ from benchmarks._harness import Args, Report, main
 from benchmarks._lanes import timed_lanes, two_chains
 from benchmarks._models import load_model, progress, two_cores
 from placeit.devices.meters import Sampler
-from placeit.measuring.measure import Race, faster
+from placeit.measuring.measure import Race
 from placeit.measuring.run_log import RunLog
+from placeit.measuring.statistics import faster
 from placeit.profiler import recorded as r
 from placeit.profiler.recording import MOST_SPANS, Recording, read_recording, write_recording
 from placeit.profiler.trace import write_recording_trace

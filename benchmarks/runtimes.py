@@ -31,7 +31,7 @@ from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.placement import Placement
 from placeit.devices.openvino import openvino_core
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import Measurement, faster
+from placeit.measuring.statistics import Measurement, faster
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Candidate
 from placeit.profiler.cache import Cache

@@ -33,7 +33,7 @@ from placeit.core.errors import UsageError
 from placeit.core.files import cache_folder
 from placeit.core.placement import Placement
 from placeit.devices.plain import plain_devices
-from placeit.measuring.measure import Measurement, faster
+from placeit.measuring.statistics import Measurement, faster
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.wholes import alone_on

@@ -32,7 +32,7 @@ from placeit.core.cluster import Cluster
 from placeit.devices.clusterfile import discover
 from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import OwnMode
-from placeit.measuring.measure import Measurement, faster
+from placeit.measuring.statistics import Measurement, faster
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.deployed import Deployed
 from placeit.optimizer.options import Candidates

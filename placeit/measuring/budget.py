@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 
 from placeit.measuring.blocks import block_s, trial_s
-from placeit.measuring.measure import FEWEST
+from placeit.measuring.statistics import FEWEST
 
 __all__ = ["CHECKS", "STEP_S", "TRIFLE_S", "least", "needed", "rounds_within"]
 

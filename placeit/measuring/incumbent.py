@@ -7,7 +7,7 @@ an objective: less is better.
 
 from __future__ import annotations
 
-from placeit.measuring.measure import Measurement, Ratio, faster_in_any_opening, summed_up
+from placeit.measuring.statistics import Measurement, Ratio, faster_in_any_opening, summed_up
 
 __all__ = ["HOPELESS", "WORTH", "Duel", "compared", "is_hopeless", "is_worth_trying", "why_hopeless"]
 
@@ -42,7 +42,7 @@ def compared(candidate: Measurement | None, incumbent: Measurement | None) -> Ra
     """Return the ratio of a candidate to the incumbent, measured in the same rounds; None if one of the two was not measured.
 
     The candidate takes the incumbent's place if the ratio is below 1 beyond its interval (:attr:`Ratio.faster`). See
-    :func:`placeit.measuring.measure.faster_in_any_opening`, and ``docs/measuring.md`` for how often that is wrong.
+    :func:`placeit.measuring.statistics.faster_in_any_opening`, and ``docs/measuring.md`` for how often that is wrong.
 
     Raises:
         ExecutionError: they have no round in common.

@@ -16,7 +16,7 @@ from placeit.core.views import Shown
 from placeit.devices.meters import Series
 from placeit.devices.nvml import GpuUse
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import Measurement
+from placeit.measuring.statistics import Measurement
 from placeit.planning.segments import Plan
 from placeit.runtime.spans import Done, Span
 

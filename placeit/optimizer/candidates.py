@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from placeit.core.placement import Placement
 from placeit.devices.own_modes import OwnMode
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import Measurement, Ratio
+from placeit.measuring.statistics import Measurement, Ratio
 from placeit.optimizer.state import Failed, Proposed, Ran, Skipped, State
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan

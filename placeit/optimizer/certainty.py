@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.measuring.measure import FAILURES, median_interval
+from placeit.measuring.measure import FAILURES
+from placeit.measuring.statistics import median_interval
 from placeit.optimizer.wholes import plain_candidates
 from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Costs, Segmenter

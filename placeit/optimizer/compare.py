@@ -17,7 +17,8 @@ from placeit.core.placement import Placement
 from placeit.core.problem import Problem
 from placeit.core.views import Shown
 from placeit.measuring.incumbent import compared
-from placeit.measuring.measure import WARMUP, Ratio, check_length
+from placeit.measuring.measure import WARMUP, check_length
+from placeit.measuring.statistics import Ratio
 from placeit.optimizer.candidates import Alone, Candidate, interval, measured_median
 from placeit.optimizer.ledger import compiled_since
 from placeit.optimizer.races import Races

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from placeit.measuring.budget import TRIFLE_S, rounds_within
-from placeit.measuring.measure import FEWEST, faster_in_any_opening
+from placeit.measuring.statistics import FEWEST, faster_in_any_opening
 from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.decision import Decision, decision_rounds
 from placeit.optimizer.ledger import DECIDING

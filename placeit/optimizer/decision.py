@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from placeit.measuring.measure import Ratio
+from placeit.measuring.statistics import Ratio
 from placeit.optimizer.candidates import Candidate
 
 __all__ = ["DECISION_ROUNDS", "Decision", "decision_rounds"]

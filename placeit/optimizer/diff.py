@@ -12,7 +12,7 @@ from placeit.core.errors import PlacementError, UsageError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.measuring.incumbent import compared
-from placeit.measuring.measure import Ratio
+from placeit.measuring.statistics import Ratio
 from placeit.optimizer.candidates import interval
 from placeit.optimizer.compare import Comparison
 from placeit.optimizer.trials import Trials

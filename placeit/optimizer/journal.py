@@ -19,7 +19,7 @@ from placeit.core.errors import FileError, UsageError
 from placeit.core.records import RecordError, check_shape, parsed, plain, record
 from placeit.core.version import __version__
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import Measurement
+from placeit.measuring.statistics import Measurement
 from placeit.optimizer.candidates import Candidate
 from placeit.profiler.cache import Seconds
 from placeit.profiler.kept import cost_key

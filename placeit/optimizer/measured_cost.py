@@ -17,7 +17,7 @@ from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.placement import Placement
 from placeit.measuring.budget import CHECKS, needed
 from placeit.measuring.incumbent import HOPELESS, is_hopeless, is_worth_trying
-from placeit.measuring.measure import Measurement, Ratio, faster
+from placeit.measuring.statistics import Measurement, Ratio, faster
 from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.journal import Known, open_journal
 from placeit.optimizer.outcomes import Asked, MeasuredOutcome, Outcomes

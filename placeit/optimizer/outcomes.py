@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
-from placeit.measuring.measure import Measurement
+from placeit.measuring.statistics import Measurement
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.races import Races
 from placeit.planning.segments import Plan, Segmenter

@@ -14,7 +14,7 @@ from placeit.core import clock
 from placeit.core.placement import Conditions, Placement
 from placeit.devices.energy import EnergyMeters
 from placeit.measuring.budget import needed
-from placeit.measuring.measure import FEWEST
+from placeit.measuring.statistics import FEWEST
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.front import explore, non_dominated, spread
 from placeit.optimizer.portfolio import MOST_POINTS

@@ -16,7 +16,8 @@ from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.measuring.blocks import block_s
 from placeit.measuring.budget import TRIFLE_S
-from placeit.measuring.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster
+from placeit.measuring.measure import FAILURES, WARMUP, Race
+from placeit.measuring.statistics import FEWEST, Measurement, faster
 from placeit.optimizer.candidates import Candidate, Raced
 from placeit.optimizer.checks import OutputChecks
 from placeit.optimizer.deployed import ReferenceRun

@@ -13,7 +13,7 @@ from placeit.core import clock
 from placeit.core.conflicts import together
 from placeit.core.errors import InfeasibleError
 from placeit.core.problem import Problem
-from placeit.measuring.measure import FEWEST
+from placeit.measuring.statistics import FEWEST
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.ledger import Item
 from placeit.optimizer.search import Proposal, Search

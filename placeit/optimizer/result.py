@@ -18,8 +18,9 @@ from placeit.core.placement import Conditions, Placement
 from placeit.core.views import Drawn
 from placeit.devices.energy import EnergyMeters
 from placeit.measuring.incumbent import compared
-from placeit.measuring.measure import WARMUP, Ratio
+from placeit.measuring.measure import WARMUP
 from placeit.measuring.run_report import RunReport
+from placeit.measuring.statistics import Ratio
 from placeit.optimizer.candidates import NOT_RUN, Beside, Candidate, Raced, interval
 from placeit.optimizer.pareto import Point
 from placeit.optimizer.service import Service

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from placeit.core import clock
 from placeit.devices.energy import EnergyMeters
-from placeit.measuring.measure import Measurement, summed_up
+from placeit.measuring.statistics import Measurement, summed_up
 from placeit.optimizer.candidates import Alone
 from placeit.optimizer.deployed import Deployed
 from placeit.simulator.objectives.base import Objective

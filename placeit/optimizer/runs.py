@@ -15,8 +15,9 @@ from placeit.devices.host import free_bytes
 from placeit.devices.kinds import driven_by_openvino
 from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import OwnMode
-from placeit.measuring.measure import Watching, summed_up
+from placeit.measuring.measure import Watching
 from placeit.measuring.pace import Pace
+from placeit.measuring.statistics import summed_up
 from placeit.optimizer.book import Book
 from placeit.optimizer.candidates import Candidate, Raced
 from placeit.optimizer.deployed import Deployed, ReferenceRun, fewest_requests, is_pipeline, run_lengths

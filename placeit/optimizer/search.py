@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from placeit.core.errors import FileError, UsageError
 from placeit.core.memory_reads import MemoryReads
 from placeit.measuring.budget import needed, rounds_within
-from placeit.measuring.measure import FAILURES, FEWEST
+from placeit.measuring.measure import FAILURES
+from placeit.measuring.statistics import FEWEST
 from placeit.optimizer.book import reason_of
 from placeit.optimizer.candidates import (
     Candidate,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.measuring.measure import Measurement
+from placeit.measuring.statistics import Measurement
 
 __all__ = ["Failed", "Proposed", "Ran", "Skipped", "State", "Told"]
 

@@ -10,7 +10,8 @@ import numpy as np
 from placeit.core import clock
 from placeit.measuring.budget import TRIFLE_S
 from placeit.measuring.incumbent import is_worth_trying, why_hopeless
-from placeit.measuring.measure import FAILURES, FEWEST, summed_up
+from placeit.measuring.measure import FAILURES
+from placeit.measuring.statistics import FEWEST, summed_up
 from placeit.optimizer.book import reason_of
 from placeit.optimizer.candidates import Candidate, known_value, value_of
 from placeit.optimizer.improving import refine

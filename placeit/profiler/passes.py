@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Sample
 from placeit.core import clock
-from placeit.measuring.measure import FEWEST, Watching, median_interval
+from placeit.measuring.measure import Watching
+from placeit.measuring.statistics import FEWEST, median_interval
 from placeit.planning.coarsen import Grouping
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime

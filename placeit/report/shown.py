@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from placeit.measuring.measure import median_interval
+from placeit.measuring.statistics import median_interval
 from placeit.profiler.recorded import OpTime, RecordedSpan, States
 from placeit.profiler.recording import Recording
 from placeit.report.style import shortened

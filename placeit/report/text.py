@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from placeit.core.cluster import Cluster
     from placeit.measuring.check import OutputDifference
-    from placeit.measuring.measure import Measurement, Ratio
+    from placeit.measuring.statistics import Measurement, Ratio
 
 __all__ = [
     "NOTHING",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from placeit.core.errors import UsageError
-from placeit.measuring.measure import Ratio
+from placeit.measuring.statistics import Ratio
 
 __all__ = ["Limits", "Refinement"]
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from placeit.measuring.check import RUNS
 from placeit.measuring.incumbent import Duel
-from placeit.measuring.measure import FAILURES, WARMUP, Ratio
+from placeit.measuring.measure import FAILURES, WARMUP
+from placeit.measuring.statistics import Ratio
 from placeit.planning.segments import Plan
 from placeit.runtime.background import Background
 from placeit.serving.attendant import Attendant, Request

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from placeit.measuring.measure import summed_up
+from placeit.measuring.statistics import summed_up
 from placeit.optimizer.candidates import Raced
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized

@@ -12,17 +12,9 @@ from hypothesis import strategies as st
 
 from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
-from placeit.measuring import measure
-from placeit.measuring.measure import (
-    FEWEST,
-    Measurement,
-    Race,
-    Ratio,
-    faster,
-    faster_in_any_opening,
-    median_interval,
-    timed,
-)
+from placeit.measuring import statistics
+from placeit.measuring.measure import Race, timed
+from placeit.measuring.statistics import FEWEST, Measurement, Ratio, faster, faster_in_any_opening, median_interval
 
 
 class Machine:
@@ -180,10 +172,10 @@ def test_the_interval_of_many_rounds_is_nearly_that_of_the_exact_distribution(mo
     random = np.random.default_rng(0)
     a, b = (Measurement(name, random.lognormal(0, 0.1, 100), np.arange(100), 1, 1, 1, 1) for name in "ab")
     near = faster(a, b)
-    monkeypatch.setattr(measure, "_EXACT", 200)
-    measure._position.cache_clear()
+    monkeypatch.setattr(statistics, "_EXACT", 200)
+    statistics._position.cache_clear()
     exact = faster(a, b)
-    measure._position.cache_clear()
+    statistics._position.cache_clear()
     assert (near.ci_low, near.ci_high) == pytest.approx((exact.ci_low, exact.ci_high), rel=1e-3)
 
 

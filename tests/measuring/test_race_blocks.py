@@ -13,8 +13,9 @@ import pytest
 from placeit.core import clock
 from placeit.core.errors import UsageError
 from placeit.measuring.blocks import BLOCK_S
-from placeit.measuring.measure import FEWEST, Race, faster
+from placeit.measuring.measure import Race
 from placeit.measuring.pace import Pace
+from placeit.measuring.statistics import FEWEST, faster
 
 FAST, COLD = 0.001, (4.0, 2.5, 1.5)
 

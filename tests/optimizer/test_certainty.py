@@ -14,7 +14,7 @@ from placeit.core.cluster import Cluster
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
-from placeit.measuring.measure import summed_up
+from placeit.measuring.statistics import summed_up
 from placeit.optimizer.certainty import MARGIN, excluded
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized

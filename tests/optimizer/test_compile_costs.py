@@ -11,7 +11,7 @@ import pytest
 
 from placeit.core import clock
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import summed_up
+from placeit.measuring.statistics import summed_up
 from placeit.optimizer import turns
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.deciding import confirm

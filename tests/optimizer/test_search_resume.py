@@ -16,7 +16,7 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import FileError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import FEWEST, summed_up
+from placeit.measuring.statistics import FEWEST, summed_up
 from placeit.optimizer.candidates import Alone, Candidate
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.measured_cost import MeasuredCost

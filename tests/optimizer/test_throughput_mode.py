@@ -17,7 +17,7 @@ from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.names import parse_device
 from placeit.devices.plain import in_throughput_mode
-from placeit.measuring.measure import FEWEST
+from placeit.measuring.statistics import FEWEST
 from placeit.optimizer import proposing
 from placeit.optimizer.candidates import known_value
 from placeit.optimizer.options import Candidates

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placeit.measuring.measure import Ratio, faster, summed_up
+from placeit.measuring.statistics import Ratio, faster, summed_up
 
 __all__ = ["EQUAL", "best_at", "correlations", "episodes_to", "least_of", "met_by", "not_worse", "ratio"]
 

@@ -17,7 +17,7 @@ from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.placement import Placement
 from placeit.devices.openvino import openvino_core
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import Measurement, Ratio, faster
+from placeit.measuring.statistics import Measurement, Ratio, faster
 from placeit.session import Session
 
 __all__ = ["AUTOMATIC", "Entry", "Raced", "Ratios", "race"]
