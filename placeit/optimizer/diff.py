@@ -16,7 +16,7 @@ from placeit.measuring.statistics import Ratio
 from placeit.optimizer.candidates import interval
 from placeit.optimizer.compare import Comparison
 from placeit.optimizer.trials import Trials
-from placeit.planning.segments import Profiled
+from placeit.planning.profiled import Profiled
 from placeit.workbench import Workbench
 
 __all__ = ["Difference", "Moved", "check_differing", "diff"]

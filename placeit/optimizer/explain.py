@@ -16,7 +16,8 @@ from placeit.core.nearest import nearest
 from placeit.core.placement import Placement
 from placeit.optimizer.trials import Move, Trials
 from placeit.planning.pins import matches
-from placeit.planning.segments import Plan, Profiled, Segmenter
+from placeit.planning.profiled import Profiled
+from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.memory import Rates, group_reads
 from placeit.profiler.sampling import border_bytes
 from placeit.simulator.slack import slack

@@ -25,7 +25,7 @@ from placeit.optimizer.candidates import NOT_RUN, Beside, Candidate, Raced, inte
 from placeit.optimizer.pareto import Point
 from placeit.optimizer.service import Service
 from placeit.optimizer.story import Event
-from placeit.planning.segments import Profiled
+from placeit.planning.profiled import Profiled
 from placeit.profiler.recording import Recording
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.plan_executor import PlanExecutor

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,65 +16,13 @@ from placeit.core.conflicts import exclusive, shares_beside
 from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
 from placeit.planning.coarsen import Grouping
+from placeit.planning.profiled import Profiled
 from placeit.simulator.simulate import Schedule, schedule
 
-__all__ = ["Costs", "Plan", "Profiled", "Segment", "Segmenter"]
+__all__ = ["Costs", "Plan", "Segment", "Segmenter"]
 
 _FREE_KINDS = frozenset({"Parameter", "Result"})
-_DISTURBED = 0.15  # share by which a model's times vary on a machine that is busy with something else
 _AT_ONCE = 50  # steps of a search between two checks of the deadline; they take milliseconds
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """The circumstances in which costs were measured: when, and on how busy a machine.
-
-    Attributes:
-        at: seconds since 1970.
-        load: how many cores other processes kept busy during profiling, on average; None if unknown.
-        cached: whether the costs are from the cache of an earlier profiling.
-        cut: number of groups that were measured cut off from their neighbours; from them the cut costs of others are predicted.
-        groups: number of groups that compute something.
-        error: mean error of the predicted cut cost of a measured group, with the other measured groups as the basis, as a
-            share of the group's time; None if all groups were measured, or too few.
-        spread: variation of the whole model's seconds on the device where they varied most: the upper end of their 95 %
-            interval divided by the lower end, less 1; 0 if no device runs the whole model.
-        blocks: how many blocks of runs were measured.
-        disturbed_blocks: number of blocks that other processes disturbed, even when repeated.
-        unsure: whether some costs are from disturbed blocks, for lack of others; such costs use the faster blocks.
-    """
-
-    at: float
-    load: float | None
-    cached: bool
-    cut: int
-    groups: int
-    error: float | None
-    spread: float
-    blocks: int = 0
-    disturbed_blocks: int = 0
-    unsure: bool = False
-
-    @property
-    def disturbed(self) -> bool:
-        """True if too few blocks were undisturbed, or times varied so much that something else must have used the machine."""
-        return self.unsure or self.spread > _DISTURBED
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict for JSON."""
-        return {
-            "at": datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds"),
-            "age_s": max(0.0, time.time() - self.at),
-            "other_load_cores": self.load,
-            "cached": self.cached,
-            "cut_groups": self.cut,
-            "groups": self.groups,
-            "predicted_cut_error": self.error,
-            "spread": self.spread,
-            "blocks": self.blocks,
-            "disturbed_blocks": self.disturbed_blocks,
-            "unsure": self.unsure,
-        }
 
 
 @dataclass(frozen=True, eq=False)

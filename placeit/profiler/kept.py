@@ -19,7 +19,8 @@ from placeit.core.records import RecordError, check_shape, record
 from placeit.core.units import about_seconds
 from placeit.measuring.measure import Watching
 from placeit.planning.coarsen import Grouping
-from placeit.planning.segments import Costs, Profiled, Segmenter
+from placeit.planning.profiled import Profiled
+from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache, Kept, Number, Seconds
 from placeit.profiler.links import LinkCosts, device_key
 from placeit.profiler.passes import Passes, Progress, unslowed

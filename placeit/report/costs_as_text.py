@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from placeit.core.cluster import Link
-    from placeit.planning.segments import Profiled
+    from placeit.planning.profiled import Profiled
     from placeit.profiler.profile_report import ProfileReport
     from placeit.workbench.estimating import Estimate
 

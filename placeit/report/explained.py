@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from placeit.optimizer.diff import Difference
     from placeit.optimizer.explain import Crossing, Explained, Explanation, Reading
     from placeit.optimizer.story import Event
-    from placeit.planning.segments import Profiled
+    from placeit.planning.profiled import Profiled
 
 __all__ = ["difference", "effect", "explanation", "story"]
 

@@ -9,7 +9,7 @@ from placeit.report import text
 
 if TYPE_CHECKING:
     from placeit.optimizer.candidates import Candidate
-    from placeit.planning.segments import Profiled
+    from placeit.planning.profiled import Profiled
     from placeit.runtime.compiling import Compiled
 
 __all__ = ["at_rate", "compiling", "disturbance", "disturbed_rounds"]

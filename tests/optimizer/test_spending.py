@@ -18,7 +18,7 @@ from placeit.learning.exploring import EXPLORING
 from placeit.optimizer.ledger import MEASURING, REST, Item, Ledger
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
-from placeit.planning.segments import Profiled
+from placeit.planning.profiled import Profiled
 from placeit.profiler.cache import Cache
 from placeit.report import as_text
 from placeit.workbench.options import Constraints

@@ -15,7 +15,8 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.devices import kinds
 from placeit.planning.coarsen import Grouping
-from placeit.planning.segments import Costs, Profiled, Segment
+from placeit.planning.profiled import Profiled
+from placeit.planning.segments import Costs, Segment
 from placeit.profiler.costs import profile
 from placeit.profiler.sampling import alike, choose, predict
 from placeit.runtime.compiling import Compiling
