@@ -9,15 +9,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.backends.checking import checked_inputs
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import UsageError
 from placeit.core.graph import OpGraph
-from placeit.core.sizes import Limits, fits, spelled_shape
+from placeit.core.sizes import Limits, spelled_shape
 
 if TYPE_CHECKING:
     import onnx
@@ -25,16 +26,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Arrays",
     "Format",
-    "InputSpecs",
     "Model",
     "NotByOpenVino",
     "OnnxKinds",
     "Sample",
     "TensorSpec",
     "TorchKernels",
-    "check_inputs",
-    "checked_inputs",
-    "numpy_can_hold",
 ]
 
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
@@ -42,8 +39,6 @@ Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 
 Format: TypeAlias = Literal["openvino", "onnx", "torch"]
 """Formats in which a runtime accepts a segment: an ``openvino.Model``, an ``onnx.ModelProto`` or a ``torch.nn.Module``."""
-
-_KINDS_OF_NUMBER = "biuf"
 
 
 @dataclass(frozen=True)
@@ -361,100 +356,3 @@ class TorchKernels(Protocol):
             dispatch_key: PyTorch's name of the kind, ``CPU`` or ``CUDA``. A build without CUDA has no kernels for it.
         """
         ...
-
-
-class _Shaped(Protocol):
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def limits(self) -> Limits | None: ...
-
-
-S = TypeVar("S", bound=_Shaped)
-
-
-class InputSpecs(dict[str, S]):
-    """Required shapes and types of a model's inputs, by name.
-
-    Args:
-        specs: shape and type of each input.
-        model: the model that has these inputs.
-    """
-
-    def __init__(self, specs: Mapping[str, S], model: Model) -> None:
-        super().__init__(specs)
-        self.check = model.check_sizes
-
-
-def checked_inputs(inputs: Arrays, wanted: Mapping[str, _Shaped]) -> dict[str, NDArray[np.generic]]:
-    """Return a model's inputs in the model's order and types, copied if the types differ.
-
-    Args:
-        inputs: arrays by name.
-        wanted: required shapes and types, by name; an array's type must be castable to the required type without becoming
-            another kind of number.
-
-    Raises:
-        UsageError: an input is missing, unknown, or has another shape or type; or, for :class:`InputSpecs`, the inputs' sizes
-            contradict each other.
-    """
-    if len(inputs) == len(wanted) and all(_is_exactly(inputs.get(name), spec) for name, spec in wanted.items()):
-        return {name: inputs[name] for name in wanted}  # the common case
-    values: dict[str, NDArray[np.generic]] = {}
-    for name, given in inputs.items():
-        try:
-            values[name] = np.asarray(given)
-        except ValueError as error:  # lists of different lengths
-            raise UsageError(f"The input '{name}' is not an array.") from error
-    check_inputs({name: (value.shape, value.dtype) for name, value in values.items()}, wanted)
-    if isinstance(wanted, InputSpecs):
-        wanted.check({name: value.shape for name, value in values.items()})
-    return {name: values[name].astype(spec.dtype, copy=False) for name, spec in wanted.items()}
-
-
-def _is_exactly(value: object, spec: _Shaped) -> bool:
-    """Return whether a value is an array of exactly the shape and type of an input without open sizes."""
-    return type(value) is np.ndarray and value.shape == spec.shape and spec.limits is None and value.dtype is _type(spec.dtype)
-
-
-_type = functools.cache(np.dtype)
-
-
-def check_inputs(found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | None]], wanted: Mapping[str, _Shaped]) -> None:
-    """Check shapes and types of a model's inputs before any array is made.
-
-    Args:
-        found: shape and type by name; type None, with the number of bytes as the shape, for an array that cannot fit.
-        wanted: required shapes and types, as for :func:`checked_inputs`.
-
-    Raises:
-        UsageError: an input is missing, unknown, or has another shape or type.
-    """
-    names = ", ".join(wanted) or "none at all"
-    for name in found:
-        if name not in wanted:
-            raise UsageError(f"The model has no input '{name}'; its inputs are {names}.")
-    for name, spec in wanted.items():
-        if name not in found:
-            raise UsageError(f"The input '{name}' is missing; the model's inputs are {names}.")
-        shape, dtype = found[name]
-        if dtype is None or not fits(shape, spec.shape, spec.limits) or not np.can_cast(dtype, spec.dtype, "same_kind"):
-            what = f"{shape[0]} bytes" if dtype is None else f"{dtype} {list(shape)}"
-            raise UsageError(f"The input '{name}' is {what}; the model expects {spec.dtype} {expected(spec)}.")
-
-
-def expected(spec: _Shaped) -> str:
-    """Return the shape that an input must have, as text."""
-    return f"[{', '.join(map(str, spelled_shape([spec.shape], spec.limits)))}]"
-
-
-def numpy_can_hold(dtype: str) -> bool:
-    """Return whether NumPy has a numeric or boolean type of this name."""
-    try:
-        return np.dtype(dtype).kind in _KINDS_OF_NUMBER and np.dtype(dtype).name == dtype
-    except TypeError:
-        return False

@@ -102,7 +102,7 @@ def read_tensors(path: Path, wanted: Mapping[str, TensorSpec]) -> dict[str, NDAr
     """
     import numpy as np
 
-    from placeit.backends.base import check_inputs
+    from placeit.backends.checking import check_inputs
 
     # not numpy.load, which leaves a file open that is not an archive
     with _explaining(path), zipfile.ZipFile(path) as archive:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import Arrays, Sample, checked_inputs
+from placeit.backends.base import Arrays, Sample
+from placeit.backends.checking import checked_inputs
 from placeit.core.errors import ExecutionError, NoRoomError, UsageError
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from placeit.backends.base import Format, InputSpecs, Model
+from placeit.backends.base import Format, Model
+from placeit.backends.checking import InputSpecs
 from placeit.core.errors import DeviceError, GraphError
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Segment
@@ -50,7 +51,7 @@ class SegmentBook:
             {spec.name: BufferSpec(spec.shape, spec.dtype, limits=spec.limits) for spec in specs}
             for specs in (model.inputs, model.outputs)
         )
-        self.inputs = InputSpecs(inputs, model)
+        self.inputs = InputSpecs(inputs, model.check_sizes)
 
     def source(self, segment: Segment, device: str) -> SegmentSource:
         """Return a segment in the form that devices compile; ``device`` is the device's name, for errors."""

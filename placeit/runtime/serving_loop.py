@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from placeit.backends.base import checked_inputs
+from placeit.backends.checking import checked_inputs
 from placeit.core.errors import ExecutionError, UsageError, forget_frames
 from placeit.core.threads import CHECK_S
 from placeit.runtime.active_run import ActiveRun

@@ -11,7 +11,8 @@ from time import perf_counter
 import numpy as np
 
 from placeit import _core
-from placeit.backends.base import Arrays, checked_inputs
+from placeit.backends.base import Arrays
+from placeit.backends.checking import checked_inputs
 from placeit.core.errors import DeadlineError, ExecutionError, QueueFullError, SequenceError, UsageError
 from placeit.core.threads import CHECK_S
 from placeit.runtime.calls import check_process

@@ -7,7 +7,8 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import Arrays, Sample, checked_inputs
+from placeit.backends.base import Arrays, Sample
+from placeit.backends.checking import checked_inputs
 from placeit.devices.meters import Sampler
 from placeit.devices.nvml import gpu_use
 from placeit.measuring.check import OutputDifference

@@ -15,8 +15,9 @@ from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
-from placeit.backends.base import Format, TensorSpec, numpy_can_hold
+from placeit.backends.base import Format, TensorSpec
 from placeit.backends.bundle.files import BundleFiles, Digest
+from placeit.backends.checking import numpy_can_hold
 from placeit.core.errors import PlaceitError
 from placeit.core.graph import OpGraph
 from placeit.core.placement import Placement

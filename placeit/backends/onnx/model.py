@@ -18,7 +18,8 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from placeit.backends.base import Arrays, Format, Model, TensorSpec, numpy_can_hold
+from placeit.backends.base import Arrays, Format, Model, TensorSpec
+from placeit.backends.checking import numpy_can_hold
 from placeit.backends.onnx.digest import onnx_digest
 from placeit.backends.onnx.flops import node_flops
 from placeit.backends.onnx.joined import relu_chain

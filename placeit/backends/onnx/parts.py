@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from placeit.backends.base import TensorSpec, numpy_can_hold
+from placeit.backends.base import TensorSpec
+from placeit.backends.checking import numpy_can_hold
 from placeit.backends.onnx.digest import onnx_digest
 from placeit.backends.onnx_external import folder_of, note_folder
 from placeit.core.errors import DeviceError

@@ -20,7 +20,8 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from placeit.backends import base
-from placeit.backends.base import Arrays, TensorSpec, numpy_can_hold
+from placeit.backends.base import Arrays, TensorSpec
+from placeit.backends.checking import numpy_can_hold
 from placeit.backends.torch.archive import UntrustedError, missing_operators, screen
 from placeit.backends.torch.graph import ProgramMap, build_graph, dtype_name
 from placeit.backends.torch.kernels import without_kernel

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from placeit.backends import base
-from placeit.backends.base import Arrays, TensorSpec, checked_inputs
+from placeit.backends.base import Arrays, TensorSpec
+from placeit.backends.checking import checked_inputs
 from placeit.backends.torch.graph import dtype_name
 from placeit.backends.torch.model import TorchModel
 from placeit.backends.torch.model import load as load_module

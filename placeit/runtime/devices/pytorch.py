@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from placeit.backends.base import numpy_can_hold
+from placeit.backends.checking import numpy_can_hold
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, first_line
 from placeit.core.narrowing import narrowed
