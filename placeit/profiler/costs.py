@@ -18,20 +18,20 @@ from placeit.core import clock
 from placeit.core.cluster import Cluster, Link
 from placeit.core.conflicts import beside
 from placeit.core.errors import NoRoomError
-from placeit.core.lines import nonnegative_fit
 from placeit.devices.kinds import driven_by_openvino
 from placeit.measuring.budget import STEP_S
 from placeit.measuring.measure import Watching
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache, Kept
+from placeit.profiler.cutting import Cutting
+from placeit.profiler.from_passes import Evaluation, line
 from placeit.profiler.kept import contradicted, cost_key, costs_of, find
 from placeit.profiler.kernel_history import Beyond, History, history_key
 from placeit.profiler.kernel_times import profiled
 from placeit.profiler.links import LinkCosts, probe
 from placeit.profiler.load import MachineLoad, Watch
 from placeit.profiler.passes import Passes, Progress, unslowed
-from placeit.profiler.sampling import alike, choose, predict
 from placeit.profiler.support import supported
 from placeit.runtime.devices.kernels import Kernel, group_shares
 from placeit.runtime.devices.kinds import device_kind
@@ -47,17 +47,13 @@ Certain = Callable[[NDArray[np.float64]], bool]
 
 _FULL, _FULL_ALONE = 15, 8  # runs of the whole model that a full profile takes, about: of several devices, and of one
 _GOLDEN = 0.618  # step of the phase from block to block, as a share of a circle: it never comes near an earlier phase
-_FEWEST, _MOST_BLOCKS = (
-    3,
-    12,
-)  # blocks of each kind, unless all are steady before; where time is short, _FEWEST is the most runs
+_FEWEST, _MOST_BLOCKS = 3, 12  # blocks of each kind, unless all are steady before; most runs of each where time is short: 3
 _RUNS, _SHORT_S = 12, 1.0  # runs of each kind, and seconds of all blocks, from which on there are no further blocks
 _COUNTED = 12  # passes over the whole model that a runtime's counters are means of
 _LEAST_BLOCKS, _SHORTLY = 3, 60  # blocks of the whole model on each device, for its least time, if there is time for 60 runs
 _FEWEST_PROGRAMS, _SHARE_CUT = 12, 3  # most programs (groups cut off, and runs between them): 12, or a third of the groups
 _SLOW_S, _SLOWER = 2.0, 4.0  # compiling the whole model is slow if it takes more seconds, and more times the quickest device's
 _FEWEST_SLOW, _COMPILING_SHARE = 2, 0.4  # least groups cut off where compiling is slow; share of the time left to compile them
-_TINY = 1e-12
 _CHECK_SHARE = 0.2  # share of the budget to check whether cached costs still hold
 
 
@@ -162,11 +158,7 @@ def kept_costs(model: Model, grouping: Grouping, cluster: Cluster, runtime: Runt
 
 
 class _Profile:
-    """The passes of :func:`profile` over one model on one cluster.
-
-    Attributes:
-        cut: ``bool[G]``, the groups that are separate segments. The runs of other groups between them are segments, too.
-    """
+    """The passes of :func:`profile` over one model on one cluster."""
 
     def __init__(self, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], links: LinkCosts, watch: Watching) -> None:
         self.grouping, self.runtime, self.can, self.links, self.watch = grouping, runtime, can, links, watch
@@ -176,11 +168,9 @@ class _Profile:
         free = Costs.zero(self.groups, replace(links.cluster, links=_measured(links.cluster)))
         self.segmenter = Segmenter(grouping, free)
         self.computes = self.segmenter.computes
-        self.distance, self.bytes = alike(grouping, runtime.book.channels_last)
-        self.cut = np.ones(self.groups, bool)
+        self.cutting = Cutting(grouping, can, self.computes, runtime.book.channels_last)
         self._known_shares: dict[int, NDArray[np.float64]] = {}
         self.kernels: dict[int, Sequence[Kernel]] = {}  # by number of a device that runs the whole model
-        self.quick = np.ones(self.devices, bool)  # devices that compile the segments between cut groups
 
     def shared(self) -> Costs:
         """Return the first runs as costs, in equal shares for all groups."""
@@ -236,27 +226,28 @@ class _Profile:
             self.short = left < once * (_FULL if self.devices > 1 else _FULL_ALONE)
             if any(timed is not None for timed in whole):  # shares of the whole model divide the segments between cut groups
                 self._choose(left, np.array([timed is not None for timed in whole]) | ~self.can.all(axis=0))
-            of = self._segments()
+            of = self.cutting.segments()
 
             def placed(segments: NDArray[np.int32]) -> Passes:
                 return passes(self.segmenter.merged(of, segments[of]))
 
-            cut = [placed(self._on(of, d)) for d in devices]
-            apart = [placed(self._apart(of, turn)) for turn in devices] if self.devices > 1 and not self.short else []
+            cut = [placed(self.cutting.on(of, d)) for d in devices]
+            apart = [placed(self.cutting.apart(of, turn)) for turn in devices] if self.devices > 1 and not self.short else []
             others = [*(timed for timed in whole if timed is not None), *apart]
             deadline = max(deadline, clock.now() + STEP_S)
             self._repeat(cut, [] if self.short else others, deadline, progress)
-            return self._costs(of, cut, whole, apart)
+            shares = [None if timed is None else self._shares(d) for d, timed in enumerate(whole)]
+            return Evaluation(self.cutting, self.links, of, cut, whole, apart).costs(shares, alone=self.short)
 
     def remember(self, history: History, measured: dict[str, Any]) -> None:
         """Add the times of ops on each device that runs the whole model to the history."""
         runtime, core, cut, load = self.runtime, *(np.array(measured[what], float) for what in ("core", "cut", "load"))
-        known = self.cut & self.computes
+        known = self.cutting.cut & self.computes
         for d, kernels in self.kernels.items():
             device, inside = runtime.cluster.devices[d], float(core[:, d].sum())
             if not any(kernel.seconds > 0 for kernel in kernels) or inside <= 0:
                 continue
-            each, per_byte = _line(self.bytes[known], cut[known, d]) if known.any() else (0.0, 0.0)
+            each, per_byte = line(self.cutting.bytes[known], cut[known, d]) if known.any() else (0.0, 0.0)
             alone = inside + float(cut[:, d].sum())
             beyond = Beyond(
                 measured["dispatch"][d], each, per_byte, max(0.0, float(load[:, d].sum()) / alone), measured["read"][d]
@@ -279,46 +270,15 @@ class _Profile:
         compiling = np.array([compiled.takes(compiled.kind(device), ops) for device in self.runtime.cluster.devices])
         slow = compiling > max(_SLOW_S, _SLOWER * float(compiling.min()))
         if (~slow & roomy).any():
-            self.quick = ~slow & roomy
-        between = int(self.quick.sum())
+            self.cutting.quick = ~slow & roomy
+        between = int(self.cutting.quick.sum())
         most = max(_FEWEST_PROGRAMS, self.computes.sum() / _SHARE_CUT)
         if slow.any():
             # compiling a group takes about its share of the time for all ops
             each = float(compiling[slow].sum()) / max(1, int(self.computes.sum()))
             most = min(most, max(_FEWEST_SLOW, left * _COMPILING_SHARE / each) + between)
         if most < self.computes.sum():
-            these = np.flatnonzero(self.computes)
-            self.cut = np.zeros(self.groups, bool)
-            self.cut[these] = choose(self.distance[np.ix_(these, these)], self.bytes[these], most=most, gap=between)
-
-    def _segments(self) -> NDArray[np.int32]:
-        """Return the segment of each group, ``int32[G]``: cut groups, and runs of others that the same devices can run."""
-        other = (self.can[1:] != self.can[:-1]).any(axis=1)
-        return np.concatenate([[0], np.cumsum(self.cut[1:] | self.cut[:-1] | other)]).astype(np.int32)
-
-    def _able(self, of: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return the devices that run each segment, ``bool[S, D]``: all that can, between cut groups only quick compilers."""
-        can = np.ones((int(of.max()) + 1, self.devices), bool)
-        np.logical_and.at(can, of, self.can)
-        single = np.zeros(len(can), bool)
-        single[of[self.cut]] = True
-        able = can & (single[:, None] | self.quick)
-        return np.where(able.any(axis=1, keepdims=True), able, can)
-
-    def _on(self, of: NDArray[np.int32], d: int) -> NDArray[np.int32]:
-        """Place each segment on ``d`` if it runs there, else on the first device that runs it: ``int32[S]``."""
-        able = self._able(of)
-        return np.array(np.where(able[:, d], d, able.argmax(axis=1)), np.int32)
-
-    def _apart(self, of: NDArray[np.int32], turn: int) -> NDArray[np.int32]:
-        """Place each segment on another device than its inputs' segments, if it can; on each device in one of the turns."""
-        able = self._able(of)
-        level = np.zeros(len(able), np.int64)
-        for u, v in sorted({(u, v) for u, v in of[self.grouping.groups.edges].tolist() if u != v}):  # in a topological order
-            level[v] = max(level[v], level[u] + 1)
-        order = (level[:, None] + turn + np.arange(self.devices)) % self.devices
-        first = np.take_along_axis(able, order, axis=1).argmax(axis=1)
-        return np.array(order[np.arange(len(able)), first], np.int32)
+            self.cutting.choose(most)
 
     def _repeat(self, cut: Sequence[Passes], others: Sequence[Passes], deadline: float, progress: Progress | None) -> None:
         names, every = ", ".join(self.runtime.cluster.names), [*cut, *others]
@@ -366,59 +326,6 @@ class _Profile:
                 timed.run(turn)
             last = clock.now() - now
 
-    def _costs(
-        self, of: NDArray[np.int32], cut: Sequence[Passes], whole: Sequence[Passes | None], apart: Sequence[Passes]
-    ) -> dict[str, Any]:
-        can, empty = self.can, self.links.empty
-        core, cuts, load = np.full(can.shape, np.inf), np.zeros(can.shape), np.zeros(can.shape)
-        read, errors = np.zeros(self.devices), []
-        alone = np.stack([timed.seconds for timed in cut], axis=1)
-        # a segment between cut groups is divided by the groups' shares, on a device that tells them apart
-        shares = [np.ones(self.groups) if timed is None else self._shares(d) for d, timed in enumerate(whole)]
-        like = next((share for share, timed in zip(shares, whole, strict=True) if timed is not None), shares[0])
-        for d, timed in enumerate(whole):
-            there = can[:, d] & (self._on(of, d)[of] == d)
-            known = there & self.cut
-            beyond = np.maximum(alone[:, d] - empty[d], 0.0)
-            if timed is None:
-                core[there, d] = np.where(self.cut, beyond, beyond * _parts(like, of))[there]
-                rate = float(core[known, d].sum()) / max(float(like[known].sum()), _TINY)
-                core[can[:, d] & ~there, d] = (like * rate)[can[:, d] & ~there]
-            else:
-                # the time of a model that takes little more than an empty segment cannot be resolved
-                total = float(timed.seconds.max())
-                core[:, d] = shares[d] * max(0.1 * total, total - empty[d])
-                beyond_share = cut[d].beyond(timed, shares[d]) + shares[d] * min(empty[d], 0.9 * total) - empty[d]
-                cuts[known, d] = np.maximum(beyond_share, 0.0)[known]
-                if known.any():
-                    cuts[:, d] = predict(cuts[:, d], known, self.distance, self.bytes)
-                    errors += self._left_out(cuts[:, d], known & self.computes, beyond)
-            if self.devices > 1 and not self.short:
-                load[there, d] = (cut[d].load * np.where(self.cut, 1.0, _parts(core[:, d], of)))[there]
-                rest, sums = can[:, d] & ~there, (float(load[known, d].sum()), float((core + cuts)[known, d].sum()))
-                load[rest, d] = core[rest, d] * (sums[0] / sums[1] if sums[1] > 0 else 0.0)
-        dispatch, latency = self._handovers([*cut, *apart])
-        if self.devices > 1 and not self.short:
-            cold, read = self._far(of, cut, apart)
-            latency += np.where(np.eye(self.devices), 0.0, cold)
-        every = [*cut, *(timed for timed in whole if timed is not None), *apart]
-        return {
-            "core": [[None if np.isinf(x) else x for x in row] for row in core.tolist()],
-            "cut": cuts.tolist(),
-            "dispatch": dispatch.tolist(),
-            "latency": latency.tolist(),
-            "load": load.tolist(),
-            "read": read.tolist(),
-            "host": self._host(cut, whole, apart, dispatch).tolist(),
-            "whole": [None if timed is None else list(timed.interval) for timed in whole],
-            "sampling": [
-                int((self.cut & self.computes).sum()),
-                int(self.computes.sum()),
-                float(np.mean(errors)) if errors and not self.cut.all() else None,
-            ],
-            "blocks": [*np.sum([timed.disturbed for timed in every], axis=0).tolist(), any(timed.unsure for timed in every)],
-        }
-
     def _shares(self, d: int) -> NDArray[np.float64]:
         if d not in self._known_shares:
             self._known_shares[d] = self._measured_shares(d)
@@ -429,82 +336,6 @@ class _Profile:
         passes = _FEWEST if self.short else _COUNTED
         self.kernels[d] = device_kind(device).kernels(runtime.model, self.grouping, device, runtime.precision, passes)
         return group_shares(self.kernels[d], self.grouping)
-
-    def _left_out(self, cut: NDArray[np.float64], known: NDArray[np.bool_], seconds: NDArray[np.float64]) -> list[float]:
-        """Predict the cut of each known group from the other ones; return the errors as shares of the groups' times."""
-        found = []
-        for g in np.flatnonzero(known & (seconds > 0)).tolist():
-            others = known.copy()
-            others[g] = False
-            if others.any():
-                found.append(abs(predict(cut, others, self.distance, self.bytes)[g] - cut[g]) / float(seconds[g]))
-        return found
-
-    def _handovers(self, timed: Sequence[Passes]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return seconds to start a segment, ``float64[D]``, and what handing over to another device adds, ``float64[D, D]``.
-
-        They are from between the segments of this model; where nothing was handed over, from the probe of links.
-        """
-        dispatch, latency = self.links.dispatch.copy(), self.links.cluster.latency().copy()
-        found: dict[tuple[int, int], list[float]] = {}
-        for passes in timed:
-            for route, seconds in passes.handovers.items():
-                found.setdefault(route, []).append(seconds)
-        here = {route: float(np.mean(gaps)) for route, gaps in found.items()}
-        for d in range(self.devices):
-            dispatch[d] = self.links.empty[d] + here.get((d, d), dispatch[d] - self.links.empty[d])
-        for (src, dst), gap in here.items():
-            if src != dst:
-                latency[src, dst] = max(0.0, gap - (dispatch[dst] - self.links.empty[dst]))
-        return dispatch, latency
-
-    def _host(
-        self, cut: Sequence[Passes], whole: Sequence[Passes | None], apart: Sequence[Passes], dispatch: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Return the seconds of a request outside its segments and the gaps between them, ``float64[D + 1]``.
-
-        The caller waits for them before the first segment begins and after the last has ended. The time to start a segment is
-        subtracted, as it is part of each segment's costs. If nothing ran on several devices, the last entry is the largest of
-        the others.
-        """
-        start = dispatch - self.links.empty
-        alone = [timed if timed is not None else cut[d] for d, timed in enumerate(whole)]
-        host = np.maximum([timed.host for timed in alone] - start, 0.0)
-        several = max(float(np.median([timed.host for timed in apart]) - start.mean()), 0.0) if apart else host.max()
-        return np.append(host, several)
-
-    def _far(
-        self, of: NDArray[np.int32], cut: Sequence[Passes], apart: Sequence[Passes]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the seconds that reading from another device adds to a cut group, and those per byte: ``float64[D]`` each."""
-        groups = self.grouping.groups
-        points: list[list[tuple[float, float]]] = [[] for _ in range(self.devices)]
-        for turn, timed in enumerate(apart):
-            place = self._apart(of, turn)[of]
-            writers, readers = groups.edges.T
-            # no segment writes the inputs of the model
-            remote = (place[writers] != place[readers]) & (timed.seconds[writers] > 0)
-            entering = np.bincount(readers[remote], groups.tensor_bytes[groups.edge_tensor[remote]], minlength=self.groups)
-            more = np.stack([timed.beyond(alone) for alone in cut])
-            for g in np.flatnonzero(self.cut & (entering > 0) & (timed.seconds > 0)).tolist():
-                points[place[g]].append((entering[g], more[place[g], g]))
-        each, per_byte = np.zeros(self.devices), np.zeros(self.devices)
-        for d, found in enumerate(points):
-            if found:
-                each[d], per_byte[d] = _line(*np.array(found).T)
-        return each, per_byte
-
-
-def _parts(weight: NDArray[np.float64], of: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return each group's part of its segment by weight: ``float64[G]``, which sums to one in each segment."""
-    weight = np.where(np.isfinite(weight), weight, 0.0) + _TINY
-    return np.asarray(weight / np.bincount(of, weight)[of], np.float64)
-
-
-def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
-    """Fit y = a + b x with a, b >= 0 by least squares; return a and b, which is 0 where all x are equal."""
-    a, b = nonnegative_fit(np.column_stack([np.ones_like(x), x if np.ptp(x) else np.zeros_like(x)]), y).tolist()
-    return a, b
 
 
 def _measured(cluster: Cluster) -> dict[tuple[str, str], Link]:
