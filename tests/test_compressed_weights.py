@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from openvino import opset13 as op
 
 from placeit import Placement, Session, load
-from placeit.backends.onnx.model import read_onnx
+from placeit.backends.onnx.reading import read_onnx
 from placeit.backends.openvino.inputs import Sizes
 from placeit.devices.openvino import openvino_core
 from placeit.runtime.nodes.package import pack

@@ -75,7 +75,7 @@ def load(
         if not has_onnxruntime():
             hint = f" ONNX Runtime may be able to run it: install it with `{install('ort')}`, and give -d ort:CPU."
             raise ModelError(f"{error}{hint if UNKNOWN_OPS in str(error) else ''}") from error.__cause__
-        from placeit.backends.onnx.model import read_onnx
+        from placeit.backends.onnx.reading import read_onnx
 
         why = str(error).removeprefix(f"Cannot read a model from {path}: ").removeprefix(f"{path}: ")
         why = why.replace(UNKNOWN_OPS, "it does not know the ops ").rstrip(".")
@@ -89,7 +89,7 @@ def load(
             more = f" Nor does ONNX Runtime: {said}" if UNKNOWN_OPS in str(error) and isinstance(other, ModelError) else ""
             raise ModelError(f"{error}{more}") from error.__cause__
     if has_onnxruntime() and (why := _why_not_compiled(model)):
-        from placeit.backends.onnx.model import read_onnx
+        from placeit.backends.onnx.reading import read_onnx
 
         with contextlib.suppress(ModelError, DeviceError):
             return read_onnx(path, sizes, why)

@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
 import math
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 
 from placeit.backends.base import Arrays, Format, Model, TensorSpec
-from placeit.backends.checking import numpy_can_hold
-from placeit.backends.onnx.digest import onnx_digest
-from placeit.backends.onnx.flops import node_flops
 from placeit.backends.onnx.joined import relu_chain
-from placeit.backends.onnx.parts import KNOWN_VERSION, OnnxParts, drop_repeated_names, fix_shape, reads
-from placeit.backends.onnx.sessions import open_whole, ort_reference
-from placeit.backends.onnx_external import read_proto
-from placeit.backends.openvino.inputs import OpenSizesError, Sizes, resolve_shapes, with_suggestion
+from placeit.backends.onnx.parts import OnnxParts, reads
+from placeit.backends.onnx.sessions import ort_reference
+from placeit.backends.onnx.tensors import WEIGHTS, sizes_of, tensor_bytes
 from placeit.backends.values import ValueRange, common, draw
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import ModelError
-from placeit.core.graph import OpGraph, topological_order
-from placeit.core.telemetry import import_openvino
-from placeit.devices.onnxruntime import ort_failures, ort_reason
 
-__all__ = ["OnnxFileModel", "read_onnx"]
+__all__ = ["OnnxFileModel", "draw_input"]
 
-openvino = import_openvino()
-
-_RANDOM = frozenset(
-    ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-)
 _INDICES = {
     ("Gather", 1): None,
     ("GatherElements", 1): None,
@@ -49,8 +30,6 @@ _INDICES = {
 }
 """Inputs of nodes that are positions along an axis of the node's data, with the axis; None for the attribute ``axis``."""
 _KEEPS_VALUES = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
-_MOST_CASES = 8  # most combinations of integers that inputs are compared with
-_SAMPLES = 2  # runs on random inputs to find sizes that the file does not state
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,7 +59,7 @@ class OnnxFileModel(Model):
     def statistics(self) -> dict[str, int | float]:
         """Count ops, edges and parameters; ``layers`` are nodes and initializers. See :meth:`Model.statistics`."""
         graph = self.proto.graph
-        weights = [tensor for tensor in graph.initializer if tensor.data_type in _WEIGHTS]
+        weights = [tensor for tensor in graph.initializer if tensor.data_type in WEIGHTS]
         return {
             "ops": len(self.graph),
             "edges": len(self.graph.edges),
@@ -88,7 +67,7 @@ class OnnxFileModel(Model):
             "layer_edges": sum(len(reads(node)) for node in graph.node) + len(self.outputs),
             "flops": float(self.graph.flops.sum()),
             "parameters": sum(math.prod(tensor.dims) for tensor in weights),
-            "parameter_bytes": sum(map(_tensor_bytes, graph.initializer)),
+            "parameter_bytes": sum(map(tensor_bytes, graph.initializer)),
         }
 
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[Any]]:
@@ -98,14 +77,14 @@ class OnnxFileModel(Model):
         return {
             spec.name: draw(rng, allowed[spec.name], spec.shape, spec.dtype)
             if spec.name in allowed
-            else _drawn(rng, spec, self.cases)
+            else draw_input(rng, spec, self.cases)
             for spec in self.inputs
         }
 
     @cached_property
     def _allowed(self) -> dict[str, ValueRange]:
         """Positions that inputs may hold, by input name."""
-        shapes = {value.name: _sizes(value) for value in self.proto.graph.input}
+        shapes = {value.name: sizes_of(value) for value in self.proto.graph.input}
         shapes |= {tensor.name: tuple(tensor.dims) for tensor in self.proto.graph.initializer}
         source = {spec.name: spec.name for spec in self.inputs}
         found: dict[str, list[ValueRange]] = {}
@@ -143,422 +122,12 @@ class OnnxFileModel(Model):
         return relu_chain(elements, hops)
 
 
-_WEIGHTS = frozenset(
-    number
-    for name, number in onnx.TensorProto.DataType.items()
-    if name.startswith(("FLOAT", "DOUBLE", "BFLOAT")) or name in ("INT8", "UINT8", "INT4", "UINT4")
-)
-
-
-def read_onnx(path: Path, sizes: Sizes, why: str = "") -> OnnxFileModel:
-    """Read an ONNX file with ONNX Runtime, for ONNX Runtime alone.
-
-    Args:
-        path: the file.
-        sizes: sizes of its inputs, as far as the user gives them.
-        why: why OpenVINO does not run it, in a sentence.
-
-    Raises:
-        UsageError: a sample does not fit an input with open sizes.
-        ModelError: ONNX Runtime does not run it, a size is left open, or an input or output is not a tensor of numbers.
-        DeviceError: ONNX Runtime is not installed.
-    """
-    try:
-        proto = read_proto(path)
-    except (OSError, ValueError, DecodeError, onnx.checker.ValidationError) as error:
-        raise ModelError(f"Cannot read a model from {path}: {str(error).rstrip('.')}.") from error
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    constants |= {tensor.values.name for tensor in proto.graph.sparse_initializer}
-    given = [value for value in proto.graph.input if value.name not in constants]
-    for value in given:
-        _check_type(path, "input", value)
-    partial = {value.name: _partial_shape(value) for value in given}
-    _unzip(proto.graph)
-    try:
-        wanted = resolve_shapes(path, partial, sizes)
-    except OpenSizesError as error:
-        known = error.known
-        raise with_suggestion(error, lambda more: _check_sizes(path, proto, {**known, **more}), str) from None
-    if wanted.typical:
-        name = next(iter(wanted.typical))
-        raise ModelError(
-            f"{path}: the sizes of input '{name}' cannot stay open, as OpenVINO cannot read the model: give one size for each."
-        )
-    return _Reading(path, proto, wanted.partial).model(why)
-
-
-def _check_sizes(path: Path, proto: onnx.ModelProto, wanted: Mapping[str, Any]) -> None:
-    """Raise ModelError unless a model can be read with these sizes of its inputs."""
-    tried = onnx.ModelProto()
-    tried.CopyFrom(proto)
-    shapes = {name: openvino.PartialShape(list(shape)) if isinstance(shape, tuple) else shape for name, shape in wanted.items()}
-    _Reading(path, tried, shapes).model("")
-
-
-def _set_sizes(values: Iterable[onnx.ValueInfoProto], shapes: Mapping[str, Any]) -> None:
-    for value in values:
-        kind = value.type.tensor_type.elem_type
-        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, [int(size.get_length()) for size in shapes[value.name]]))
-
-
-def _check_type(path: Path, what: str, value: onnx.ValueInfoProto) -> None:
-    if value.type.WhichOneof("value") != "tensor_type":
-        kind = (value.type.WhichOneof("value") or "unknown").removesuffix("_type")
-        raise ModelError(f"{path}: the {what} '{value.name}' is a {kind}, and only tensors of numbers can be passed.")
-    kind = _dtype(value.type.tensor_type.elem_type)
-    if not numpy_can_hold(kind):
-        raise ModelError(
-            f"{path}: {what} '{value.name}' has type {kind}, which NumPy arrays of numbers cannot hold: convert it to another "
-            "type inside the model."
-        )
-
-
-def _dtype(number: int) -> str:
-    if number in (onnx.TensorProto.STRING, onnx.TensorProto.UNDEFINED):
-        return "string" if number else "unknown"
-    declared = str(onnx.TensorProto.DataType.Name(number)).lower()  # NumPy may have no such type
-    narrow = declared == "bfloat16" or declared.startswith(("float4", "float8", "int4", "uint4"))
-    return declared if narrow else str(helper.tensor_dtype_to_np_dtype(number))
-
-
-def _partial_shape(value: onnx.ValueInfoProto) -> Any:
-    kind = value.type.tensor_type
-    if not kind.HasField("shape"):
-        return openvino.PartialShape.dynamic()
-    return openvino.PartialShape([size or -1 for size in _sizes(value)])
-
-
-def _sizes(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
-    dims = value.type.tensor_type.shape.dim
-    return tuple(size.dim_value if size.WhichOneof("value") == "dim_value" else None for size in dims)
-
-
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
 
 
-def _tensor_bytes(tensor: onnx.TensorProto) -> int:
-    if tensor.data_type == onnx.TensorProto.STRING:
-        return sum(map(len, tensor.string_data))
-    elements: int = math.prod(tensor.dims)
-    return math.ceil(elements * _width(_dtype(tensor.data_type)))
-
-
-def _unzip(graph: onnx.GraphProto) -> None:
-    """Replace outputs that are a sequence of dictionaries by the tensor that these are made of: a row each, a column a key."""
-    outputs = {value.name: value for value in graph.output}
-    for node in graph.node:
-        if node.op_type == "ZipMap" and node.domain == "ai.onnx.ml" and node.output[0] in outputs:
-            outputs[node.output[0]].CopyFrom(onnx.ValueInfoProto(name=node.output[0]))
-            node.CopyFrom(helper.make_node("Identity", node.input, node.output, name=node.name))
-
-
-class _Reading:
-    """Facts about an ONNX file that are found while its task graph is made.
-
-    Args:
-        path: the file, for messages.
-        proto: its model; it is changed.
-        shapes: static shapes of its inputs, by name.
-    """
-
-    def __init__(self, path: Path, proto: onnx.ModelProto, shapes: Mapping[str, Any]) -> None:
-        self._path, self._proto = path, proto
-        graph = proto.graph
-        drop_repeated_names(graph)
-        proto.ir_version = min(proto.ir_version, KNOWN_VERSION)
-        self._constant = {tensor.name: _tensor_bytes(tensor) for tensor in graph.initializer}
-        self._constant |= {tensor.values.name: _tensor_bytes(tensor.values) for tensor in graph.sparse_initializer}
-        self._inputs = [value for value in graph.input if value.name not in self._constant]
-        self._as_in_file = [copy.deepcopy(value) for value in self._inputs]
-        _set_sizes([value for value in self._inputs if value.name in shapes], shapes)
-        self._content = onnx_digest(proto)
-        self._unsized = False  # whether the model's inputs have open sizes nevertheless
-        self._cases = _cases(graph, {value.name for value in self._inputs})
-        self._case = self._cases[0]
-        self._types: dict[str, str] = {}  # type of each value, in NumPy spelling; 'sequence' and so on if not a tensor
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._open: set[str] = set()  # tensors whose size depends on the data, or is unknown before a run
-
-    def model(self, why: str) -> OnnxFileModel:
-        """Return the model. Raises ModelError."""
-        graph = self._proto.graph
-        self._infer()
-        for node in graph.node:
-            if not set(node.input) & self._open:
-                fix_shape(node, self._shapes)
-        for value in graph.output:
-            kind = self._types[value.name]
-            if not numpy_can_hold(kind):
-                raise ModelError(
-                    f"{self._path}: output '{value.name}' has type {kind}, which NumPy arrays of numbers cannot hold: remove "
-                    "it, or convert it inside the model."
-                )
-        inputs = tuple(self._spec(value.name, value.name) for value in self._inputs)
-        taken = {spec.name for spec in inputs}
-        nodes = [graph.node[number] for number in self._live()]
-        names = _unique([node.name or f"{node.op_type}_{number}" for number, node in enumerate(nodes, 1)], taken)
-        ends = _unique([f"{value.name}/result" for value in graph.output], {*taken, *names})
-        outputs = tuple(self._spec(value.name, op) for value, op in zip(graph.output, ends, strict=True))
-        made, tensors, bounded = self._graph(inputs, nodes, names, outputs)
-        parts = OnnxParts(
-            self._proto, made, outputs, bounded, [(t, {name}) for t, name in enumerate(tensors)], unsized=self._unsized
-        )
-        return OnnxFileModel(
-            path=self._path,
-            graph=made,
-            inputs=inputs,
-            outputs=outputs,
-            bounded=bounded,
-            together=parts.together(),
-            proto=self._proto,
-            parts=parts,
-            why=why,
-            cases=self._case,
-        )
-
-    def _spec(self, name: str, op: str) -> TensorSpec:
-        return TensorSpec(name, op, self._shapes[name], self._types[name])
-
-    def _infer(self) -> None:
-        """Ask ONNX Runtime for the type and shape of every tensor, and run the model to find sizes that it does not know."""
-        graph = self._proto.graph
-        ends = {value.name for value in graph.output}
-        inner = [name for node in graph.node for name in node.output if name and name not in ends]
-        for value in self._inputs:
-            self._types[value.name] = _dtype(value.type.tensor_type.elem_type)
-            self._shapes[value.name] = tuple(size or 0 for size in _sizes(value))
-        ruled: Mapping[str, tuple[int, ...]] | None = None
-
-        def opened() -> Any:
-            asked = onnx.ModelProto()
-            asked.CopyFrom(self._proto)
-            asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
-            return open_whole(asked, optimize=False)
-
-        try:
-            try:
-                session = opened()
-            except ort_failures():
-                if self._as_in_file == self._inputs:
-                    raise
-                # a branch that these inputs do not take may be for other sizes; with open sizes, it is not checked
-                ruled, self._unsized = _ruled_shapes(self._proto), True
-                for value, before in zip(self._inputs, self._as_in_file, strict=True):
-                    value.CopyFrom(before)
-                session = opened()
-        except ort_failures() as error:
-            said = ort_reason(error).rstrip(".")
-            raise ModelError(f"Cannot read a model from {self._path}: ONNX Runtime says: {said}.") from error
-        unknown: list[str] = []
-        for value in session.get_outputs():
-            kind, shape = value.type, value.shape
-            self._types[value.name] = _ORT_TYPES.get(kind, kind.partition("(")[0])
-            if not kind.startswith("tensor"):
-                self._shapes[value.name] = ()
-                self._open.add(value.name)
-            elif shape and all(isinstance(size, int) and size >= 0 for size in shape):
-                self._shapes[value.name] = tuple(shape)
-            else:
-                self._shapes[value.name] = ()
-                unknown.append(value.name)
-        self._run(session, unknown, ruled)
-
-    def _run(self, session: Any, unknown: Sequence[str], ruled: Mapping[str, tuple[int, ...]] | None) -> None:
-        """Find sizes by running the model. ONNX Runtime states no shape for a scalar either."""
-        if not unknown:
-            return
-        for seed in range(_SAMPLES):
-            try:
-                values = self._sampled(session, unknown, seed) if seed else self._first(session, unknown)
-            except ort_failures():  # the sizes of the first run are enough
-                break
-            for name, value in zip(unknown, values, strict=True):
-                if isinstance(value, np.ndarray) and (not seed or value.size > math.prod(self._shapes[name])):
-                    self._shapes[name] = value.shape
-        # open are all sizes that the rules of ONNX do not determine, since these may depend on the data
-        ruled = _ruled_shapes(self._proto) if ruled is None else ruled
-        self._open |= {name for name in unknown if ruled.get(name) != self._shapes[name]}
-
-    def _first(self, session: Any, unknown: Sequence[str]) -> list[Any]:
-        """Run on random inputs in the first case in which the model runs, and keep this case. Raises ModelError without one."""
-        failures: list[Exception] = []
-        for case in self._cases:
-            self._case = case
-            try:
-                return self._sampled(session, unknown, 0)
-            except ort_failures() as error:
-                failures.append(error)
-        raise ModelError(
-            f"Cannot read a model from {self._path}: ONNX Runtime does not run it on random inputs, which would show the sizes "
-            f"that it does not say: {ort_reason(failures[-1])}"
-        ) from failures[-1]
-
-    def _sampled(self, session: Any, unknown: Sequence[str], seed: int) -> list[Any]:
-        rng = np.random.default_rng(seed)
-        specs = (TensorSpec(value.name, "", self._shapes[value.name], self._types[value.name]) for value in self._inputs)
-        values: list[Any] = session.run(list(unknown), {one.name: _drawn(rng, one, self._case) for one in specs})
-        return values
-
-    def _live(self) -> list[int]:
-        """Return the nodes that affect an output and may differ between runs, by number, in topological order."""
-        graph = self._proto.graph
-        maker = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
-        read = [reads(node) for node in graph.node]
-        needed: set[int] = set()
-        waiting = [value.name for value in graph.output]
-        while waiting:
-            number = maker.get(waiting.pop())
-            if number is not None and number not in needed:
-                needed.add(number)
-                waiting += read[number]
-        edges = [(maker[name], number) for number in sorted(needed) for name in read[number] if name in maker]
-        order = topological_order(np.array(edges, np.int32).reshape(-1, 2), len(graph.node))
-        if order is None:
-            raise ModelError(f"{self._path}: its nodes wait for each other in a circle: it is damaged.")
-        live: list[int] = []
-        for number in order.tolist():
-            node = graph.node[number]
-            if number not in needed:
-                continue
-            if node.op_type in _RANDOM or not read[number] <= self._constant.keys():
-                live.append(number)
-            else:  # computed from constants only: part of the ops that read it
-                size = sum(self._constant[name] for name in read[number]) + _own_bytes(node)
-                self._constant |= {name: size for name in node.output if name}
-        return live
-
-    def _graph(
-        self,
-        inputs: Sequence[TensorSpec],
-        nodes: Sequence[onnx.NodeProto],
-        names: Sequence[str],
-        outputs: Sequence[TensorSpec],
-    ) -> tuple[OpGraph, list[str], tuple[str, ...]]:
-        """Return the task graph, the name of each tensor, and the ops whose output sizes are open."""
-        tensors: list[str] = [spec.name for spec in inputs]
-        tensor_op, tensor_port = [*range(len(inputs))], [0] * len(inputs)
-        number = {name: t for t, name in enumerate(tensors)}
-        edges: list[tuple[int, int]] = []
-        moved: list[int] = []
-        flops, weights = [0.0] * len(inputs), [0.0] * len(inputs)
-        bounded: list[str] = []
-
-        def read(v: int, sources: Iterable[str]) -> None:
-            for name in sources:
-                if name in number:
-                    edges.append((tensor_op[number[name]], v))
-                    moved.append(number[name])
-
-        for v, (node, name) in enumerate(zip(nodes, names, strict=True), len(inputs)):
-            sources = sorted(reads(node))
-            read(v, sources)
-            flops.append(node_flops(node, self._shapes))
-            weights.append(float(sum(self._constant.get(source, 0) for source in sources) + _own_bytes(node)))
-            for port, output in enumerate(node.output):
-                if output:
-                    number[output] = len(tensors)
-                    tensors.append(output)
-                    tensor_op.append(v)
-                    tensor_port.append(port)
-            if self._open & set(node.output):
-                bounded.append(name)
-        first = len(inputs) + len(nodes)
-        for v, spec in enumerate(outputs, first):
-            read(v, [spec.name])
-        kinds = [*["Parameter"] * len(inputs), *(node.op_type for node in nodes), *["Result"] * len(outputs)]
-        more = [0.0] * len(outputs)
-        shapes, dtypes = [self._shapes[name] for name in tensors], [self._types[name] for name in tensors]
-        graph = OpGraph(
-            names=(*(spec.op for spec in inputs), *names, *(spec.op for spec in outputs)),
-            kinds=tuple(kinds),
-            flops=np.array(flops + more),
-            param_bytes=np.array(weights + more),
-            tensor_op=np.array(tensor_op, np.int32),
-            tensor_port=np.array(tensor_port, np.int32),
-            tensor_bytes=np.array([float(math.ceil(math.prod(s) * _width(d))) for s, d in zip(shapes, dtypes, strict=True)]),
-            tensor_shapes=tuple(shapes),
-            tensor_dtypes=tuple(dtypes),
-            edges=np.array(edges, np.int32).reshape(-1, 2),
-            edge_tensor=np.array(moved, np.int32),
-            content=self._content,
-        )
-        return graph.verify(), tensors, tuple(bounded)
-
-
-_ORT_TYPES = {
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    **{f"tensor({name})": name for name in ("bool", "float16", "bfloat16", "string")},
-    **{f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (4, 8, 16, 32, 64)},
-}
-"""NumPy's spelling of ONNX Runtime's types."""
-
-
-def _width(dtype: str) -> float:
-    """Return the bytes of an element, half a byte for ``int4``; 1 if the type's name does not state its bits."""
-    bits = re.search(r"\d+", dtype)
-    return int(bits[0]) / 8 if bits else 1.0
-
-
-def _own_bytes(node: onnx.NodeProto) -> int:
-    """Return the bytes of the constants inside a node: in attributes, in bodies, and in the tables of a tree ensemble."""
-    size = 0
-    for attribute in node.attribute:
-        size += 4 * (len(attribute.floats) + len(attribute.ints))
-        size += _tensor_bytes(attribute.t) if attribute.HasField("t") else 0
-        for body in (attribute.g, *attribute.graphs):
-            size += sum(map(_tensor_bytes, body.initializer)) + sum(map(_own_bytes, body.node))
-    return size
-
-
-def _unique(names: Sequence[str], taken: Collection[str]) -> list[str]:
-    """Return different names, none of which is in ``taken``."""
-    used, found = set(taken), []
-    kept = set(names)
-    for name in names:
-        new, count = name, 1
-        while new in used or (new != name and new in kept):
-            count += 1
-            new = f"{name}_{count}"
-        used.add(new)
-        found.append(new)
-    return found
-
-
-def _cases(graph: onnx.GraphProto, inputs: Collection[str]) -> list[Mapping[str, int]]:
-    """Return combinations of integers for the inputs that are compared with integers; a single empty one without any."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    constants |= {
-        node.output[0]: attribute.t for node in graph.node if node.op_type == "Constant" for attribute in node.attribute
-        if attribute.name == "value"
-    }  # fmt: skip
-    found: dict[str, list[int]] = {}
-    for node in graph.node:
-        for name, other in ((node.input[0], node.input[1]), (node.input[1], node.input[0])) if node.op_type == "Equal" else ():
-            if name in inputs and other in constants and math.prod(constants[other].dims) == 1:
-                value = numpy_helper.to_array(constants[other]).item()
-                if isinstance(value, int):
-                    found.setdefault(name, []).append(value)
-    ways = itertools.islice(itertools.product(*found.values()), _MOST_CASES)
-    return [dict(zip(found, way, strict=True)) for way in ways]
-
-
-def _drawn(rng: np.random.Generator, spec: TensorSpec, cases: Mapping[str, int]) -> NDArray[Any]:
+def draw_input(rng: np.random.Generator, spec: TensorSpec, cases: Mapping[str, int]) -> NDArray[Any]:
+    """Draw standard normal numbers for an input; if it holds integers, fill it with its case, or else ones."""
     if np.dtype(spec.dtype).kind == "f":
         return rng.standard_normal(spec.shape).astype(spec.dtype)
     return np.full(spec.shape, cases.get(spec.name, 1), spec.dtype)
-
-
-def _ruled_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that follow from the rules of ONNX, whatever the data."""
-    try:
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    except (ValueError, RuntimeError, onnx.shape_inference.InferenceError):
-        return {}
-    found: dict[str, tuple[int, ...]] = {}
-    for value in (*inferred.graph.value_info, *inferred.graph.output):
-        sizes = _sizes(value)
-        if value.type.tensor_type.HasField("shape") and all(size is not None for size in sizes):
-            found[value.name] = tuple(size or 0 for size in sizes)
-    return found

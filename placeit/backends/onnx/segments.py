@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Model
 from placeit.backends.onnx.joined import JoinedModel, join
-from placeit.backends.onnx.model import read_onnx
+from placeit.backends.onnx.reading import read_onnx
 from placeit.backends.onnx.whole import FromOnnxFile
 from placeit.backends.onnx_file import read_plain
 from placeit.backends.openvino.inputs import Sizes
