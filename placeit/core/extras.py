@@ -14,6 +14,7 @@ _NAMES = {
     "torch": "PyTorch",
     "torch_geometric": "PyTorch Geometric",
     "ortools": "OR-tools",
+    "pymetis": "PyMetis",
     "ray": "Ray",
     "bokeh": "Bokeh",
     "jinja2": "Jinja",

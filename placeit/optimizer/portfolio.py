@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from placeit.core.extras import installed
+
 __all__ = ["DEFAULT_PLACERS", "MOST_POINTS"]
 
-DEFAULT_PLACERS = ("heft", "best-list", "critical-path", "metis", "random-task-eft", "annealing")
-"""Default placers. Every single device and a search among plans take part in any case.
+_METIS = ("metis",) if installed("pymetis") else ()
+
+DEFAULT_PLACERS = ("heft", "best-list", "critical-path", *_METIS, "random-task-eft", "annealing")
+"""Default placers. Every single device and a search among plans take part in any case. METIS is one of them where it is
+installed: its package has wheels for x86-64 only.
 
 None of them learns. With equal budgets, no learning placer found a faster placement: neither the policies that ship with
 placeit, which take some seconds to ask (``python -m benchmarks.portfolio``), nor the placers that learn from runs which

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from placeit.core.conflicts import together
 from placeit.core.errors import UsageError
+from placeit.core.extras import need
 from placeit.core.graph import unique_rows
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import best, option
@@ -30,10 +31,13 @@ class Metis:
     A vertex weighs its mean compute, an edge its bytes; a part's share of the work is its device's share of the speed. METIS
     knows neither how devices differ op by op nor how links differ, so parts are assigned to devices afterwards. If there are at
     most ``ways`` assignments, the best by cost is taken. Otherwise the heaviest part comes first, each part where it computes
-    fastest.
+    fastest. Needs ``pip install 'placeit[metis]'`` on machines other than x86-64.
     """
 
     ways: int = option(120, "most assignments of parts to devices to evaluate", least=1, most=50_000)
+
+    def __post_init__(self) -> None:
+        need("The placer 'metis'", "metis", "pymetis")
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
@@ -121,6 +125,7 @@ def _cut(
     problem: Problem, ops: NDArray[np.int64], parts: int, *, recursive: bool, tpwgts: list[float] | None, seed: int
 ) -> NDArray[np.int64]:
     """Divide the undirected graph of some ops, at least one, by METIS; return the part of each of them."""
+    need("A partition by METIS", "metis", "pymetis")
     import pymetis
 
     if len(ops) == 1:
