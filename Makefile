@@ -8,9 +8,11 @@ NATIVE := $(wildcard native/*/*.?pp)
 PYTHONS ?= python3.11 python3.12 python3.13
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ZIG = $(abspath $(BIN)/python);-m;ziglang;c++;-target;aarch64-linux-gnu
+# what a build asks about the machine that it is for: AARCH64_CXX (aarch64-linux-gnu-g++), or else zig from PyPI, compiles
+FOR_AARCH64 = _PYTHON_HOST_PLATFORM=linux-aarch64 CMAKE_ARGS='-DCMAKE_CXX_COMPILER=$(or $(AARCH64_CXX),$(ZIG))'
 CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 
-.PHONY: help setup native stubs proto wheel dist image licences portable demo docs test lint types check slow intel-gpu nightly format tidy sanitize bench clean
+.PHONY: help setup native stubs proto wheel dist image licences arm demo docs test lint types check slow intel-gpu nightly format tidy sanitize bench clean
 
 help: ## what a developer does all day
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -35,15 +37,18 @@ stubs: native ## write placeit/_core.pyi anew, by what the extension holds
 proto: setup ## compile the text of the protocol that servers speak over gRPC
 	$(BIN)/python -m grpc_tools.protoc -I placeit/serve --descriptor_set_out=placeit/serve/open_inference.pb open_inference.proto
 
-wheel: setup ## wheels for Linux in dist/: for Python 3.11, and for 3.12 and later; PYTHONS names what to build them with
+wheel: setup ## wheels for Linux in dist/: for Python 3.11, and for 3.12 and later, here and on aarch64; PYTHONS names what to build them with
+	@$(if $(AARCH64_CXX),,$(INSTALL) ziglang)
 	rm -rf build/wheels dist
 	@for python in $(PYTHONS); do \
 	  if [ -e "$$(echo build/wheels/*-abi3-*)" ]; then continue; \
 	  elif $$python -c '' 2>/dev/null; then \
-	    $(BIN)/pip --python "$$(command -v $$python)" wheel --quiet --no-deps --wheel-dir build/wheels . || exit 1; \
+	    build="$(BIN)/pip --python $$(command -v $$python) wheel --quiet --no-deps --wheel-dir" ; \
+	    env $(FOR_AARCH64) SETUPTOOLS_EXT_SUFFIX=.$$($$python -c 'import sys; print(sys.implementation.cache_tag)')-aarch64-linux-gnu.so \
+	      $$build build/wheels/aarch64 . && $$build build/wheels . || exit 1; \
 	  else echo "$$python is not found: no wheel is built with it"; fi; \
 	done
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheels/*.whl
+	for wheel in build/wheels/aarch64/*.whl build/wheels/*.whl; do PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist $$wheel || exit 1; done
 
 dist: wheel ## what is published, in dist/: an sdist and wheels; checks them, and tries each wheel in an empty environment
 	@$(INSTALL) check-wheel-contents twine
@@ -62,11 +67,6 @@ licences: setup ## list the licences of what all extras bring; fail if one is GP
 	@$(INSTALL) pip-licenses
 	$(BIN)/pip-licenses --order=license --partial-match --packages $$($(BIN)/python tools/dependencies) \
 	  --fail-on='General Public;GPL;Noncommercial;Non-Commercial;Proprietary;UNKNOWN'
-
-portable: setup ## compile the extension for aarch64: with AARCH64_CXX (aarch64-linux-gnu-g++), or else with zig from PyPI
-	@$(if $(AARCH64_CXX),,$(INSTALL) ziglang)
-	@$(CONFIGURE) -B build/aarch64 -DCMAKE_CXX_COMPILER='$(or $(AARCH64_CXX),$(ZIG))' >/dev/null && \
-	  $(BIN)/cmake --build build/aarch64
 
 demo: setup ## find and measure a placement of a small model on two emulated boards
 	$(BIN)/placeit demo build/demo
@@ -94,7 +94,10 @@ slow: setup ## the slow tests: stress, whole models, training; in two processes
 intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emulated ones
 	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest tests/intel_gpu -m intel_gpu
 
-nightly: setup ## what takes hours: Ctrl-C at random moments of all commands, damaged files, thousands of searches
+arm: wheel ## the tests of the wheel for aarch64, on an emulated board: tests/arm_board
+	$(BIN)/pytest -m nightly tests/arm_board
+
+nightly: setup wheel ## what takes hours: Ctrl-C at random moments of all commands, damaged files, thousands of searches
 	$(BIN)/pytest -m nightly -n 2
 	$(BIN)/python -m tests.interrupt_commands $(INTERRUPTS)
 	$(BIN)/python -m benchmarks.fuzz
