@@ -22,6 +22,7 @@ from placeit.measuring.check import OutputDifference
 from placeit.measuring.statistics import Ratio
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.deciding import confirm
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.turns import measure
 from placeit.planning.placing import Placing
@@ -131,18 +132,18 @@ class Outcome:
 def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, progress: Progress | None = None) -> Search:
     """Add a case's candidates to a search that ends after a number of seconds."""
     session = SimpleNamespace(
-        executable=True,
+        cluster=SimpleNamespace(executable=True),
         tolerance=1e-3,
         grouping=SimpleNamespace(groups=SimpleNamespace(param_bytes=np.zeros(1))),
         segmenter=SimpleNamespace(problem=lambda: None),
         executor=lambda seconds, **_: Drawn(
             seconds * math.exp(machine.random.normal(0, case.opening)), machine, short=case.short
         ),
-        check_outputs=lambda _, **__: OutputDifference(0.0, 0.0),
+        reference=SimpleNamespace(check=lambda _, **__: OutputDifference(0.0, 0.0)),
         compiling=SimpleNamespace(),
         runtime=SimpleNamespace(compiler=SimpleNamespace(takes=lambda _: 0.0)),
     )
-    search = Search(cast("Session", session), _LATENCY, clock.now() + left_s, seed, progress)
+    search = Search(RunOptions(cast("Session", session), _LATENCY, clock.now() + left_s, seed, progress))
     for placer, times in (("single", case.singles), ("drawn", case.splits)):
         for i, seconds in enumerate(times):
             name = f"{placer} {i}"

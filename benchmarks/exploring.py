@@ -43,6 +43,7 @@ from placeit.optimizer.improving import refine
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.proposing import ask_all
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.turns import improve
 from placeit.profiler.cache import Cache
@@ -72,7 +73,7 @@ Way = Callable[[Session, float, int], list[Moment]]
 def _searching(*, on: bool) -> Way:
     def choose(session: Session, seconds: float, seed: int) -> list[Moment]:
         begin, moments = clock.now(), list[Moment]()
-        search = Search(session, Latency(), begin + seconds, seed, None)
+        search = Search(RunOptions(session, Latency(), begin + seconds, seed))
         raced = search.raced
 
         def watched(*args: Any, **options: Any) -> Any:

@@ -103,7 +103,7 @@ def test_a_model_on_one_device_is_one_segment(device: str, tmp_path: Path) -> No
 
 def test_the_plain_device_that_a_search_on_others_may_choose_is_bundled(tmp_path: Path) -> None:
     with Session(random_model(1, 12), CORES, cache=None) as session:
-        [whole, *_] = session.whole_devices
+        [whole, *_] = session.setup.whole_devices
         chosen = placed(session.alone(whole))
         manifest = session.build(chosen, tmp_path / "plain.placeit")
     assert [device.name for device in manifest.devices] == [whole.name]
@@ -254,7 +254,9 @@ def test_nothing_is_replaced(bundle: Path, tmp_path: Path) -> None:
 
 def test_a_bundle_that_is_wrong_is_not_written(tmp_path: Path) -> None:
     with Session(random_model(1, 12), CORES, cache=None) as session:
-        session.output_check().expected.update({name: value + 1 for name, value in session.output_check().expected.items()})
+        session.reference.output_check().expected.update(
+            {name: value + 1 for name, value in session.reference.output_check().expected.items()}
+        )
         with pytest.raises(ExecutionError, match="does not compute here what it should"):
             session.build(placed(session), tmp_path / "app.placeit")
     assert list(tmp_path.iterdir()) == []

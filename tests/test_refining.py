@@ -31,8 +31,8 @@ from placeit.serving.attendant import Request
 from placeit.serving.refining import Limits
 from placeit.serving.server import Answer, Server
 from placeit.session import Session
-from placeit.workbench import Workbench
 from placeit.workbench.proposals import Proposals
+from placeit.workbench.reference import Reference
 from placeit.workbench.refining import Refiner, Trial
 from tests.small_models import inception_like
 
@@ -260,11 +260,11 @@ def test_a_plain_device_is_refined_by_what_requests_take_there(cache: Cache, mon
 
 
 def test_a_candidate_whose_outputs_are_wrong_gets_no_request(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: Session, executor: PlanExecutor, *, after: bool = False) -> None:
+    def wrong(self: Reference, executor: PlanExecutor, *, after: bool = False) -> None:
         raise ExecutionError("Its outputs are wrong")
 
     with session.serve(on(session, 1), refine=FAST) as server:
-        monkeypatch.setattr(Workbench, "check_outputs", wrong)
+        monkeypatch.setattr(Reference, "check", wrong)
         serve_until(server, session, "left out: Its outputs are wrong")
         assert refinement(server).explored == 0
 
@@ -273,9 +273,9 @@ def test_runs_that_check_a_candidate_are_explored_and_who_waits_for_them_does_so
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are on the devices that serve: they wait until the share allows them."""
-    check, begun, go_on = Workbench.check_outputs, threading.Event(), threading.Event()
+    check, begun, go_on = Reference.check, threading.Event(), threading.Event()
 
-    def watched(self: Session, executor: PlanExecutor, *, after: bool = False) -> OutputDifference:
+    def watched(self: Reference, executor: PlanExecutor, *, after: bool = False) -> OutputDifference:
         begun.set()
         assert go_on.wait(PATIENCE_S)
         return check(self, executor, after=after)
@@ -283,7 +283,7 @@ def test_runs_that_check_a_candidate_are_explored_and_who_waits_for_them_does_so
     propose(monkeypatch, lambda: split(session))
     inputs = session.model.sample_inputs()
     with session.serve(on(session, 0), refine=replace(FAST, share=0.02)) as server:
-        monkeypatch.setattr(Workbench, "check_outputs", watched)
+        monkeypatch.setattr(Reference, "check", watched)
         try:
             while not begun.is_set():
                 server.submit(inputs).result(PATIENCE_S)

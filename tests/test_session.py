@@ -187,7 +187,7 @@ def test_with_a_described_device_costs_are_estimated_and_nothing_can_run(cache: 
     links = {pair: Link(1e6, 1e-3, "described") for pair in (("edge", "fast"), ("fast", "edge"))}
     with Session(inception_like(), Cluster((edge, fast), links), cache=cache) as session:
         session.profile()
-        assert not session.executable
+        assert not session.cluster.executable
         assert (session.costs.core[:, 0] >= session.costs.core[:, 1]).all()
         placement = session.placement(np.zeros(len(session.grouping.groups), int))
         with pytest.raises(DeviceError, match="exists in simulation only"):

@@ -54,7 +54,7 @@ def diff(
         raise UsageError(f"{first} is given twice: there is nothing to race.")
     with terminal.progress() as progress, open_session(options, [first, second]) as (session, placements):
         named = dict(zip(names, placements, strict=True))
-        if measure and not session.executable:
+        if measure and not session.cluster.executable:
             raise UsageError("--measure runs placements, and some of the devices exist in simulation only.")
         check_differing(session, named)
         session.profile(progress=progress)

@@ -1,4 +1,4 @@
-"""Checks of the parts of a :class:`placeit.core.problem.Problem`; all raise ProblemError."""
+"""Checks of the parts of a :class:`placeit.core.problem.Problem`; they raise ProblemError, or InfeasibleError."""
 
 from __future__ import annotations
 
@@ -8,27 +8,42 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placeit.core.errors import ProblemError
+from placeit.core.errors import InfeasibleError, ProblemError
 from placeit.core.graph import topological_order
 
 MOST = 1e100  # largest finite number of seconds, bytes or rates, so that sums and products do not overflow
 
 
 def floats(
-    name: str, value: ArrayLike, ndim: int, shape: tuple[int, ...] | None = None, diagonal: float | None = None
+    name: str,
+    value: ArrayLike | None,
+    shape: tuple[int | None, ...],
+    *,
+    default: float | None = None,
+    diagonal: float | None = None,
+    infinite: bool = False,
 ) -> NDArray[np.float64]:
     """Return an array of numbers that are not NaN, not negative, and at most 1e100 if finite.
 
-    ``shape``: the expected shape; None for any with ``ndim`` dimensions. ``diagonal``: the value that replaces the diagonal.
+    Args:
+        name: for errors.
+        value: the numbers; None for ``default`` everywhere, if that is given.
+        shape: the expected shape; None for a size that may be any.
+        default: the number where nothing is given.
+        diagonal: the number that replaces the diagonal.
+        infinite: whether numbers may be infinite.
     """
+    if value is None and default is not None:
+        value = np.full([size or 0 for size in shape], default)
     try:
         array = np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         raise ProblemError(f"'{name}' is not an array of numbers.") from None
-    if array.size == 0 and shape is not None and 0 in shape:
-        array = array.reshape(shape)
-    if array.ndim != ndim or (shape is not None and array.shape != shape):
-        expected = shape if shape is not None else f"{ndim} dimensions"
+    if array.size == 0 and 0 in shape:
+        array = array.reshape([size or 0 for size in shape])
+    known = None not in shape
+    if array.ndim != len(shape) or (known and array.shape != shape):
+        expected = shape if known else f"{len(shape)} dimensions"
         raise ProblemError(f"'{name}' has shape {array.shape}; expected {expected}.")
     if diagonal is not None:
         np.fill_diagonal(array, diagonal)
@@ -40,6 +55,29 @@ def floats(
         raise ProblemError(f"'{name}' is negative at {where}: {array[where]}.")
     if (np.isfinite(array) & (array > MOST)).any():
         raise ProblemError(f"'{name}' holds {array[np.isfinite(array)].max():g}; finite numbers are at most {MOST:g}.")
+    if not infinite and np.isinf(array).any():
+        raise ProblemError(f"'{name}' contains an infinite value; only 'compute', 'bandwidth' and 'memory' may.")
+    return array
+
+
+def somewhere(compute: NDArray[np.float64], ops: Sequence[str], devices: Sequence[str]) -> None:
+    """Raise InfeasibleError if some op can run on no device."""
+    nowhere = np.flatnonzero(~np.isfinite(compute).any(axis=1))
+    if len(nowhere):
+        raise InfeasibleError(
+            f"Op '{ops[int(nowhere[0])]}' can run on none of the devices {', '.join(devices)}: add a device that supports it."
+        )
+
+
+def bandwidth(value: ArrayLike, devices: Sequence[str]) -> NDArray[np.float64]:
+    """Return the bandwidths of links, ``float64[D, D]``, positive, and infinite on the diagonal."""
+    array = floats("bandwidth", value, (len(devices),) * 2, diagonal=np.inf, infinite=True)
+    slow = np.argwhere(array < 1 / MOST)
+    if len(slow):
+        i, j = slow[0]
+        raise ProblemError(
+            f"The link {devices[i]} -> {devices[j]} has bandwidth {array[i, j]}; it must be positive (bytes per second)."
+        )
     return array
 
 

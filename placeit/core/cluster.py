@@ -152,6 +152,11 @@ class Cluster:
         devices = [device.name for device in self.devices if device.emulated]
         return devices + [f"{src} -> {dst}" for (src, dst), link in self.links.items() if link.origin == "emulated"]
 
+    @property
+    def executable(self) -> bool:
+        """True if every device is real, or emulated by a real one."""
+        return not any(device.described for device in self.devices)
+
     def missing_links(self) -> list[tuple[str, str]]:
         """Return the ordered pairs of distinct devices whose link is unknown."""
         return [(a, b) for a in self.names for b in self.names if a != b and (a, b) not in self.links]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placeit.core import checks
-from placeit.core.errors import InfeasibleError, PlacementError, ProblemError
+from placeit.core.errors import PlacementError, ProblemError
 from placeit.core.files import write_text
 from placeit.core.graph import Csr, csr
 from placeit.core.placement import Placement
@@ -112,7 +112,7 @@ class Problem:
                 conflicts that are not mutual.
             InfeasibleError: some op can run on no device.
         """
-        compute = checks.floats("compute", compute, 2)
+        compute = checks.floats("compute", compute, (None, None), infinite=True)
         ops, devices = compute.shape
         if ops == 0 or devices == 0:
             raise ProblemError(f"A problem needs at least one op and one device; 'compute' has shape {compute.shape}.")
@@ -126,7 +126,7 @@ class Problem:
                 raise ProblemError(f"'{what}' contains a name twice; names must be unique.")
         # edges share a tensor if they have the same tensor number; equal bytes do not decide that
         tensor = np.arange(count, dtype=np.int32) if edge_tensor is None else checks.ints("edge_tensor", edge_tensor, (count,))
-        sizes = checks.floats("edge_bytes", edge_bytes, 1, (count,))
+        sizes = checks.floats("edge_bytes", edge_bytes, (count,))
         _, first, inverse = np.unique(tensor, return_index=True, return_inverse=True)
         like = first[inverse.reshape(-1)]
         if not (np.array_equal(edge_array[like, 0], edge_array[:, 0]) and np.array_equal(sizes[like], sizes)):
@@ -136,13 +136,13 @@ class Problem:
             edges=edge_array,
             edge_bytes=sizes,
             edge_tensor=inverse.reshape(-1).astype(np.int32),
-            bandwidth=checks.floats("bandwidth", bandwidth, 2, (devices, devices), diagonal=np.inf),
-            latency=checks.floats("latency", latency, 2, (devices, devices), diagonal=0.0),
-            cut=np.zeros((count, devices)) if cut is None else checks.floats("cut", cut, 2, (count, devices)),
-            param_bytes=np.zeros(ops) if param_bytes is None else checks.floats("param_bytes", param_bytes, 1, (ops,)),
-            memory=np.full(devices, np.inf) if memory is None else checks.floats("memory", memory, 1, (devices,)),
+            bandwidth=checks.bandwidth(bandwidth, dev_names),
+            latency=checks.floats("latency", latency, (devices, devices), diagonal=0.0),
+            cut=checks.floats("cut", cut, (count, devices), default=0.0),
+            param_bytes=checks.floats("param_bytes", param_bytes, (ops,), default=0.0),
+            memory=checks.floats("memory", memory, (devices,), default=np.inf, infinite=True),
             conflicts=np.zeros((devices, devices), bool) if conflicts is None else checks.conflicts(conflicts, dev_names),
-            host=np.zeros(devices + 1) if host is None else checks.floats("host", host, 1, (devices + 1,)),
+            host=checks.floats("host", host, (devices + 1,), default=0.0),
             op_names=names,
             device_names=dev_names,
             graph_hash=graph_hash,
@@ -150,35 +150,11 @@ class Problem:
             output_shapes=(None,) * ops if output_shapes is None else checks.shapes(output_shapes, names),
             order=checks.order(edge_array, ops, names),
         )
-        problem._check()
+        checks.somewhere(compute, names, dev_names)
         for value in vars(problem).values():
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
         return problem
-
-    def _check(self) -> None:
-        off = ~np.eye(self.devices, dtype=bool)
-        if np.any(self.bandwidth[off] < 1 / checks.MOST):
-            i, j = np.argwhere(off & (self.bandwidth < 1 / checks.MOST))[0]
-            raise ProblemError(
-                f"The link {self.device_names[i]} -> {self.device_names[j]} has bandwidth {self.bandwidth[i, j]}; it must be "
-                "positive (bytes per second)."
-            )
-        for what, values in (
-            ("edge_bytes", self.edge_bytes),
-            ("latency", self.latency),
-            ("cut", self.cut),
-            ("param_bytes", self.param_bytes),
-            ("host", self.host),
-        ):
-            if np.any(np.isinf(values)):
-                raise ProblemError(f"'{what}' contains an infinite value; only 'compute', 'bandwidth' and 'memory' may.")
-        nowhere = np.flatnonzero(~np.isfinite(self.compute).any(axis=1))
-        if len(nowhere):
-            name = self.op_names[int(nowhere[0])]
-            raise InfeasibleError(
-                f"Op '{name}' can run on none of the devices {', '.join(self.device_names)}: add a device that supports it."
-            )
 
     def __len__(self) -> int:
         return int(self.compute.shape[0])

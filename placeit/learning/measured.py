@@ -100,7 +100,7 @@ class MeasuredCosts:
         spare: float = 0.0,
         progress: Progress | None = None,
     ) -> None:
-        if not session.executable:
+        if not session.cluster.executable:
             raise UsageError(
                 "Devices that are only described run nothing, so there is nothing to measure: leave out cost=measured."
             )

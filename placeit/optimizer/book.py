@@ -19,7 +19,7 @@ class Book:
 
     Args:
         session: a model on its devices.
-        story: the story to continue; None for a new one.
+        story: the story to continue.
 
     Attributes:
         known: candidates by name, with the facts known so far. Among them are references, and single devices in another
@@ -27,8 +27,8 @@ class Book:
         homes: for each candidate that is on no device of the cluster, by name: the session that runs it.
     """
 
-    def __init__(self, session: Workbench, story: Story | None = None) -> None:
-        self.session, self.story = session, Story() if story is None else story
+    def __init__(self, session: Workbench, story: Story) -> None:
+        self.session, self.story = session, story
         self.known: dict[str, Candidate] = {}
         self.homes: dict[str, Alone] = {}
 

@@ -37,7 +37,7 @@ class OutputChecks:
         book, against = self._book, self._reference(name)
         for executor in deployed.checkable:
             try:
-                found = against.check_outputs(executor, after=after)
+                found = against.reference.check(executor, after=after)
                 if against is not book.session:
                     self._compare_runtimes(against)
             except FAILURES as error:
@@ -60,7 +60,7 @@ class OutputChecks:
             return
         self._compared = True
         session = self._book.session
-        gap = OutputDifference.between(session.output_check().expected, other.output_check().expected)
+        gap = OutputDifference.between(session.reference.output_check().expected, other.reference.output_check().expected)
         if gap.wrong(session.tolerance) is not None:
             said = gap.fault or f"outputs differ by {gap.max_rel:.1e} of the largest"
             _LOG.warning(

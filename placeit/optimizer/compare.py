@@ -24,6 +24,7 @@ from placeit.optimizer.ledger import compiled_since
 from placeit.optimizer.races import Races
 from placeit.optimizer.references import enter_references
 from placeit.optimizer.replicas import replicated
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.wholes import alone_on, plain_candidates
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
@@ -165,7 +166,7 @@ def compare(
     check_length(runs, duration, warmup)
     check_compared(objective, rate)
     wanted = get_objective(objective, session.cluster, rate=rate)
-    races = Races(session, wanted, math.inf, seed, progress)
+    races = Races(RunOptions(session, wanted, math.inf, seed, progress))
     races.warmup = warmup
     races.watch_machine()
     if duration is not None:

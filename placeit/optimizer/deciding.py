@@ -38,7 +38,7 @@ def confirm(search: Search) -> Decision:
     A race of the finalists selects the two, and another race of the two alone decides. So the luck that helped to select
     them does not enter the decision.
     """
-    if not search.session.executable:
+    if not search.session.cluster.executable:
         return Decision()
     with search.ledger.on(DECIDING):
         while (decision := settled(search, *selected(search))) is None:

@@ -272,7 +272,7 @@ def open_journal(path: Path, session: Workbench, objective: Objective) -> Journa
         UsageError: a device exists in simulation only, so that nothing is measured; or the file belongs to another search.
         FileError: the file cannot be read or written, or is not a journal.
     """
-    if not session.executable:
+    if not session.cluster.executable:
         raise UsageError("A search on devices that are only described measures nothing, so there is nothing to resume.")
     return _opened(Journal, path, session, _key(session, objective))
 
@@ -288,7 +288,7 @@ def kept_journal(session: Workbench, objective: Objective) -> Journal | None:
         The journal; None if nothing is measured or kept.
     """
     profiled = session.costs.profiled
-    if not session.executable or session.cache is None or profiled is None:
+    if not session.cluster.executable or session.cache is None or profiled is None:
         return None
     key = _key(session, objective) | {"profiled": profiled.at}
     if (path := session.cache.runs_file(key)) is None:

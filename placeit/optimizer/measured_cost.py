@@ -22,6 +22,7 @@ from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.journal import Known, open_journal
 from placeit.optimizer.outcomes import Asked, MeasuredOutcome, Outcomes
 from placeit.optimizer.races import Races
+from placeit.optimizer.runs import RunOptions
 from placeit.planning.segments import Costs
 from placeit.profiler.costs import Progress
 from placeit.runtime.programs import searching
@@ -100,13 +101,13 @@ class MeasuredCost:
         progress: Progress | None = None,
     ) -> None:
         wanted = get_objective(objective, session.cluster)
-        if not session.executable:
+        if not session.cluster.executable:
             raise UsageError("Devices that are only described run nothing, so there is nothing to measure.")
         if rounds < 1 or (hopeless is not None and not hopeless > 1):
             raise UsageError(f"'rounds' is at least 1 and 'hopeless' more than 1; got {rounds} and {hopeless}.")
         with contextlib.ExitStack() as stack:  # compiled programs are kept as long as this object
             stack.enter_context(searching())
-            self._races = Races(session, wanted, deadline, seed, progress)
+            self._races = Races(RunOptions(session, wanted, deadline, seed, progress))
             weakref.finalize(self, stack.pop_all().close).atexit = False
         self._races.watch_machine()
         self._segmenter = self._races.segmenter_of(session.costs)

@@ -21,6 +21,7 @@ from placeit.optimizer.preparing import Bound, Load, Profile
 from placeit.optimizer.proposing import Enter, Propose
 from placeit.optimizer.reporting import Report, optimized
 from placeit.optimizer.result import Optimized
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.turns import Measure, measure, promising, time_plain, time_singles
@@ -104,16 +105,16 @@ def decide(
         ExecutionError: every placement failed; gives the reason of each.
     """
     begin, before = clock.now(), deepcopy(session.compiling.kinds)
-    search = Search(session, get_objective(objective, session.cluster), begin + budget, seed, progress)
+    search = Search(RunOptions(session, get_objective(objective, session.cluster), begin + budget, seed, progress))
     search.story.begin("decide")
     search.watch_machine()
-    if journal is not None and session.executable:
+    if journal is not None and session.cluster.executable:
         search.journal = open_journal(journal, session, search.objective)
     search.singles()
     search.begin_with(placements)
     decision, interrupted = Decision(), False
     try:
-        if session.executable:
+        if session.cluster.executable:
             search.deadline = begin + _KNOWING_SHARE * budget
             with search.ledger.on(MEASURING):
                 if cost is not None:

@@ -19,6 +19,7 @@ from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.front import explore, non_dominated, spread
 from placeit.optimizer.portfolio import MOST_POINTS
 from placeit.optimizer.races import Races
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.simulator.objectives.energy import Energy
 
@@ -98,7 +99,7 @@ def find_front(search: Search, energy: Energy, chosen: Candidate, deadline: floa
         deadline: when to stop, by :func:`placeit.core.clock.now`.
         interrupted: whether the search was interrupted; then only placements that it knows take part, and nothing runs.
     """
-    races = Races(search.session, energy, deadline, search.seed, search.progress, search.ledger)
+    races = Races(RunOptions(search.session, energy, deadline, search.seed, search.progress, search.ledger))
     races.say("exploring latency and energy", 0.0)
     rows = [one.groups for one in search.standing if search.is_placed(one)]
     try:
@@ -109,7 +110,7 @@ def find_front(search: Search, energy: Energy, chosen: Candidate, deadline: floa
         interrupted = True
     _enter(search, races, rows, chosen)
     try:
-        if search.session.executable and not interrupted:
+        if search.session.cluster.executable and not interrupted:
             _race(search, races)
     except KeyboardInterrupt:
         search.session.hurry()
@@ -124,7 +125,7 @@ def find_front(search: Search, energy: Energy, chosen: Candidate, deadline: floa
 
 def _explored(search: Search, energy: Energy, starts: NDArray[np.int32], deadline: float) -> list[NDArray[np.int32]]:
     """Return placements of the front that is simulated by calibrated costs: at most ``MOST_POINTS``, its ends first."""
-    if search.session.executable:
+    if search.session.cluster.executable:
         search.learn()
     segmenter, now = search.segmenter, clock.now()
 

@@ -15,7 +15,10 @@ from placeit.optimizer.certainty import excluded
 from placeit.optimizer.ledger import PROFILING
 from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.starts import divide_for, elsewhere
+from placeit.planning.room import check_room
 from placeit.profiler.memory import Rates, shared_reads
+from placeit.profiler.support import supported_ops
+from placeit.workbench import Workbench
 
 __all__ = ["Bound", "Load", "Profile", "tell_worth"]
 
@@ -34,11 +37,22 @@ class Load(Stage):
 
     def run(self, state: SearchState) -> None:
         """Prepare the groups. Raises PlacementError if a starting placement does not fit the model or the devices."""
-        state.session.check_room()
+        _check_room(state.session)
         given = state.goal.starts
         state.on_cores = on_cores = elsewhere(state.session, given)
         state.starts = starts = {name: one for name, one in given.items() if name not in on_cores}
         divide_for(state.session, starts)
+
+
+def _check_room(session: Workbench) -> None:
+    """Raise InfeasibleError if the weights cannot fit into the memory of the devices, as far as a quick check can tell."""
+    model, cluster = session.model, session.cluster
+    if model.graph.param_bytes.sum() <= min(device.memory_bytes for device in cluster.devices):
+        return
+    able = session.placing.able()
+    if cluster.executable and not session.setup.expected:
+        able &= supported_ops(model, cluster)
+    check_room(session.grouping, able, cluster)
 
 
 class Profile(Stage):

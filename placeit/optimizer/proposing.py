@@ -16,6 +16,7 @@ from placeit.optimizer.journal import kept_journal, open_journal
 from placeit.optimizer.ledger import MEASURING, Item
 from placeit.optimizer.preparing import tell_worth
 from placeit.optimizer.replicas import enter_replicas
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.starts import begin_with, fitted
@@ -46,7 +47,7 @@ class Enter(Stage):
         session, goal = state.session, state.goal
         given = fitted(session, state.starts, goal.objective)
         until = state.deadline if goal.energy is None else state.deadline - goal.budget.seconds * _FRONT_SHARE
-        search = Search(session, goal.objective, until, goal.seed, state.progress, state.ledger, state.story)
+        search = Search(RunOptions(session, goal.objective, until, goal.seed, state.progress, state.ledger, state.story))
         state.search = search
         search.watch_machine()
         search.excluded, search.memory = state.excluded, state.memory
@@ -59,7 +60,7 @@ class Enter(Stage):
             search.enter(*mode)
         begin_with(search, given, state.on_cores)
         state.without = search.compare_precisions() if goal.candidates.compare_precisions else []
-        if session.executable and state.enough is None:  # the costs were cached, so nothing was told while profiling
+        if session.cluster.executable and state.enough is None:  # the costs were cached, so nothing was told while profiling
             state.enough = tell_worth(np.array(search.single_seconds()), state.deadline, goal.budget.seconds)
 
 
@@ -97,7 +98,7 @@ def compare_wholes(search: Search) -> None:
     """Race candidates that serve whole requests: replicas, the throughput mode, and the best single devices beside them."""
     wholes = [one for one in search.standing if not search.is_placed(one) and one.measured is None and one.placer != "single"]
     wholes = [one for one in wholes if one.segments == len(one.plans)]
-    if not search.session.executable or not wholes:
+    if not search.session.cluster.executable or not wholes:
         return
     singles = sorted(search.fresh_singles, key=known_value)
     racing = [*singles[:1], *wholes, *(one for one in singles[1:] if one.simulated_value is None)]

@@ -45,7 +45,7 @@ def chosen_of(
     order = [one for one in order if one.failed is None]
     if not order:
         raise ExecutionError(" ".join([f"Every placement of {where} failed.", *reasons]))
-    if not search.session.executable:
+    if not search.session.cluster.executable:
         least = known_value(order[0])
         most = least / WORTH if single is None else min(least / WORTH, known_value(single))
         # up to 1 % less of an objective that is not a time is not worth being slower

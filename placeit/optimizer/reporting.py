@@ -123,7 +123,7 @@ def optimized(
         spent_s=sum(one.seconds for one in spent),
         spending=spent,
         compiling=compiled_since(before, session.compiling.kinds),
-        least_s=None if not session.executable else least(search.single_seconds()) or None,
+        least_s=None if not session.cluster.executable else least(search.single_seconds()) or None,
         interrupted=interrupted,
         cluster=session.cluster,
         pins=session.pins,

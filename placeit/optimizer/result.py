@@ -289,7 +289,7 @@ class Optimized(Drawn):
         report: RunReport | RateReport
         with self._again() as session:
             first, *others = (Prepared.of(session, one) for one in self.placement.every)
-            if not first.home.executable:
+            if not first.home.cluster.executable:
                 return recording.of_plan([first, *others])
             try:
                 if others:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -33,24 +34,38 @@ from placeit.runtime.plan_executor import with_room
 from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
 
-__all__ = ["Runs"]
+__all__ = ["RunOptions", "Runs"]
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE_S = 30.0  # seconds that a run of a reference may take, even if less time is left
 _COPIES = 2  # copies of the weights that free memory must hold before another placement is opened
 
 
-class Runs(Book):
-    """Runs of candidates on a session's devices by an objective, until a deadline.
+@dataclass(frozen=True, eq=False)
+class RunOptions:
+    """What is run, by which objective, and for how long.
 
-    Args:
+    Attributes:
         session: a model on its devices.
         objective: objective that runs are valued by.
         deadline: when the last race should be over, by :func:`placeit.core.clock.now`.
         seed: seed of the order within each round.
         progress: called with the current step and the share of it that is done.
-        ledger: ledger that time is booked in; None for a new one.
-        story: story of the search; None for a new one.
+        ledger: ledger that time is booked in.
+        story: the story of the search to continue.
+    """
+
+    session: Workbench
+    objective: Objective
+    deadline: float = math.inf
+    seed: int = 0
+    progress: Progress | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    story: Story = field(default_factory=Story)
+
+
+class Runs(Book):
+    """Runs of candidates on a session's devices by an objective, until a deadline.
 
     Attributes:
         races: the races that have been run.
@@ -60,26 +75,18 @@ class Runs(Book):
         watch: tells whether other work disturbed the machine in a round; None to assume that it never does.
     """
 
-    def __init__(
-        self,
-        session: Workbench,
-        objective: Objective,
-        deadline: float,
-        seed: int,
-        progress: Progress | None,
-        ledger: Ledger | None = None,
-        story: Story | None = None,
-    ) -> None:
-        super().__init__(session, story)
-        self.deadline, self.seed, self.progress = deadline, seed, progress
-        self.meters = objective.meters(session.cluster) if objective.has_model else None
+    def __init__(self, options: RunOptions) -> None:
+        super().__init__(options.session, options.story)
+        self.deadline, self.seed, self.progress = options.deadline, options.seed, options.progress
+        objective, cluster = options.objective, options.session.cluster
+        self.meters = objective.meters(cluster) if objective.has_model else None
         self.objective = objective.measured_with(self.meters)
         self.pace = None if objective.rate is None else Pace(objective.rate)
         self.watch: Watching | None = None
         self.races: list[Raced] = []
         self.journal: Journal | None = None
-        self.ledger = Ledger() if ledger is None else ledger
-        session.compiling.progress = progress
+        self.ledger = options.ledger
+        options.session.compiling.progress = options.progress
         self._uncounted = 1.0  # seconds of a run over its counted seconds; not 1 if requests of several sizes have shares
         self._priced: dict[str, tuple[Plan, Plan]] = {}  # plan of each candidate, and this plan by the session's costs
 

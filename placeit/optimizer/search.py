@@ -26,17 +26,13 @@ from placeit.optimizer.candidates import (
 from placeit.optimizer.certainty import Excluded
 from placeit.optimizer.decision import DECISION_ROUNDS
 from placeit.optimizer.journal import Journal, Known
-from placeit.optimizer.ledger import Ledger
 from placeit.optimizer.races import Races
-from placeit.optimizer.story import Story
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.wholes import in_other_precision, plain_candidates
 from placeit.placers.base import Placer
 from placeit.placers.bound import lower_bound
 from placeit.placers.feasibility import fits
 from placeit.planning.segments import Plan
-from placeit.profiler.costs import Progress
-from placeit.simulator.objectives.base import Objective
-from placeit.workbench import Workbench
 
 __all__ = ["ROUNDS", "SELECTION_ROUNDS", "Explores", "Proposal", "Search"]
 
@@ -69,18 +65,10 @@ class Proposal(NamedTuple):
 class Search(Races):
     """Candidates, their plans and their races, as the stages of :func:`placeit.optimizer.optimize.find` find them."""
 
-    def __init__(
-        self,
-        session: Workbench,
-        objective: Objective,
-        deadline: float,
-        seed: int,
-        progress: Progress | None,
-        ledger: Ledger | None = None,
-        story: Story | None = None,
-    ) -> None:
-        super().__init__(session, objective, deadline, seed, progress, ledger, story)
-        self.segmenter = self.segmenter_of(session.costs) if objective.steady else session.segmenter
+    def __init__(self, options: RunOptions) -> None:
+        super().__init__(options)
+        steady = self.objective.steady
+        self.segmenter = self.segmenter_of(self.session.costs) if steady else self.session.segmenter
         self.problem = self.segmenter.problem()
         self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> its placer, and why there is no plan
         self.unable: set[str] = set()  # unplanned candidates whose placer cannot place this model with its options

@@ -144,7 +144,7 @@ def place_stages(stages: Sequence[ModelStage], items: Sequence[Any], *, rounds: 
                 f"The stages '{stages[0].name}' and '{stage.name}' have different devices ({', '.join(names)}; "
                 f"{', '.join(stage.session.cluster.names)}): open their sessions on the same ones."
             )
-        if not stage.session.executable:
+        if not stage.session.cluster.executable:
             raise UsageError("Devices that are only described run nothing, so stages cannot be placed on them.")
     requests, sizes = np.zeros(len(stages)), np.zeros(len(stages))
     seconds = np.zeros((len(stages), len(names)))

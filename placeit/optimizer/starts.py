@@ -76,7 +76,7 @@ def _other_cores(session: Workbench, placement: Placement) -> Device | None:
     names = set(placement.as_dict().values())
     if len(names) > 1 or placement.replicas or not names.isdisjoint(session.cluster.names):
         return None
-    for device in session.whole_devices:
+    for device in session.setup.whole_devices:
         if device.name in names:
             return device
     try:

@@ -53,7 +53,7 @@ class Measure(Stage):
 
 def improve(search: Search) -> None:
     """Measure the most promising candidates, correct the costs by the times of their segments, and search again."""
-    if not search.session.executable:
+    if not search.session.cluster.executable:
         return
     with search.ledger.on(MEASURING):
         time_plain(search)

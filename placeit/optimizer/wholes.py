@@ -27,7 +27,7 @@ def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candida
     apart = session.cluster.apart()  # no core counts twice
     busy = np.array([float(device.core_set and d in apart) for d, device in enumerate(devices)])
     found: list[tuple[Candidate, Alone]] = []
-    for plain in () if session.pins else session.plain_devices:
+    for plain in () if session.pins else session.setup.plain_devices:
         like = [d for d, device in enumerate(devices) if device.core_set and device.kind == plain.kind]
         able = plain.plain or problem.feasible[:, like].all()  # a whole file needs no cuts
         if able and problem.param_bytes.sum() <= plain.memory_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -12,9 +13,12 @@ from placeit.backends.base import Model
 from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, InfeasibleError
 from placeit.planning.coarsen import Grouping
+from placeit.planning.placing import Placing
 from placeit.runtime.devices.kinds import device_kind
 
-__all__ = ["supported", "supported_ops", "without_refused"]
+__all__ = ["divided_by_support", "supported", "supported_ops", "without_refused"]
+
+_log = logging.getLogger("placeit")
 
 
 def supported_ops(model: Model, cluster: Cluster) -> NDArray[np.bool_]:
@@ -67,8 +71,21 @@ def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.
     return groups
 
 
+def divided_by_support(placing: Placing, model: Model, cluster: Cluster) -> Placing:
+    """Return the groups, split so that all ops of a group run on the same real devices.
+
+    Raises:
+        InfeasibleError: some op can run on no device.
+        DeviceError: a runtime does not answer.
+    """
+    if len({(device.kind, device.where.hardware) for device in cluster.devices}) < 2:
+        return placing
+    _, kinds = np.unique(supported_ops(model, cluster), axis=0, return_inverse=True)
+    return placing.divided_by(kinds.astype(np.int32).ravel())
+
+
 def without_refused(model: Model, cluster: Cluster, error: DeviceError) -> Model:
-    """Return a model whose ops that a device did not compile run on other devices only.
+    """Return a model whose ops that a device did not compile run on other devices only, and log a warning.
 
     Raises:
         DeviceError: the given one, if it is not about such ops, or no other device supports them.
@@ -81,6 +98,8 @@ def without_refused(model: Model, cluster: Cluster, error: DeviceError) -> Model
         supported_ops(refusing, cluster)
     except InfeasibleError:
         raise error from error.__cause__
+    others = ", ".join(name for name in cluster.names if name != error.device)
+    _log.warning("%s. It is placed on %s only.", str(error).rstrip("."), others)
     return refusing
 
 

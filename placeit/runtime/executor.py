@@ -17,24 +17,22 @@ from numpy.typing import NDArray
 
 from placeit import _core
 from placeit.core.errors import ExecutionError, PlaceitError
-from placeit.core.narrowing import narrowed
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
-from placeit.runtime.calls import failure_of, segment_failure
+from placeit.runtime.calls import failure_of
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.devices.base import BufferSpec, HostPaced, Program
 from placeit.runtime.engine_run import EngineRun, Over
+from placeit.runtime.engine_steps import EngineSteps
 from placeit.runtime.feed import Bell, Slots
-from placeit.runtime.lending import COPIED, Entrance, Exit
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
-from placeit.runtime.slots import Slot, check_keeping, continuing
+from placeit.runtime.slots import Slot, check_keeping, continuing, lent
 from placeit.runtime.spans import Labels, Moved, Ran, Timed, blended
-from placeit.runtime.step_names import StepNames
 from placeit.runtime.wiring import Wiring
-from placeit.simulator.scheduler import Scheduler, Transfer
+from placeit.simulator.scheduler import Scheduler
 
 __all__ = ["Executor"]
 
@@ -66,13 +64,12 @@ class Executor(PlanExecutor):
         self.book, self.pool, self._has_state = book, pool, bool(book.model.stateful)
         compiled = iter(programs)
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
-        self._scheduler = Scheduler(plan.problem, plan.placement, in_flight=in_flight)
-        self._segments, self._nodes = len(plan.segments), len(plan.segments) + len(plan.problem.edges)
+        scheduler = Scheduler(plan.problem, plan.placement, in_flight=in_flight)
         self._numbers, self._free = in_flight, list[int]()  # count of slots with room, and free numbers
         self._uses = {pool.cluster.names[segment.device] for segment in plan.segments}
-        self._wiring = Wiring(pool, plan, self._scheduler, in_flight)
+        self._wiring = Wiring(pool, plan, scheduler, in_flight)
         self._engine, self._workers, self._devices = self._wiring.engine, self._wiring.workers, self._wiring.devices
-        self._step_names = StepNames(book, plan, pool.cluster.names)
+        self._steps = EngineSteps(self._wiring, scheduler, book, plan, pool.cluster.names)
         self._slots = {number: self._slot(number) for number in range(in_flight)}  # later also of sequences
         for slot in self._slots.values():
             self._wiring.connect(slot)
@@ -138,29 +135,10 @@ class Executor(PlanExecutor):
         slots = self._ordinary
         if self.pool.wait is not None or bell.counter is None or any(slot.renew is not None for slot in slots):
             return None
-        ends: list[Entrance | Exit] = [end for slot in slots for end in slot.inputs.values()]
-        ends += [end for slot in slots for end in slot.outputs.values()]
-        if not all(end.plain for end in ends):
+        memory = lent(slots, self.inputs, self.outputs_wanted)
+        if memory is None:
             return None
-        if any(end.lends for end in ends) and sum(end.memory.nbytes for end in ends) > COPIED * len(slots):
-            return None
-        for end in ends:
-            end.keep()
-        inputs = [[slot.inputs[name].memory for name in self.inputs] for slot in slots]
-        outputs = [[slot.outputs[name].memory for name in self.outputs_wanted] for slot in slots]
-        memory = [*zip(inputs, outputs, strict=True)]
-        return Slots(queue, queue.add(self._engine, memory, bell.counter, every), self._told)
-
-    def _told(self, number: int, ran: Sequence[Ran]) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
-        """Return the segments and transfers of the request in a slot, from the engine's record ``ran``."""
-        segments, moved, base = list[Ran](), list[Moved](), number * self._nodes
-        for node, start, finish in ran:
-            if node - base < self._segments:
-                segments.append((node - base, start, finish))
-            else:
-                step = narrowed(Transfer, self._scheduler.instruction(number, node - base))
-                moved.append((step.tensor, step.src, step.dst, start, finish))
-        return tuple(segments), tuple(moved)
+        return Slots(queue, queue.add(self._engine, memory, bell.counter, every), self._steps.told)
 
     @property
     def host_paced(self) -> tuple[str, ...]:
@@ -228,7 +206,7 @@ class Executor(PlanExecutor):
         self.pool.check_open()  # if it was closed before this run was there to be ended
         _OPEN.check()
         slots = min(count, self.in_flight)
-        checked = [self._renew(self._slots[number]) for number in range(slots)]
+        checked = [slot for number in range(slots) if (slot := self._slots[number]).begin()]
         run = self._run = self._single
         run.error = run.failed = None
         self._blended = None
@@ -246,17 +224,8 @@ class Executor(PlanExecutor):
         if run.stopped:
             raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
         for slot in checked:
-            if slot is not None:
-                self._record(slot)
+            slot.record(*self._steps.ran(slot.number))
         self.inner = run.end - run.begin
-
-    def _renew(self, slot: Slot) -> Slot | None:
-        """Make a slot ready for a request; return it if what the request writes is to be checked."""
-        checked = slot.blanked is not None
-        slot.written, slot.blanked = ({} if checked else None), None
-        if slot.renew is not None:
-            slot.renew()
-        return slot if checked else None
 
     def _give_up(self, run: EngineRun, waited: _core.Waited) -> None:
         """Raise the error of a run that its caller does not wait for any longer."""
@@ -291,35 +260,20 @@ class Executor(PlanExecutor):
             match incident:
                 case _core.Ended():
                     run.ended.append(incident.slot)
-                case _core.Failed() if run.bell is not None:
-                    run.failures.setdefault(incident.node // self._nodes, self._failure(incident.node))
                 case _core.Failed():
-                    run.failed, run.error = incident.node // self._nodes, self._failure(incident.node)
+                    number, error = self._steps.failure(incident.node, interrupts=self.pool.wait is not None)
+                    if run.bell is not None:
+                        run.failures.setdefault(number, error)
+                    else:
+                        run.failed, run.error = number, error
                 case _core.Late():
-                    run.error = run.error or self._overdue(self._names(incident.running))
+                    run.error = run.error or self._overdue(self._steps.named(incident.running))
                 case _core.Broken():
                     self._lost = True
                     run.error = run.error or failure_of("The run cannot go on", ExecutionError(incident.why))
 
-    def _failure(self, node: int) -> PlaceitError:
-        """Return the error of a segment or transfer that has failed, by its node."""
-        step = self._scheduler.instruction(*divmod(node, self._nodes))
-        error = self._engine.error(node)
-        if isinstance(error, BaseException):
-            error = error.with_traceback(None)
-            if not isinstance(error, Exception) and self.pool.wait is not None:
-                raise error  # an interrupt of this thread, and not an error of a device
-        if isinstance(step, Transfer):
-            why = error if isinstance(error, BaseException) else ExecutionError("its link does not say why")
-            return failure_of(f"Moving {self._step_names.step(step)} failed", why)
-        segment = self.plan.segments[step.op]
-        return segment_failure(self.book.op_names(segment)[0], self._devices[segment.device], error)
-
     def _running(self, run: ActiveRun) -> list[str]:  # noqa: ARG002
-        return self._names(self._engine.running())
-
-    def _names(self, nodes: Sequence[int]) -> list[str]:
-        return [self._step_names.step(self._scheduler.instruction(*divmod(node, self._nodes))) for node in nodes]
+        return self._steps.named(self._engine.running())
 
     # -- requests as they come -----------------------------------------------------------------------------------------------
 
@@ -337,7 +291,7 @@ class Executor(PlanExecutor):
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:  # noqa: ARG002
         slot = self._slots[request]
         self._put(inputs, request)
-        self._renew(slot)
+        slot.begin()
         slot.written = None
         self._engine.admit(request)
 
@@ -349,7 +303,7 @@ class Executor(PlanExecutor):
         return [run.ended.popleft() for _ in range(len(run.ended))]
 
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:  # noqa: ARG002
-        return self._read(request), *self._ran(request)
+        return self._read(request), *self._steps.ran(request)
 
     def _pass_time(self, run: ActiveRun) -> None:
         if self.pool.wait is not None:
@@ -368,29 +322,18 @@ class Executor(PlanExecutor):
     @property
     def labels(self) -> Labels:
         """Names of its segments, tensors and devices."""
-        return self._step_names.labels
-
-    def _ran(self, number: int) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
-        """Return the segments and transfers since the request in a slot began, by start."""
-        return self._told(number, self._engine.ran(number))
-
-    def _record(self, slot: Slot) -> None:
-        """Have a slot remember what was written in a checked run."""
-        ran, moved = self._ran(slot.number)
-        for what in [*((s,) for s, _, _ in ran), *((tensor, dst) for tensor, _, dst, _, _ in moved)]:
-            if what not in (slot.written or {}):
-                slot.reported(what)
+        return self._steps.names.labels
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
         """Return the segments and transfers of each request of the last call, with its number among those in flight."""
-        found: list[tuple[int, Sequence[Ran], Sequence[Moved]]] = [(s.number, *self._ran(s.number)) for s in self._ordinary]
+        found: dict[int, tuple[Sequence[Ran], Sequence[Moved]]] = {s.number: self._steps.ran(s.number) for s in self._ordinary}
         if self._blended is not None and found:
-            found[0] = (found[0][0], *self._blended)
-        return found
+            found[0] = self._blended
+        return [(number, *of_slot) for number, of_slot in found.items()]
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
         """Return each segment's median seconds over many runs, or its last ones, ``float64[S]``; zero if it runs nothing."""
-        seconds = np.zeros(self._segments)
+        seconds = np.zeros(len(self.plan.segments))
         self._engine.seconds(last, seconds)
         return seconds
 
@@ -401,7 +344,7 @@ class Executor(PlanExecutor):
 
     def _blend(self, found: Sequence[Timed], runs: int) -> None:
         self._blended = blended(found)
-        seconds = np.zeros(self._segments)
+        seconds = np.zeros(len(self.plan.segments))
         for s, start, finish in self._blended[0]:
             seconds[s] = finish - start
         self._engine.blend(runs, seconds)
@@ -410,7 +353,7 @@ class Executor(PlanExecutor):
         found = [what for slot in self._ordinary if (what := slot.blank(sentinel)) is not None]
         if not found:
             return None
-        return f"{self._step_names.written(found[0])} still wrote after it had been reported to have ended"
+        return f"{self._steps.names.written(found[0])} still wrote after it had been reported to have ended"
 
 
 class _OpenExecutors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,10 +28,11 @@ from placeit.runtime.devices.base import (
     WritesTo,
 )
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.lending import Bind, Entrance, Exit, is_lendable
+from placeit.runtime.lending import COPIED, Bind, Entrance, Exit, is_lendable
 from placeit.runtime.segment_book import SegmentBook
+from placeit.runtime.spans import Moved, Ran
 
-__all__ = ["RunsAhead", "Slot", "check_keeping", "continuing"]
+__all__ = ["RunsAhead", "Slot", "check_keeping", "continuing", "lent"]
 
 
 @runtime_checkable
@@ -187,10 +188,24 @@ class Slot:
 
         return bind
 
+    def begin(self) -> bool:
+        """Make the slot ready for a request; return whether what the request writes is to be checked."""
+        checked = self.blanked is not None
+        self.written, self.blanked = ({} if checked else None), None
+        if self.renew is not None:
+            self.renew()
+        return checked
+
     def reported(self, what: tuple[int, ...]) -> None:
         """Record the values that a segment or a transfer has written, in a checked run."""
         if self.written is not None and what in self.writes:
             self.written[what] = [np.array(buffer.array()) for buffer in self.writes[what]]
+
+    def record(self, ran: Sequence[Ran], moved: Sequence[Moved]) -> None:
+        """Record the values that segments and transfers have written, unless that was done when they ended."""
+        for what in [*((s,) for s, _, _ in ran), *((tensor, dst) for tensor, _, dst, _, _ in moved)]:
+            if what not in (self.written or {}):
+                self.reported(what)
 
     def blank(self, sentinel: int) -> tuple[int, ...] | None:
         """Blank all buffers that segments and transfers write; return one that has written when it should not have, or None."""
@@ -250,6 +265,19 @@ def _shared(pool: DevicePool, spec: BufferSpec, readers: Collection[int], space:
             with pool.on(d):
                 return device.allocate(spec)
     return None
+
+
+def lent(slots: Sequence[Slot], inputs: Iterable[str], outputs: Iterable[str]) -> list[tuple[list[Any], list[Any]]] | None:
+    """Return the memory of the inputs and outputs of each slot, by name; None if a compiled queue cannot use it."""
+    ends: list[Entrance | Exit] = [end for slot in slots for end in slot.inputs.values()]
+    ends += [end for slot in slots for end in slot.outputs.values()]
+    if not all(end.plain for end in ends):
+        return None
+    if any(end.lends for end in ends) and sum(end.memory.nbytes for end in ends) > COPIED * len(slots):
+        return None
+    for end in ends:
+        end.keep()
+    return [([slot.inputs[n].memory for n in inputs], [slot.outputs[n].memory for n in outputs]) for slot in slots]
 
 
 def check_keeping(slot: Slot, book: SegmentBook, plan: Plan, pool: DevicePool) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
@@ -23,13 +21,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from placeit.backends.base import TensorSpec
 from placeit.serve.arriving import Room
-from placeit.serve.refusal import RefusedError, Status, check_token, invalid, none_of
-from placeit.serve.sequences import Asked
+from placeit.serve.infer_json import APART_BYTES, read, read_raw, written
+from placeit.serve.refusal import RefusedError, Status, check_token, invalid
 from placeit.serve.service import Call, ServedModel, Service
-from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_json, sized, to_bytes, to_json
-from placeit.serving.answers import Outputs
 
 __all__ = ["application"]
 
@@ -37,10 +32,6 @@ _LOG = logging.getLogger("placeit")
 _HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
 _HEADER = "inference-header-content-length"
 _JSON_BYTES: Final = 16 << 20  # most bytes of JSON in a request, as Python needs many times the memory for it
-_LONGEST_US: Final = 1 << 62  # longest time-out in microseconds, which a float can hold
-_APART_BYTES: Final = 1 << 16  # bytes of JSON from which on another thread reads and writes it
-_FIELDS: Final = 4096  # most fields, names and lists of a request's JSON, besides the values of its tensors
-_SCANNED_BYTES: Final = 1 << 16  # bytes of JSON that are scanned at a time; other threads can run in between
 _AT_ONCE: Final = 16  # most bytes of all bodies that are kept at once, in multiples of the limit of one body
 
 _WINDOWS: Final = {"identity": 0, "gzip": 31, "deflate": 15}  # content encodings, with zlib's number for them
@@ -198,25 +189,6 @@ class _Bodies:
         )
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The contents of a request.
-
-    Attributes:
-        id: the id that the client has given it; None without one.
-        inputs: by name.
-        outputs: names of the outputs to return, each with whether to return it as bytes.
-        timeout_s: seconds in which it has to be answered; None for as long as it takes.
-        sequence: its sequence; None if it belongs to no sequence.
-    """
-
-    id: str | None
-    inputs: Mapping[str, Array]
-    outputs: Sequence[tuple[str, bool]]
-    timeout_s: float | None
-    sequence: Asked | None = None
-
-
 async def _infer(service: Service, call: Call, request: Request, body: bytes) -> Response:
     """Answer an inference request. Raises RefusedError."""
     model, size = call.model, len(body)
@@ -226,16 +198,16 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes) ->
             raise RefusedError(Status.INVALID, f"The header {_HEADER} is '{said}'; the body has {len(body)} bytes.")
         size = int(said)
     if said is not None and not size:
-        asked = _raw(model, body)
+        asked = read_raw(model, body)
     else:
         if size > _JSON_BYTES:
             raise RefusedError(
                 Status.TOO_LARGE, f"At most {_JSON_BYTES} bytes of a request may be JSON: send large tensors in binary form."
             )
-        asked = await _apart(service, size, _read, model, body, size)
+        asked = await _apart(service, size, read, model, body, size)
     outputs = await service.run(call, asked.inputs, asked.timeout_s, partial(_gone, request.receive), asked.sequence)
     as_json = sum(outputs[name].nbytes for name, binary in asked.outputs if not binary)
-    head, tail = await _apart(service, as_json, _written, model, asked, outputs)
+    head, tail = await _apart(service, as_json, written, model, asked, outputs)
     if not tail:
         return Response(head, media_type="application/json")
     return Response(b"".join([head, *tail]), media_type="application/octet-stream", headers={_HEADER: str(len(head))})
@@ -243,163 +215,13 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes) ->
 
 async def _apart(service: Service, size: int, function: Callable[..., T], *args: Any) -> T:
     """Call a function, on another thread if there are many bytes of JSON."""
-    return function(*args) if size < _APART_BYTES else await service.apart(function, *args)
+    return function(*args) if size < APART_BYTES else await service.apart(function, *args)
 
 
 async def _gone(receive: Receive) -> None:
     """Return once the client of a request, whose body has been read, has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _raw(model: ServedModel, body: bytes) -> _Asked:
-    """Read a request whose body is the bytes of the model's only input. Raises RefusedError."""
-    if len(model.inputs) != 1:
-        raise invalid(f"The model '{model.name}' has {len(model.inputs)} inputs: a body without JSON is one of one input.")
-    inputs = {name: of_bytes(body, sized(spec, len(body))) for name, spec in model.inputs.items()}
-    return _Asked(None, inputs, [(name, True) for name in model.outputs], None)
-
-
-def _read(model: ServedModel, body: bytes, size: int) -> _Asked:
-    """Read a request whose first bytes are JSON. Raises RefusedError."""
-    text = body[:size]
-    if size >= _APART_BYTES:
-        _check_bounds(text, model.most_values)
-    asked = _parsed(text)
-    parameters = _field(asked, "parameters", dict, {})
-    if "id" in asked:
-        _field(asked, "id", str)
-    timeout = _number(parameters.get("timeout", 0))
-    if timeout is None:
-        raise invalid("The parameter 'timeout' has to be a whole number of microseconds, and at least 0.")
-    tensors = _objects(asked, "inputs")
-    model.named_once("input", [_field(tensor, "name", str) for tensor in tensors])
-    inputs: dict[str, Array] = {}
-    rest = memoryview(body)[size:]
-    for tensor in tensors:
-        spec = _spec(model, tensor)
-        of = _field(tensor, "parameters", dict, {})
-        taken = of.get("binary_data_size")
-        if taken is None:
-            if "data" not in tensor:
-                raise invalid(f"The input '{spec.name}' has neither 'data' nor the parameter 'binary_data_size'.")
-            inputs[spec.name] = of_json(tensor["data"], spec)
-            continue
-        if "data" in tensor or _number(taken) is None or taken > len(rest):
-            raise invalid(
-                f"The input '{spec.name}' has {'' if 'data' in tensor else 'no '}'data', and the parameter 'binary_data_size' "
-                f"{taken!r}; {len(rest)} bytes are left for it behind the JSON."
-            )
-        inputs[spec.name] = of_bytes(rest[:taken], spec)
-        rest = rest[taken:]
-    if len(rest):
-        raise invalid(f"Behind the JSON, {len(rest)} bytes belong to no input.")
-    binary = _field(parameters, "binary_data_output", bool, False)
-    wanted = _objects(asked, "outputs", []) or [{"name": name} for name in model.outputs]
-    model.named_once("output", [_field(one, "name", str) for one in wanted])
-    outputs = []
-    for one in wanted:
-        of = _field(one, "parameters", dict, {})
-        none_of(of, "classification", "shared_memory_region")
-        outputs.append((one["name"], _field(of, "binary_data", bool, binary)))
-    return _Asked(asked.get("id"), inputs, outputs, min(timeout, _LONGEST_US) / 1e6 or None, Asked.of(parameters))
-
-
-def _spec(model: ServedModel, tensor: Mapping[str, Any]) -> TensorSpec:
-    """Return the spec of an input as it is sent, after a check of its type and shape. Raises RefusedError."""
-    none_of(_field(tensor, "parameters", dict, {}), "shared_memory_region")
-    shape = _field(tensor, "shape", list)
-    if any(_number(size) is None for size in shape):
-        raise invalid(f"The 'shape' of the input '{tensor['name']}' has to consist of whole numbers of at least 0.")
-    return model.spec(tensor["name"], _field(tensor, "datatype", str), shape)
-
-
-def _check_bounds(text: bytes, values: int) -> None:
-    """Refuse JSON that has more parts than any request of its model, before it is parsed: it would take many times its memory.
-
-    Args:
-        text: the JSON.
-        values: most values of all inputs of the model together.
-
-    Raises:
-        RefusedError: it has too many parts.
-    """
-    lists = min(values, _SCANNED_BYTES) + _FIELDS
-    bounds = (
-        (b"{", _FIELDS, "objects"),
-        (b"[", lists, "lists"),
-        (b'"', 4 * _FIELDS, "texts"),
-        (b",", values + _FIELDS, "values"),
-    )
-    for sign, most, what in bounds:
-        found = 0
-        for at in range(0, len(text), _SCANNED_BYTES):
-            found += text.count(sign, at, at + _SCANNED_BYTES)
-            if found > most:
-                raise invalid(
-                    f"The JSON of this request has more {what} than the inputs of the model can have: check their shapes, and "
-                    "send large tensors in binary form, or as flat lists."
-                )
-
-
-def _parsed(text: bytes) -> dict[str, Any]:
-    """Parse a JSON object; other threads can run while many numbers are read. Raises RefusedError."""
-    hooks: dict[str, Any] = {}
-    if len(text) >= _APART_BYTES:  # Python's parser in C lets no other thread run, unless it calls Python
-        hooks = {"parse_int": lambda digits: int(digits), "parse_float": lambda digits: float(digits)}  # noqa: PLW0108
-    try:
-        found = json.loads(text, parse_constant=_no_number, **hooks)
-    except RecursionError:
-        raise invalid("The JSON of this request is nested too deeply.") from None
-    except ValueError as error:
-        raise invalid(f"This request has no valid JSON where it should have: {error}.") from None
-    if not isinstance(found, dict):
-        raise invalid("A request has to be an object of JSON.")
-    return found
-
-
-def _no_number(name: str) -> NoReturn:
-    raise invalid(f"{name} is no JSON: send tensors with such values in binary form.")
-
-
-def _field(of: Mapping[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
-    """Return a field of an object. Raises RefusedError if it has another type, or is missing and has no default."""
-    value = of.get(name, default)
-    if not isinstance(value, kind):
-        words = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
-        raise invalid(f"'{name}' {'is missing' if name not in of else f'has to be {words[kind]}'} in this request.")
-    return value
-
-
-def _objects(of: Mapping[str, Any], name: str, default: list[Any] | None = None) -> list[dict[str, Any]]:
-    """Return a field that is a list of objects. Raises RefusedError."""
-    found = _field(of, name, list, default)
-    if not all(isinstance(one, dict) for one in found):
-        raise invalid(f"'{name}' has to be a list of objects in this request.")
-    return found
-
-
-def _number(value: object) -> int | None:
-    """Return a value that is a whole number of at least 0; None for any other value."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _written(model: ServedModel, asked: _Asked, outputs: Outputs) -> tuple[bytes, list[memoryview]]:
-    """Return an answer: its JSON, and the tensors that follow as bytes. Raises RefusedError."""
-    entries: list[str] = []
-    tail: list[memoryview] = []
-    for name, binary in asked.outputs:
-        value = outputs[name]
-        entry: dict[str, Any] = {"name": name, "datatype": DATATYPES[value.dtype.name], "shape": list(value.shape)}
-        if binary:
-            tail.append(to_bytes(value))
-            entries.append(json.dumps(entry | {"parameters": {"binary_data_size": len(tail[-1])}}))
-        else:
-            entries.append(f'{json.dumps(entry)[:-1]}, "data": {"".join(to_json(name, value))}}}')
-    head: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
-    if asked.id is not None:
-        head["id"] = asked.id
-    return f'{json.dumps(head)[:-1]}, "outputs": [{", ".join(entries)}]}}'.encode(), tail
 
 
 async def _refuse(_: Request, error: Any) -> Response:

@@ -6,6 +6,7 @@ import functools
 import math
 import os
 from collections import abc
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -21,7 +22,30 @@ from placeit.serving.answering import Answering
 from placeit.serving.answers import Answer, Pending, fail, late
 from placeit.serving.line import Line
 
-__all__ = ["Queueing"]
+__all__ = ["NewRequest", "Queueing"]
+
+
+@dataclass(frozen=True)
+class NewRequest:
+    """A request to queue.
+
+    Attributes:
+        inputs: by name.
+        start_within_s: seconds in which it has to begin; None for as long as it takes.
+        wait: whether to wait for room in the queue.
+        timeout: seconds to wait for room at most; None for as long as it takes.
+        arrived: when it was due, in seconds of ``time.perf_counter``; None for now.
+        line: the sequence that it belongs to; None if it belongs to no sequence.
+        behind: whether it may wait for earlier requests of its sequence.
+    """
+
+    inputs: Arrays
+    start_within_s: float | None = None
+    wait: bool = True
+    timeout: float | None = None
+    arrived: float | None = None
+    line: Line | None = None
+    behind: bool = True
 
 
 class Queueing(Answering):
@@ -43,35 +67,24 @@ class Queueing(Answering):
         self._process = os.getpid()
         self.after_sequences: abc.Callable[..., object] | None = None
 
-    def enqueue(
-        self,
-        inputs: Arrays,
-        *,
-        start_within_s: float | None = None,
-        wait: bool = True,
-        timeout: float | None = None,
-        arrived: float | None = None,
-        line: Line | None = None,
-        behind: bool = True,
-    ) -> Answer:
-        """Queue a request of a sequence, or of no sequence; see :meth:`placeit.serving.server.Server.submit`."""
+    def enqueue(self, new: NewRequest) -> Answer:
+        """Queue a request, and return its future; see :meth:`placeit.serving.server.Server.submit` for the errors."""
         check_process(self._process)
-        for name, seconds in (("start_within_s", start_within_s), ("timeout", timeout)):
+        for name, seconds in (("start_within_s", new.start_within_s), ("timeout", new.timeout)):
             if seconds is not None and not seconds > 0:
                 raise UsageError(f"'{name}' must be a positive number of seconds; got {seconds}.")
         now = perf_counter()
-        request = Pending(
-            checked_inputs(inputs, self._inputs), now + start_within_s if start_within_s is not None else math.inf
-        )
-        if arrived is not None:
-            if not arrived <= now:
-                raise UsageError(f"A request has arrived before it is submitted; got {arrived}, and it is {now} now.")
-            request.future.arrived = arrived
-        request.line = line
-        until = min(request.deadline, now + timeout) if timeout is not None else request.deadline
-        if not wait or self.is_here:
+        deadline = math.inf if new.start_within_s is None else now + new.start_within_s
+        request = Pending(checked_inputs(new.inputs, self._inputs), deadline)
+        if new.arrived is not None:
+            if not new.arrived <= now:
+                raise UsageError(f"A request has arrived before it is submitted; got {new.arrived}, and it is {now} now.")
+            request.future.arrived = new.arrived
+        request.line = new.line
+        until = deadline if new.timeout is None else min(deadline, now + new.timeout)
+        if not new.wait or self.is_here:
             until = -math.inf
-        while (room := self._put(request, until, behind=behind)) is not None:
+        while (room := self._put(request, until, behind=new.behind)) is not None:
             self.queued.wait_for_room(room, min(until, perf_counter() + CHECK_S))
         return request.future
 
@@ -88,8 +101,6 @@ class Queueing(Answering):
             if line is not None:
                 outcomes["refused"] += 1
                 line.check_open()
-                if line not in self.sequences:
-                    raise UsageError(f"Sequence {line.number} is one of another server: make one of this server.")
                 if not behind and (line.flying or self._waiting.first(line) is not None):
                     raise SequenceError(
                         f"A request of sequence {line.number} has not ended, and this one was not to wait for it: wait for the "

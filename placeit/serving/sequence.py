@@ -11,7 +11,7 @@ from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError
 from placeit.serving.answers import Answer, Outputs
 from placeit.serving.line import Line
-from placeit.serving.queueing import Queueing
+from placeit.serving.queueing import NewRequest, Queueing
 
 __all__ = ["Sequence"]
 
@@ -68,9 +68,7 @@ class Sequence:
             SequenceError: the sequence is closed; or it may not wait for earlier requests, and one has not ended.
             UsageError, QueueFullError, DeadlineError, ExecutionError: as by :meth:`placeit.serving.server.Server.submit`.
         """
-        return self._server.enqueue(
-            inputs, start_within_s=start_within_s, wait=wait, timeout=timeout, line=self.line, behind=behind
-        )
+        return self._server.enqueue(NewRequest(inputs, start_within_s, wait, timeout, line=self.line, behind=behind))
 
     def run(self, inputs: Arrays, *, timeout: float | None = None) -> Outputs:
         """Run the model on inputs and on the state that the previous requests leave, and return the outputs by name.

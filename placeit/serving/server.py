@@ -20,6 +20,7 @@ from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.answers import Answer, Outputs, Pending, fail, too_late
 from placeit.serving.attendant import Attendant
+from placeit.serving.queueing import NewRequest
 from placeit.serving.refining import Refinement
 from placeit.serving.replacing import Replacing
 from placeit.serving.replica import Replace, Replacement
@@ -94,10 +95,8 @@ class Server(Replacing, Watched):
         wait: bool = True,
         timeout: float | None = None,
         arrived: float | None = None,
-        sequence: Sequence | None = None,
-        behind: bool = True,
     ) -> Answer:
-        """Submit a run of the model, from its initial state unless it belongs to a sequence.
+        """Submit a run of the model, from its initial state.
 
         The future can be cancelled while the request waits. Its callbacks run on a thread of the server, which serves nothing
         else until they return.
@@ -108,26 +107,15 @@ class Server(Replacing, Watched):
             wait: whether to wait for room in the queue.
             timeout: seconds to wait at most; None for as long as it takes.
             arrived: when it was due, in seconds of ``time.perf_counter``; its latency counts from then. None for now.
-            sequence: the sequence of this server that it belongs to.
-            behind: whether it may wait for earlier requests of its sequence.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants; a time is not positive.
             QueueFullError: the queue is full until the time-out; or it is full now, and ``wait`` is False or the caller is a
                 callback of one of the server's futures.
             DeadlineError: the queue is full until the deadline of the request.
-            SequenceError: its sequence is closed; or it may not wait for earlier requests, and one has not ended.
             ExecutionError: the server is closed, or nothing can run any more.
         """
-        return self.enqueue(
-            inputs,
-            start_within_s=start_within_s,
-            wait=wait,
-            timeout=timeout,
-            arrived=arrived,
-            line=None if sequence is None else sequence.line,
-            behind=behind,
-        )
+        return self.enqueue(NewRequest(inputs, start_within_s, wait, timeout, arrived))
 
     def sequence(self, *, recompute: bool = False) -> Sequence:
         """Open a sequence of requests, each of which continues from the model's state that the previous request left.

@@ -213,7 +213,7 @@ class _Building:
 
     def _samples(self) -> Iterator[Sample]:
         """Write the inputs of the output check and the outputs of the uncut model, the session's inputs first."""
-        *others, (inputs, expected) = self._home.output_check().runs
+        *others, (inputs, expected) = self._home.reference.output_check().runs
         (self._folder / "samples").mkdir()
         for k, (given, outputs) in enumerate([(inputs, expected), *(one for one in others if one[0] is not inputs)]):
             yield Sample(self._arrays(given, f"samples/{k}-in"), self._arrays(outputs, f"samples/{k}-out"))

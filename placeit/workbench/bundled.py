@@ -48,7 +48,7 @@ def check_samples(placements: Sequence[Prepared]) -> OutputDifference:
         ExecutionError: the outputs differ by more than the tolerance, or a device failed.
     """
     session, worst = placements[0].home, OutputDifference(0.0, 0.0)
-    check = session.output_check()
+    check = session.reference.output_check()
     for one in placements:
         with one.home.executor(one.plan) as executor:
             worst = worst.worse(check(executor))

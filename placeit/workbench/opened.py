@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placeit.backends.base import Arrays
 from placeit.core import clock
-from placeit.core.cluster import Cluster, Device
+from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, UsageError
 from placeit.core.interrupts import come_through
 from placeit.core.placement import Placement
-from placeit.core.threads import apart, within
-from placeit.devices.plain import plain_devices, whole_devices
-from placeit.measuring.check import Checkable, OutputCheck, OutputDifference, other_inputs
+from placeit.core.threads import within
 from placeit.planning.coarsen import Grouping
 from placeit.planning.placing import Placing
-from placeit.planning.room import check_room
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.profiler.expected import as_expected
-from placeit.profiler.support import supported, supported_ops, without_refused
+from placeit.profiler.support import divided_by_support, supported, without_refused
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.programs import searching
 from placeit.runtime.runtime import Runtime
+from placeit.workbench import profiling
+from placeit.workbench.reference import Reference
 from placeit.workbench.setup import Setup
 
 if TYPE_CHECKING:
@@ -40,9 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Workbench"]
 
 _HURRY_S = 0.3  # for threads to end after an interrupt
-_HALF = {"f16": "float16"}  # type of tensors by precision, for precisions in which numbers overflow early
 _AGAIN = 4  # after a device has refused an op, profiling again may take at least the budget divided by this
-_log = logging.getLogger("placeit")
 
 
 class Workbench:
@@ -76,8 +68,7 @@ class Workbench:
         self._costs = costs
         self._can: NDArray[np.bool_] | None = None  # [G, D]: whether each group runs on each device
         self._hurried = False
-        self._reference: Callable[[Arrays], dict[str, NDArray[np.generic]]] | None = None
-        self._check: OutputCheck | None = None
+        self._reference: Reference | None = None
         self._others: dict[tuple[Device, str], Workbench] = {}
 
     def __enter__(self) -> Self:
@@ -135,25 +126,10 @@ class Workbench:
         and yet `placeit optimize` may choose it.
         """
         used = set(placement.as_dict().values())
-        for device in () if self.pins else self.whole_devices:
+        for device in () if self.pins else self.setup.whole_devices:
             if used == {device.name} and (device.name not in self.cluster.names or placement.device_names == (device.name,)):
                 return self.alone(device)
         return self
-
-    @property
-    def plain_devices(self) -> list[Device]:
-        """Plain devices of the cluster for the model (:func:`placeit.devices.plain.plain_devices`)."""
-        return plain_devices(self.cluster, onnx=self.setup.opens_onnx)
-
-    @property
-    def whole_devices(self) -> list[Device]:
-        """Devices outside the cluster that a search on it may choose all the same."""
-        return whole_devices(self.cluster, onnx=self.setup.opens_onnx)
-
-    @property
-    def executable(self) -> bool:
-        """True if every device is real, or emulated by a real one."""
-        return not any(device.described for device in self.cluster.devices)
 
     @property
     def runtime(self) -> Runtime:
@@ -169,16 +145,6 @@ class Workbench:
                 spin_s=self.setup.spin_s,
             )
         return self._runtime
-
-    @contextlib.contextmanager
-    def _there(self) -> Iterator[Runtime]:
-        """Yield the runtime, or another one without the expected devices, which need not be there."""
-        if not self._expected:
-            yield self.runtime
-            return
-        cluster = Cluster(tuple(one for one in self.cluster.devices if one.name not in self._expected), self.cluster.links)
-        with Runtime(self.model, self.grouping, cluster, precision=self.precision, compiling=self.compiling) as runtime:
-            yield runtime
 
     @property
     def grouping(self) -> Grouping:
@@ -229,43 +195,15 @@ class Workbench:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
             DeviceError: a device compiles nothing, or no other one supports what it does not compile.
         """
-        from placeit.profiler.costs import profile
-        from placeit.profiler.estimates import estimated
-
         self.compiling.progress, begin = progress, clock.now()
+        options: dict[str, Any] = {"check": check, "worth": worth, "certain": certain, "progress": progress}
         self._divide_by_support()
         while True:
             left = max(budget_s / _AGAIN, budget_s - (clock.now() - begin))
-            measured = functools.partial(
-                profile,
-                self.model,
-                self.grouping,
-                budget_s=left,
-                cache=self.cache,
-                check=check,
-                watch=self.policy.watch,
-                progress=progress,
-            )
             try:
-                if not self.executable:
-                    precision, compiling = self.precision, self.compiling
-                    return self.take(
-                        estimated(self.model, self.grouping, self.cluster, measured, precision=precision, compiling=compiling)
-                    )
-                with self._there() as runtime:
-                    costs = measured(runtime.cluster, runtime, worth=worth, certain=certain)
-                    return self.take(as_expected(costs, self.cluster, self._expected))
+                return self.take(profiling.measure(self._now(), lambda: self.runtime, budget_s=left, **options))
             except DeviceError as error:
                 self._refuse(error)
-
-    def check_room(self) -> None:
-        """Raise InfeasibleError if the weights cannot fit into the memory of the devices, as far as a quick check can tell."""
-        if self.model.graph.param_bytes.sum() <= min(device.memory_bytes for device in self.cluster.devices):
-            return
-        able = self.placing.able()
-        if self.executable and not self._expected:
-            able &= supported_ops(self.model, self.cluster)
-        check_room(self.grouping, able, self.cluster)
 
     def _refuse(self, error: DeviceError) -> None:
         """Place ops that a device does not compile on other devices; raise the error if it is not about such ops."""
@@ -275,17 +213,11 @@ class Workbench:
             if runtime is not None:
                 runtime.close()
             self._divide_by_support()
-        others = ", ".join(name for name in self.cluster.names if name != error.device)
-        _log.warning("%s. It is placed on %s only.", str(error).rstrip("."), others)
 
     def _divide_by_support(self) -> None:
         """Split groups so that all ops of a group run on the same devices; do nothing once something was measured or run."""
-        hardware = {(device.kind, device.where.hardware) for device in self.cluster.devices if not device.described}
-        begun = self._costs is not None or self._runtime is not None
-        if begun or len(hardware) < 2 or self._expected or not self.executable:
-            return
-        _, kinds = np.unique(supported_ops(self.model, self.cluster), axis=0, return_inverse=True)
-        self.placing = self.placing.divided_by(kinds.astype(np.int32).ravel())
+        if self._costs is None and self._runtime is None and self.cluster.executable and not self._expected:
+            self.placing = divided_by_support(self.placing, self.model, self.cluster)
 
     def recall(self) -> bool:
         """Take the costs from the cache without profiling, if they are there; return whether they are.
@@ -294,15 +226,10 @@ class Workbench:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
             DeviceError: some device exists in simulation only.
         """
-        from placeit.profiler.costs import kept_costs
-
         self._divide_by_support()
-        if self.cache is None:
-            return False
-        with self._there() as runtime:
-            kept = kept_costs(self.model, self.grouping, runtime.cluster, runtime, self.cache)
+        kept = profiling.recall(self._now(), lambda: self.runtime)
         if kept is not None:
-            self.take(as_expected(kept, self.cluster, self._expected))
+            self.take(kept)
         return kept is not None
 
     def take(self, costs: Costs) -> Costs:
@@ -379,7 +306,7 @@ class Workbench:
         Close it when it is not needed any more. A plan on a plain device of the cluster runs there, in :meth:`alone`.
         """
         if plan.problem.device_names != self.cluster.names:
-            for device in self.whole_devices:
+            for device in self.setup.whole_devices:
                 if plan.problem.device_names == (device.name,):
                     return self.alone(device).executor(plan, in_flight=in_flight, priority=priority)
         executor = self.runtime.executor(plan, in_flight=in_flight, priority=priority)
@@ -391,64 +318,19 @@ class Workbench:
 
     def best_in_flight(self, plan: Plan, otherwise: int) -> int:
         """Return the number of requests in flight for the highest throughput: the throughput mode's, else ``otherwise``."""
-        if plan.problem.device_names != self.cluster.names:
-            return otherwise
-        return self.runtime.best_in_flight(plan) or otherwise
-
-    def reference(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-        """Return the outputs of the uncut model by name, as its framework runs it in float32, without placeit's executor.
-
-        Raises:
-            DeviceError: the framework cannot run it.
-        """
-        if self._reference is None:
-            device = self._able if self.precision == "f32" else None  # other devices may lack float32; the CPU has it
-            self._reference = self.model.reference(device, "f32")
-        return apart(functools.partial(self._reference, inputs))  # on another thread, so that Ctrl-C ends the wait
+        here = plan.problem.device_names == self.cluster.names
+        return (self.runtime.best_in_flight(plan) if here else None) or otherwise
 
     @property
+    def reference(self) -> Reference:
+        """The uncut model, as its framework runs it: ``reference(inputs)`` returns its outputs by name."""
+        if self._reference is None:
+            self._reference = Reference(self.model, self._able, self.precision, self.tolerance)
+        return self._reference
+
     def _able(self) -> Device | None:
-        """The first device that can run the whole model; None if no device can."""
         able = np.flatnonzero(self._supported().all(axis=0))
         return self.cluster.devices[able[0]] if len(able) else None
-
-    @property
-    def _alike(self) -> Callable[[Arrays], Arrays] | None:
-        """A function that runs the uncut model in the precision of the devices; None if that is float32, the reference's."""
-        if self.precision == "f32":
-            return None
-        run = self.model.reference(self._able, self.precision)
-        return lambda inputs: apart(functools.partial(run, inputs))
-
-    def check_outputs(self, executor: Checkable, *, after: bool = False) -> OutputDifference:
-        """Compare the outputs of an executor with the reference, on two inputs (:class:`placeit.measuring.check.OutputCheck`).
-
-        An executor is checked before and after it is measured, and the worse error counts.
-
-        Args:
-            executor: the executor that is measured; it must be idle, and has the session's inputs in place afterwards.
-            after: whether this is the check after the measurement.
-
-        Raises:
-            ExecutionError: a device failed.
-        """
-        return self.output_check()(executor, after=after)
-
-    def output_check(self, given: Arrays | None = None) -> OutputCheck:
-        """Return a new output check on the given inputs, or the check on the session's inputs, which is prepared once."""
-        if given is not None:
-            others = other_inputs(self.model, given, given=True)
-            return OutputCheck(given, others, self.reference, self.tolerance, self._alike)
-        if self._check is None:
-            inputs, chosen = self.model.sample_inputs(), self.model.given is not None
-            if not chosen and "float16" in {*self.model.graph.tensor_dtypes, _HALF.get(self.precision)}:
-                _log.warning(
-                    "Numbers above 65504 overflow in float16 between segments, even where the whole model computes them in "
-                    "float32. Outputs are checked on random inputs: give --inputs to check them on yours."
-                )
-            others = other_inputs(self.model, inputs, given=chosen)
-            self._check = OutputCheck(inputs, others, self.reference, self.tolerance, self._alike)
-        return self._check
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
         """Return the time of each op inside its segment; see :func:`placeit.profiler.op_times.op_times`."""

@@ -105,6 +105,6 @@ class Proposals:
 
     def check(self, executor: PlanExecutor) -> None:
         """Check the outputs of an executor, by two runs on the devices that serve. Raises ExecutionError if they are wrong."""
-        wrong = self._session.check_outputs(executor).wrong(self._session.tolerance)
+        wrong = self._session.reference.check(executor).wrong(self._session.tolerance)
         if wrong is not None:
             raise ExecutionError(wrong)

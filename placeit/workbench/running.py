@@ -52,7 +52,7 @@ def measure(prepared: Prepared, *, runs: int, duration: float | None, warmup: in
     given = given_to(session, inputs)
     interrupted = False
     with session.executor(plan) as executor:
-        check = session.output_check(None if inputs is None else given)
+        check = session.reference.output_check(None if inputs is None else given)
         error = check(executor)
         if inputs is not None:
             executor.set_requests([Sample(given)])

@@ -76,7 +76,7 @@ def refining(
     if len(placements) > 1:
         raise UsageError("A placement with replicas is not refined: one replica would have to be compared with all of them.")
     proposals = Proposals(session, in_flight)
-    session.output_check()  # prepared before the server starts, as it runs the reference
+    session.reference.output_check()  # prepared before the server starts, as it runs the reference
     server = Server(executors(placements, in_flight), queue=queue, state_memory=state_memory)
     server.attend(Refiner(server, proposals, limits))
     return server
@@ -101,7 +101,7 @@ def measure(
     """
     session, placement = placements[0].home, placements[0].placement
     due, given = traffic.times(), given_to(session, inputs)
-    check = session.output_check(None if inputs is None else given)
+    check = session.reference.output_check(None if inputs is None else given)
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(executor) for executor in executors(placements)]
         error = functools.reduce(OutputDifference.worse, [check(executor) for executor in opened])

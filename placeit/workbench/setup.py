@@ -17,6 +17,7 @@ from placeit.devices.caps import capped
 from placeit.devices.clusterfile import discover
 from placeit.devices.expected import with_expected
 from placeit.devices.nodes.connection import compression
+from placeit.devices.plain import plain_devices, whole_devices
 from placeit.measuring.check import tolerance_of, tolerance_of_rounding
 from placeit.planning.placing import Placing
 from placeit.profiler.cache import Cache
@@ -120,6 +121,16 @@ class Setup:
         """True if there is an ONNX file that ONNX Runtime opens in this precision."""
         fits = self.precision == "f32" and not self.model.states
         return fits and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
+
+    @property
+    def plain_devices(self) -> list[Device]:
+        """Plain devices of the cluster for the model (:func:`placeit.devices.plain.plain_devices`)."""
+        return plain_devices(self.cluster, onnx=self.opens_onnx)
+
+    @property
+    def whole_devices(self) -> list[Device]:
+        """Devices outside the cluster that a search on it may choose all the same."""
+        return whole_devices(self.cluster, onnx=self.opens_onnx)
 
     @property
     def conditions(self) -> Conditions:

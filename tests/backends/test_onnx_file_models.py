@@ -221,7 +221,7 @@ def test_onnx_runtime_runs_it_whole_and_in_parts_as_it_does_without_placeit(make
         inputs = {name: np.array(value) for name, value in session.model.random_inputs(3).items()}
         with session.executor(session.plan_of(each_apart(session))) as executor:
             assert OutputDifference.between(executor.run(inputs), plainly(path, inputs)).wrong(1e-5) is None
-            error = session.check_outputs(executor)
+            error = session.reference.check(executor)
     assert error.wrong(session.tolerance) is None
 
 
@@ -232,7 +232,7 @@ def test_it_is_split_between_both_runtimes(make, tmp_path: Path) -> None:
         Session(path, f"ort:CPU@{CORES[0]},CPU@{CORES[-1]}", cache=None) as session,
         session.executor(session.plan_of(each_apart(session))) as executor,
     ):
-        assert session.check_outputs(executor).wrong(session.tolerance) is None
+        assert session.reference.check(executor).wrong(session.tolerance) is None
 
 
 def test_a_dictionary_for_each_row_becomes_one_tensor(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_what_onnx_runtime_cannot_run_is_checked_against_openvino(tmp_path: Path
         on_openvino = np.full(len(session.grouping.groups), 1)
         plan = Segmenter(session.grouping, Costs.zero(len(on_openvino), session.cluster)).plan(on_openvino)
         with session.executor(session.plan_of(session.placement(on_openvino, plan))) as executor:
-            assert session.check_outputs(executor).wrong(session.tolerance) is None
+            assert session.reference.check(executor).wrong(session.tolerance) is None
 
 
 def test_an_input_that_is_no_tensor_is_refused_at_once(tmp_path: Path) -> None:

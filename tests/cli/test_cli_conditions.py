@@ -142,7 +142,7 @@ def test_an_overflow_between_segments_is_found_on_the_given_inputs(tmp_path: Pat
     assert found[1] is not None
     assert "has inf where the uncut model's has 300" in found[1]
     with Session(path, "CPU", cache=None) as session:
-        session.output_check()
+        session.reference.output_check()
     assert "give --inputs to check them on yours" in caplog.text
 
 

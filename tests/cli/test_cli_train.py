@@ -257,7 +257,7 @@ def test_devices_that_run_nothing_any_more_cost_the_placement_and_not_the_weight
     def dead(*_: Any, **__: Any) -> Any:
         raise ExecutionError("The device fell silent.")
 
-    monkeypatch.setattr("placeit.workbench.Workbench.check_outputs", dead)
+    monkeypatch.setattr("placeit.workbench.reference.Reference.check", dead)
     result = train_tiny(*SHORT, "--placement", "best.json", "--json")
     assert result.exit_code == 1
     data = json.loads(result.stdout)

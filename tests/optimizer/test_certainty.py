@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from placeit.measuring.statistics import summed_up
 from placeit.optimizer.certainty import MARGIN, excluded
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.state import Ran
 from placeit.placers.bound import lower_bound
@@ -150,7 +150,7 @@ def test_the_bound_that_is_printed_is_less_its_error_as_far_as_that_was_measured
         session.take(costs_of(session.grouping, session.cluster))
 
         def printed(**measured: float) -> float:
-            search = Search(session, get_objective("latency", session.cluster), math.inf, 0, None)
+            search = Search(RunOptions(session, get_objective("latency", session.cluster)))
             search.singles(plain=False)
             search.begin_with({"split": np.arange(len(session.grouping.groups), dtype=np.int32) % 2})
             for name, seconds in measured.items():

@@ -15,6 +15,7 @@ from placeit.measuring.statistics import summed_up
 from placeit.optimizer import turns
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.deciding import confirm
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.state import Ran
 from placeit.optimizer.turns import measure
@@ -53,12 +54,12 @@ class Compiler:
     def __init__(self) -> None:
         self.opened: list[Any] = []
         self.session = SimpleNamespace(
-            executable=True,
+            cluster=SimpleNamespace(executable=True),
             tolerance=1e-3,
             grouping=SimpleNamespace(groups=SimpleNamespace(param_bytes=np.zeros(1))),
             segmenter=SimpleNamespace(problem=lambda: SimpleNamespace(compute=np.zeros((2, 2)))),
             executor=self.open,
-            check_outputs=lambda _, **__: OutputDifference(0.0, 0.0),
+            reference=SimpleNamespace(check=lambda _, **__: OutputDifference(0.0, 0.0)),
             compiling=SimpleNamespace(),
             runtime=SimpleNamespace(compiler=self),
         )
@@ -74,7 +75,7 @@ class Compiler:
 def searching(left_s: float, **splits: tuple[float, float]) -> tuple[Search, Compiler]:
     """Make a search with a compiled single device of 1 ms, and splits with given milliseconds and seconds of compiling."""
     compiler = Compiler()
-    search = Search(cast("Session", compiler.session), Latency(), clock.now() + left_s, 0, None)
+    search = Search(RunOptions(cast("Session", compiler.session), Latency(), clock.now() + left_s))
     for name, (ms, compiling) in {"single": (1.0, 0.0), **splits}.items():
         plan = cast("Plan", SimpleNamespace(seconds=ms * 1e-3, compiling=compiling))
         placer = "single" if name == "single" else "drawn"

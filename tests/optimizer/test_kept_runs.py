@@ -15,6 +15,7 @@ from placeit.devices.host import allowed_cores
 from placeit.optimizer.journal import kept_journal
 from placeit.optimizer.options import Budget, Candidates
 from placeit.optimizer.result import Optimized
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.session import Session
@@ -163,7 +164,7 @@ def test_a_few_runs_beside_an_anchor_count_and_fewer_do_not(folder: Path) -> Non
     path.write_text("\n".join([head, *map(json.dumps, cut)]) + "\n")
     with Session(inception_like(), emulated(), cache=Cache(folder), policy=STEADY) as session:
         session.profile()
-        search = Search(session, Latency(), 1e9, 0, None)
+        search = Search(RunOptions(session, Latency(), 1e9))
         journal = kept_journal(session, Latency())
         assert journal is not None
         search.resume(journal)

@@ -31,6 +31,7 @@ from placeit.planning.segments import Segmenter
 from placeit.profiler.cache import Cache
 from placeit.session import Session
 from placeit.workbench import Workbench
+from placeit.workbench.reference import Reference
 from tests.broken_executors import NO_ROOM, Wrapped
 from tests.known_devices import EMPTY_S, Truth, truth
 from tests.small_models import random_model
@@ -77,7 +78,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Workbench.executor
     monkeypatch.setitem(kinds.KINDS, "known", "tests.known_devices:KIND")
     monkeypatch.setattr(Workbench, "executor", lambda *args, **options: Virtual(original(*args, **options)))
-    monkeypatch.setattr(Workbench, "check_outputs", lambda *_, **__: OutputDifference(0.0, 0.0))
+    monkeypatch.setattr(Reference, "check", lambda *_, **__: OutputDifference(0.0, 0.0))
 
 
 def opened(cache: Cache | None, **fields: Any) -> Session:
@@ -258,11 +259,11 @@ def test_what_fails_is_nan_with_its_reason_and_what_does_not_fit_is_infinite(
 def test_wrong_outputs_have_no_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = placements(session, 3)
 
-    def check(self: Session, executor: Any, *, after: bool = False) -> OutputDifference:
+    def check(self: Reference, executor: Any, *, after: bool = False) -> OutputDifference:
         plan = executor.plan
         return OutputDifference(1.0, 1.0) if np.array_equal(plan.group_devices, rows[1]) else OutputDifference(0.0, 0.0)
 
-    monkeypatch.setattr(Workbench, "check_outputs", check)
+    monkeypatch.setattr(Reference, "check", check)
     found = MeasuredCost(session, hopeless=None).outcomes(rows)
     assert [one.source for one in found] == ["measured", "failed", "measured"]
     assert math.isnan(found[1].value)
@@ -277,12 +278,12 @@ def test_what_looks_best_is_checked_after_its_runs_as_well(session: Session, mon
     best = np.zeros(len(session.grouping.groups), np.int32)
     best[session.grouping.group_of[[session.grouping.graph.index[op] for op in OPS[:4]]]] = 1
 
-    def check(self: Session, executor: Any, *, after: bool = False) -> OutputDifference:
+    def check(self: Reference, executor: Any, *, after: bool = False) -> OutputDifference:
         plan = executor.plan
         wrong = after and np.array_equal(plan.group_devices, best)
         return OutputDifference(1.0, 1.0) if wrong else OutputDifference(0.0, 0.0)
 
-    monkeypatch.setattr(Workbench, "check_outputs", check)
+    monkeypatch.setattr(Reference, "check", check)
     cost = MeasuredCost(session, hopeless=None)
     (found,) = cost.outcomes(best[None])
     assert true_seconds(session, best) < 0.9 * min(true_seconds(session, np.full_like(best, d)) for d in range(2))

@@ -26,6 +26,7 @@ from placeit.report import as_text
 from placeit.session import Session
 from placeit.simulator.objectives import energy
 from placeit.workbench import Workbench
+from placeit.workbench.reference import Reference
 from tests.broken_executors import Wrapped
 from tests.known_devices import EMPTY_S, Truth, truth
 from tests.small_models import random_model
@@ -77,7 +78,7 @@ def plug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plug]:
     monkeypatch.setattr(Metered, "plug", plug, raising=False)
     monkeypatch.setitem(kinds.KINDS, "known", "tests.known_devices:KIND")
     monkeypatch.setattr(Workbench, "executor", lambda *args, **options: Metered(original(*args, **options)))
-    monkeypatch.setattr(Workbench, "check_outputs", lambda *_, **__: OutputDifference(0.0, 0.0))
+    monkeypatch.setattr(Reference, "check", lambda *_, **__: OutputDifference(0.0, 0.0))
     monkeypatch.setattr(energy, "energy_meters", plug.meters)
     truth.append(Truth(table, dict.fromkeys(OPS, (1e-05,) * 3)))
     yield plug

@@ -23,6 +23,7 @@ from placeit.optimizer.candidates import Beside, Candidate
 from placeit.optimizer.deciding import guests, settled
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.references import enter_references, references_beside
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.report import as_text
@@ -67,7 +68,7 @@ def raced(cache: Cache) -> Iterator[Callable[[], Raced]]:
         session.profile()
 
         def race() -> Raced:
-            search = Search(session, get_objective("throughput", session.cluster), math.inf, 0, None)
+            search = Search(RunOptions(session, get_objective("throughput", session.cluster)))
             search.singles()
             decision = settled(search, search.known[PAIR[0]], None)
             assert decision is not None
@@ -182,7 +183,7 @@ def test_references_are_not_run_where_there_is_no_time_to_compile_them(
 def test_a_reference_whose_runs_take_too_long_leaves_before_the_rounds(cache: Cache) -> None:
     with Session(inception_like(), PAIR, cache=cache, policy=STEADY) as session:
         session.profile()
-        search = Search(session, get_objective("throughput", session.cluster), math.inf, 0, None)
+        search = Search(RunOptions(session, get_objective("throughput", session.cluster)))
         search.singles()
         single = search.known[PAIR[0]]
         beside = guests(search, [single], 6)
@@ -199,7 +200,7 @@ def test_a_reference_whose_runs_take_too_long_leaves_before_the_rounds(cache: Ca
 def test_for_latency_references_race_beside_the_answer_too(cache: Cache, as_modes: Callable[..., None]) -> None:
     with Session(inception_like(), PAIR, cache=cache, policy=STEADY) as session:
         session.profile()
-        search = Search(session, get_objective("latency", session.cluster), math.inf, 0, None)
+        search = Search(RunOptions(session, get_objective("latency", session.cluster)))
         search.singles()
         assert guests(search, search.candidates, 6) == []  # core sets are one device
     as_modes("AUTO:CPU", "HETERO:CPU")
@@ -234,7 +235,7 @@ def test_there_are_no_references(why: str, cache: Cache) -> None:
     objective = "total-cost" if why == "energy" else "throughput"
     with Session(model, cluster, cache=cache, constraints=Constraints(pins=pins), policy=STEADY) as session:
         session.profile()
-        search = Search(session, get_objective(objective, session.cluster), math.inf, 0, None)
+        search = Search(RunOptions(session, get_objective(objective, session.cluster)))
         search.singles(plain=why != "no plain devices")
         assert guests(search, search.candidates, 6) == []
         assert all(one.reference is None for one in search.known.values())
@@ -247,7 +248,7 @@ def test_a_plain_device_is_called_as_a_program_calls_it_and_leaves_a_race_like_o
     monkeypatch.setattr(OwnModeRunner, "time", lambda self: 1000 * time(self))
     with Session(inception_like(), PAIR, cache=cache, policy=STEADY) as session:
         session.profile()
-        search = Search(session, get_objective("latency", session.cluster), math.inf, 0, None)
+        search = Search(RunOptions(session, get_objective("latency", session.cluster)))
         search.singles()
         search.race(search.candidates, "measuring", rounds=12, share=1.0, min_rounds=6)
         plain = next(one for one in search.candidates if one.plain and one.name == "CPU")

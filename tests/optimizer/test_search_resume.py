@@ -23,6 +23,7 @@ from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.options import Budget, Candidates
 from placeit.optimizer.replicas import enter_replicas
 from placeit.optimizer.result import Optimized
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.state import Ran
 from placeit.profiler.cache import Cache
@@ -181,7 +182,7 @@ def test_a_line_that_was_not_completed_is_dropped(search: Callable[..., Optimize
 def test_what_is_no_placement_on_these_devices_is_not_kept(cache: Cache, tmp_path: Path) -> None:
     with Session(inception_like(), emulated(), cache=cache, policy=STEADY) as session:
         session.profile()
-        search = Search(session, Latency(), 1e9, 0, None)
+        search = Search(RunOptions(session, Latency(), 1e9))
         search.resume(open_journal(tmp_path / "search.jsonl", session, search.objective))
         search.singles()
         fast, slow = search.candidates
@@ -202,7 +203,7 @@ def test_what_was_measured_of_replicas_is_kept(cache: Cache, tmp_path: Path) -> 
         session.profile()
 
         def begun() -> Search:
-            search = Search(session, Throughput(), 1e9, 0, None)
+            search = Search(RunOptions(session, Throughput(), 1e9))
             search.resume(open_journal(tmp_path / "search.jsonl", session, search.objective))
             search.singles(plain=False)
             enter_replicas(search)
@@ -316,7 +317,7 @@ def test_what_was_measured_with_a_larger_tolerance_has_failed_by_a_smaller_one(c
     (tmp_path / "search.jsonl").write_text("\n".join([head, *map(json.dumps, off)]) + "\n")
     with Session(inception_like(), emulated(), cache=cache, constraints=Constraints(tolerance=0.001), policy=STEADY) as session:
         session.profile()
-        search = Search(session, Latency(), np.inf, 0, None)
+        search = Search(RunOptions(session, Latency()))
         search.resume(open_journal(tmp_path / "search.jsonl", session, Latency()))
         assert {one.name for one in search.candidates} == {record["name"] for record in off}
         assert all(one.failed is not None and one.measured is None for one in search.candidates)

@@ -21,6 +21,7 @@ from placeit.optimizer.improving import refine
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.proposing import ask_all
 from placeit.optimizer.result import Optimized
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.starts import divide_for, read_starts
 from placeit.optimizer.turns import promising
@@ -78,7 +79,7 @@ def test_a_start_is_measured_though_it_is_simulated_to_be_hopeless(cache: Cache)
         session.profile()
         groups = (np.arange(len(session.grouping.groups)) % 2).astype(np.int32)
         start = session.placement(groups)
-        search = Search(session, Latency(), np.inf, 0, None)
+        search = Search(RunOptions(session, Latency()))
         search.singles()
         search.begin_with({"start": groups})
         ask_all(search, ("heft", "cpop", "metis", "random-task-eft", "random"))

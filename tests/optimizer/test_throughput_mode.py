@@ -22,6 +22,7 @@ from placeit.optimizer import proposing
 from placeit.optimizer.candidates import known_value
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
+from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.runtime.devices.base import ServesSlots
@@ -129,7 +130,7 @@ def test_what_serves_whole_requests_races_before_placers_are_asked(cache: Cache,
 def test_time_for_the_decision_is_kept_back(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     with Session(inception_like(), PAIR, cache=cache, policy=STEADY) as session:
         session.profile()
-        begun = Search(session, Throughput(), float("inf"), 0, None)
+        begun = Search(RunOptions(session, Throughput()))
         begun.singles()
         begun.begin_with({"mine": np.arange(len(session.grouping.groups), dtype=np.int32) % 2})  # known by simulation alone
         single = min((one for one in begun.standing if one.placer == "single"), key=known_value)

@@ -353,10 +353,10 @@ def test_a_device_that_ignores_the_shape_of_a_request_is_found(
             with session.executor(session.plan_of(divided(session, 2))) as executor:
                 inputs = session.model.sample_inputs()
                 assert OutputDifference.between(executor.run(inputs), session.reference(inputs)).max_rel < 1e-4
-                found = session.check_outputs(executor)
+                found = session.reference.check(executor)
             assert (found.wrong(session.tolerance) is not None) == broken
             assert found.not_checked is None
-            first, second = session.output_check().runs
+            first, second = session.reference.output_check().runs
             assert first[0]["ids"].shape[1] > second[0]["ids"].shape[1] == 16
 
 
@@ -475,7 +475,7 @@ def test_onnx_runtime_runs_every_size_in_range(tmp_path: Path, devices: list[str
             for length in (*LENGTHS, *LENGTHS):  # outputs of known sizes are written in place
                 inputs = values(length)
                 assert_close(executor.run(inputs), at_one_size(path, inputs))
-            assert session.check_outputs(executor).max_rel < 1e-4
+            assert session.reference.check(executor).max_rel < 1e-4
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -523,7 +523,7 @@ def test_values_of_a_tensor_may_be_sizes_for_onnx_runtime(tmp_path: Path) -> Non
 def test_what_users_would_run_is_raced_against_at_open_sizes_too(tmp_path: Path) -> None:
     path = onnx_attention(tmp_path)
     with Session(path, TWO, inputs=Inputs(shapes=OPEN), cache=None) as session:
-        rivals = {device.name: device for device in (*session.plain_devices, *session.whole_devices)}
+        rivals = {device.name: device for device in (*session.setup.plain_devices, *session.setup.whole_devices)}
         assert rivals.keys() == {"CPU", "ort:CPU", "throughput:CPU"}
         for device in rivals.values():
             home = session.alone(device)

@@ -1,0 +1,85 @@
+"""Where the costs of a model on a cluster come from: its devices, the cache, or estimates for described devices."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from placeit.core.cluster import Cluster
+from placeit.planning.segments import Costs
+from placeit.profiler.expected import as_expected
+from placeit.runtime.runtime import Runtime
+from placeit.workbench.setup import Setup
+
+if TYPE_CHECKING:
+    from placeit.profiler.costs import Certain, Progress, Worth
+
+__all__ = ["measure", "recall"]
+
+
+def measure(
+    setup: Setup,
+    runtime: Callable[[], Runtime],
+    *,
+    budget_s: float,
+    check: bool,
+    worth: Worth | None,
+    certain: Certain | None,
+    progress: Progress | None,
+) -> Costs:
+    """Measure the costs of groups on the devices, or take them from the cache; estimate them for described devices.
+
+    Args:
+        setup: the model, its groups and the cluster.
+        runtime: returns the opened devices; not called if some devices are only expected or described.
+        budget_s: as for :func:`placeit.profiler.costs.profile`, like the other arguments.
+        check: see there.
+        worth: see there; not asked if some device is described.
+        certain: see there; not asked if some device is described.
+        progress: see there.
+
+    Raises:
+        InfeasibleError: no device supports some op.
+        DeviceError: a device compiles nothing, or not what it said that it supports.
+    """
+    from placeit.profiler.costs import profile
+    from placeit.profiler.estimates import estimated
+
+    model, grouping = setup.model, setup.placing.grouping
+    measured = functools.partial(
+        profile, model, grouping, budget_s=budget_s, cache=setup.cache, check=check, watch=setup.policy.watch, progress=progress
+    )
+    if not setup.cluster.executable:
+        return estimated(model, grouping, setup.cluster, measured, precision=setup.precision, compiling=setup.compiling)
+    with _there(setup, runtime) as opened:
+        return as_expected(measured(opened.cluster, opened, worth=worth, certain=certain), setup.cluster, setup.expected)
+
+
+def recall(setup: Setup, runtime: Callable[[], Runtime]) -> Costs | None:
+    """Return the costs from the cache, without profiling; None if they are not there.
+
+    Raises:
+        InfeasibleError: no device supports some op.
+        DeviceError: some device exists in simulation only.
+    """
+    from placeit.profiler.costs import kept_costs
+
+    if setup.cache is None:
+        return None
+    with _there(setup, runtime) as opened:
+        kept = kept_costs(setup.model, setup.placing.grouping, opened.cluster, opened, setup.cache)
+    return None if kept is None else as_expected(kept, setup.cluster, setup.expected)
+
+
+@contextlib.contextmanager
+def _there(setup: Setup, runtime: Callable[[], Runtime]) -> Iterator[Runtime]:
+    """Yield the opened devices, or others without the expected devices, which need not be there."""
+    if not setup.expected:
+        yield runtime()
+        return
+    cluster = Cluster(tuple(one for one in setup.cluster.devices if one.name not in setup.expected), setup.cluster.links)
+    grouping, compiling = setup.placing.grouping, setup.compiling
+    with Runtime(setup.model, grouping, cluster, precision=setup.precision, compiling=compiling) as opened:
+        yield opened
