@@ -22,9 +22,9 @@ from placeit.measuring.check import OutputDifference
 from placeit.measuring.statistics import Ratio
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.deciding import confirm
+from placeit.optimizer.measuring import measure
 from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
-from placeit.optimizer.turns import measure
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress

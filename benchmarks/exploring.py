@@ -41,11 +41,11 @@ from placeit.learning.training.stages import Stage
 from placeit.learning.training.valuing import dropping
 from placeit.optimizer.improving import refine
 from placeit.optimizer.measured_cost import MeasuredCost
+from placeit.optimizer.measuring import improve
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.proposing import ask_all
 from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
-from placeit.optimizer.turns import improve
 from placeit.profiler.cache import Cache
 from placeit.session import Session
 from placeit.simulator.objectives.latency import Latency

@@ -40,7 +40,7 @@ from placeit.measuring.statistics import Measurement, faster
 from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
-from placeit.profiler.statistics import mape, pearson, spearman
+from placeit.profiler.prediction_error import mape, pearson, spearman
 from placeit.session import Session
 from placeit.simulator.simulate import SimulatedCost
 

@@ -29,7 +29,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import PlaceitError
 from placeit.devices.clusterfile import discover
 from placeit.measuring.check import OutputDifference
-from placeit.serving.refining import Refinement
+from placeit.serving.refinement import Refinement
 from placeit.serving.server import Answer, Server
 from placeit.session import Session
 from placeit.simulator.load import poisson_arrivals

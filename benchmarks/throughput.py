@@ -41,7 +41,7 @@ from placeit.optimizer.result import Optimized
 from placeit.planning.in_flight import in_flight
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.profiler.statistics import mape
+from placeit.profiler.prediction_error import mape
 from placeit.session import Session, optimize
 from placeit.simulator.objectives.throughput import Throughput
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from placeit.optimizer.candidates import Candidate
     from placeit.optimizer.compare import Comparison, compare
     from placeit.optimizer.measured_cost import MeasuredCost
+    from placeit.optimizer.model_chain import ModelStage, PlacedStages, place_stages
     from placeit.optimizer.options import Budget, Candidates
     from placeit.optimizer.result import Optimized, Unplanned
-    from placeit.optimizer.stages import ModelStage, PlacedStages, place_stages
     from placeit.placers.api import place
     from placeit.placers.registry import placer_names
     from placeit.planning.coarsen import Grouping, coarsen
@@ -93,7 +93,7 @@ _NAMES = {
     "placeit.optimizer.measured_cost": "MeasuredCost",
     "placeit.optimizer.options": "Budget Candidates",
     "placeit.optimizer.result": "Optimized Unplanned",
-    "placeit.optimizer.stages": "ModelStage PlacedStages place_stages",
+    "placeit.optimizer.model_chain": "ModelStage PlacedStages place_stages",
     "placeit.placers.api": "place",
     "placeit.placers.registry": "placer_names",
     "placeit.planning.coarsen": "Grouping coarsen",

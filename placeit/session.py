@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from placeit.optimizer.result import Optimized
     from placeit.profiler.costs import Progress
     from placeit.profiler.recording import Recording
-    from placeit.serving.load import RateReport
-    from placeit.serving.refining import Limits
+    from placeit.serving.load_run import RateReport
+    from placeit.serving.refinement import Limits
     from placeit.serving.sequence import Sequence as OpenSequence
     from placeit.workbench.estimating import Estimate
     from placeit.workbench.serving import Watch
@@ -210,7 +210,7 @@ class Session(Workbench):
                 (:func:`placeit.planning.in_flight.in_service`), or has room for.
             queue: most requests that may wait.
             refine: whether to look for a better placement while it serves, by a small share of the requests; or the limits for
-                that (:class:`placeit.serving.refining.Limits`). ``Server.refinement`` has the results.
+                that (:class:`placeit.serving.refinement.Limits`). ``Server.refinement`` has the results.
             on_loss: after the loss of a device of another node, ``"fail"`` runs requests on the replicas that are left, and
                 fails them if there are no replicas left. ``"replace"`` also places the model anew on the devices that are left,
                 by the costs (:attr:`costs`). The server then also uses devices that come back, and leaves devices that become
@@ -224,7 +224,7 @@ class Session(Workbench):
                 known; both are given; or ``refine`` is given for a placement with replicas.
             DeviceError: a device exists in simulation only, or has no room.
         """
-        from placeit.serving.refining import Limits
+        from placeit.serving.refinement import Limits
         from placeit.workbench.serving import adapting, executors, refining
 
         room = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
@@ -299,17 +299,17 @@ class Session(Workbench):
             DeviceError: a segment cannot be compiled with counters.
             ExecutionError: a run with counters failed.
         """
-        from placeit.workbench import recording
+        from placeit.workbench import recording_runs
 
         if report is None:
-            return recording.of_model(self)
-        return recording.of_run(self.home_of(report.placement), report, ops=ops)
+            return recording_runs.of_model(self)
+        return recording_runs.of_run(self.home_of(report.placement), report, ops=ops)
 
     def planned(self, placement: Placement) -> Recording:
         """Return a recording of a placement that has not run: its plan, and its simulated schedule if costs are known."""
-        from placeit.workbench import recording
+        from placeit.workbench import recording_runs
 
-        return recording.of_plan(self._prepared.every(placement))
+        return recording_runs.of_plan(self._prepared.every(placement))
 
     def build(self, placement: Placement, path: str | Path, *, name: str | None = None) -> Manifest:
         """Write a bundle: all that is needed to run a placement elsewhere, with :func:`placeit.load` or ``placeit run``.

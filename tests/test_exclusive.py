@@ -10,9 +10,9 @@ import pytest
 
 from placeit import _core
 from placeit.core.problem import Problem
-from placeit.simulator.compiled import compiled
 from placeit.simulator.scheduler import Scheduler
 from placeit.simulator.simulate import SimulatedCost
+from placeit.simulator.tables import compiled
 
 OPS, DEVICES = 60, 3
 

@@ -28,7 +28,7 @@ from placeit.runtime.devices.base import SegmentSource
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoProgram
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.attendant import Request
-from placeit.serving.refining import Limits
+from placeit.serving.refinement import Limits
 from placeit.serving.server import Answer, Server
 from placeit.session import Session
 from placeit.workbench.proposals import Proposals

@@ -103,7 +103,7 @@ def _placement(
     """Run a placement, and record its runs."""
     from placeit.measuring.run_report import RunReport
     from placeit.profiler.profile_report import ProfileReport
-    from placeit.serving.load import RateReport
+    from placeit.serving.load_run import RateReport
     from placeit.workbench.options import Traffic
 
     report: RunReport | RateReport

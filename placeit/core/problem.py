@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placeit.core import checks
+from placeit.core import problem_checks as checks
 from placeit.core.errors import PlacementError, ProblemError
 from placeit.core.files import write_text
 from placeit.core.graph import Csr, csr

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.problem import Problem
-from placeit.learning.surrogate import Surrogate, expected_gain, features, worked
+from placeit.learning.surrogate_model import Surrogate, expected_gain, features, worked
 from placeit.placers.feasibility import fits
 from placeit.planning.segments import Plan, Segmenter
 from placeit.simulator.objectives.base import Objective

@@ -6,8 +6,8 @@ from placeit.learning.choosing import Tried, worth_measuring
 from placeit.measuring.budget import TRIFLE_S
 from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.ledger import MEASURING, Item
+from placeit.optimizer.measuring import within
 from placeit.optimizer.search import Search
-from placeit.optimizer.turns import within
 
 __all__ = ["EXPLORING", "explore"]
 

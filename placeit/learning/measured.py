@@ -22,7 +22,7 @@ from placeit.profiler.costs import Progress
 from placeit.session import Session
 from placeit.simulator.objectives.registry import get_objective
 from placeit.simulator.simulate import SimulatedCost
-from placeit.simulator.throughput import least_seconds
+from placeit.simulator.throughput_bound import least_seconds
 
 __all__ = ["MeasuredCosts", "session_source"]
 

@@ -44,7 +44,7 @@ _LOOK_EVERY = 4  # rounds between two looks for candidates to drop: each look is
 
 
 class Watching(Protocol):
-    """A monitor that tells whether other work disturbs the machine, such as :class:`placeit.profiler.load.Watch`."""
+    """A monitor that tells whether other work disturbs the machine, such as :class:`placeit.profiler.machine_load.Watch`."""
 
     def begin(self) -> None:
         """Begin a period."""

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Unpack
 
 from placeit.core.errors import NoRoomError, PlaceitError
+from placeit.optimizer.candidate_state import Failed, Proposed, Ran, Skipped, State
 from placeit.optimizer.candidates import Alone, Candidate, Facts, value_of
-from placeit.optimizer.state import Failed, Proposed, Ran, Skipped, State
 from placeit.optimizer.story import Story, What
 from placeit.workbench import Workbench
 

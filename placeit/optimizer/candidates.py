@@ -16,7 +16,7 @@ from placeit.core.placement import Placement
 from placeit.devices.own_modes import OwnMode
 from placeit.measuring.check import OutputDifference
 from placeit.measuring.statistics import Measurement, Ratio
-from placeit.optimizer.state import Failed, Proposed, Ran, Skipped, State
+from placeit.optimizer.candidate_state import Failed, Proposed, Ran, Skipped, State
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
 from placeit.workbench import Workbench

@@ -18,7 +18,7 @@ from placeit.optimizer.trials import Move, Trials
 from placeit.planning.pins import matches
 from placeit.planning.profiled import Profiled
 from placeit.planning.segments import Plan, Segmenter
-from placeit.profiler.memory import Rates, group_reads
+from placeit.profiler.memory_rates import Rates, group_reads
 from placeit.profiler.sampling import border_bytes
 from placeit.simulator.slack import slack
 from placeit.workbench import Workbench

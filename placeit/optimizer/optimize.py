@@ -16,6 +16,7 @@ from placeit.optimizer.improving import Improve
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.ledger import MEASURING
 from placeit.optimizer.measured_cost import MeasuredCost
+from placeit.optimizer.measuring import Measure, measure, promising, time_plain, time_singles
 from placeit.optimizer.options import Goal
 from placeit.optimizer.preparing import Bound, Load, Profile
 from placeit.optimizer.proposing import Enter, Propose
@@ -24,7 +25,6 @@ from placeit.optimizer.result import Optimized
 from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.search_state import SearchState, Stage
-from placeit.optimizer.turns import Measure, measure, promising, time_plain, time_singles
 from placeit.profiler.costs import Progress
 from placeit.runtime.programs import searching
 from placeit.simulator.objectives.registry import get_objective

@@ -16,7 +16,7 @@ from placeit.optimizer.ledger import PROFILING
 from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.starts import divide_for, elsewhere
 from placeit.planning.room import check_room
-from placeit.profiler.memory import Rates, shared_reads
+from placeit.profiler.memory_rates import Rates, shared_reads
 from placeit.profiler.support import supported_ops
 from placeit.workbench import Workbench
 

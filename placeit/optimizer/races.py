@@ -18,13 +18,13 @@ from placeit.measuring.blocks import block_s
 from placeit.measuring.budget import TRIFLE_S
 from placeit.measuring.measure import FAILURES, WARMUP, Race
 from placeit.measuring.statistics import FEWEST, Measurement, faster
+from placeit.optimizer.candidate_state import Ran
 from placeit.optimizer.candidates import Candidate, Raced
-from placeit.optimizer.checks import OutputChecks
 from placeit.optimizer.deployed import ReferenceRun
 from placeit.optimizer.ledger import COMPILING
+from placeit.optimizer.output_checks import OutputChecks
 from placeit.optimizer.runner import Runner
 from placeit.optimizer.runs import Runs
-from placeit.optimizer.state import Ran
 
 __all__ = ["Races", "too_late"]
 

@@ -15,9 +15,9 @@ from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import own_modes
 from placeit.devices.plain import all_here, plain_devices
 from placeit.measuring.incumbent import compared
+from placeit.optimizer.candidate_state import Proposed, Skipped
 from placeit.optimizer.candidates import Alone, Beside, Candidate, known_value
 from placeit.optimizer.races import Races
-from placeit.optimizer.state import Proposed, Skipped
 from placeit.optimizer.throughput_mode import MODE
 from placeit.optimizer.wholes import alone_on
 

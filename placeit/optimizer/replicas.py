@@ -20,7 +20,7 @@ from placeit.optimizer.search import Proposal, Search
 from placeit.placers.base import is_over
 from placeit.placers.feasibility import fits, pack
 from placeit.planning.segments import Plan, Segmenter
-from placeit.simulator.throughput import bottleneck
+from placeit.simulator.throughput_bound import bottleneck
 
 __all__ = ["REPLICAS", "enter_given", "enter_replicas", "replicated"]
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from placeit.measuring.budget import least
 from placeit.measuring.incumbent import compared
 from placeit.optimizer.candidates import Beside, known_value
+from placeit.optimizer.capacity import service_of
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.ledger import FRONT, compiled_since
 from placeit.optimizer.pareto import find_front
@@ -17,9 +18,8 @@ from placeit.optimizer.references import references_beside
 from placeit.optimizer.result import Optimized, Unplanned
 from placeit.optimizer.search import Search
 from placeit.optimizer.search_state import SearchState, Stage
-from placeit.optimizer.service import service_of
 from placeit.optimizer.spending import spending
-from placeit.profiler.statistics import mape, pearson, spearman
+from placeit.profiler.prediction_error import mape, pearson, spearman
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.runtime import Runtime
 

@@ -22,15 +22,15 @@ from placeit.measuring.measure import WARMUP
 from placeit.measuring.run_report import RunReport
 from placeit.measuring.statistics import Ratio
 from placeit.optimizer.candidates import NOT_RUN, Beside, Candidate, Raced, interval
+from placeit.optimizer.capacity import Service
 from placeit.optimizer.pareto import Point
-from placeit.optimizer.service import Service
 from placeit.optimizer.story import Event
 from placeit.planning.profiled import Profiled
 from placeit.profiler.recording import Recording
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
-from placeit.serving.load import RateReport
+from placeit.serving.load_run import RateReport
 from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
 from placeit.workbench.options import Traffic
@@ -284,20 +284,20 @@ class Optimized(Drawn):
         Raises:
             ExecutionError: a device failed.
         """
-        from placeit.workbench import recording, running, serving
+        from placeit.workbench import recording_runs, running, serving
 
         report: RunReport | RateReport
         with self._again() as session:
             first, *others = (Prepared.of(session, one) for one in self.placement.every)
             if not first.home.cluster.executable:
-                return recording.of_plan([first, *others])
+                return recording_runs.of_plan([first, *others])
             try:
                 if others:
                     traffic = Traffic(requests=_REQUESTS)
                     report = serving.measure([first, *others], traffic, warmup=WARMUP, inputs=None)
                 else:
                     report = running.measure(first, runs=_RUNS, duration=None, warmup=WARMUP, inputs=None)
-                return recording.of_run(first.home, report)
+                return recording_runs.of_run(first.home, report)
             except KeyboardInterrupt:
                 session.hurry()
                 raise
@@ -305,7 +305,7 @@ class Optimized(Drawn):
     @functools.cached_property
     def described(self) -> Recording:
         """Recording of the model and the devices alone, without a run."""
-        from placeit.workbench.recording import of_model
+        from placeit.workbench.recording_runs import of_model
 
         with self._again() as session:
             return of_model(session)

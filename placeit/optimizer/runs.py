@@ -20,11 +20,11 @@ from placeit.measuring.measure import Watching
 from placeit.measuring.pace import Pace
 from placeit.measuring.statistics import summed_up
 from placeit.optimizer.book import Book
+from placeit.optimizer.candidate_state import Proposed, Ran
 from placeit.optimizer.candidates import Candidate, Raced
 from placeit.optimizer.deployed import Deployed, ReferenceRun, fewest_requests, is_pipeline, run_lengths
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, Ledger
-from placeit.optimizer.state import Proposed, Ran
 from placeit.optimizer.story import Story
 from placeit.planning.in_flight import in_flight
 from placeit.planning.segments import Costs, Plan, Segmenter

@@ -15,10 +15,10 @@ from placeit.core.errors import DeviceError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.clusterfile import discover
 from placeit.devices.plain import all_here
+from placeit.optimizer.candidate_state import Failed, Proposed
 from placeit.optimizer.candidates import Alone
 from placeit.optimizer.replicas import enter_given
 from placeit.optimizer.search import Search
-from placeit.optimizer.state import Failed, Proposed
 from placeit.optimizer.wholes import alone_on
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.drivers import drive

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from placeit.core import clock
-from placeit.optimizer.state import Told
+from placeit.optimizer.candidate_state import Told
 
 __all__ = ["Event", "Story", "What", "events_of", "happen", "replay"]
 

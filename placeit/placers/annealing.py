@@ -15,7 +15,7 @@ from placeit.placers.dp import splits
 from placeit.placers.list_scheduling import links_of
 from placeit.placers.local_search import LocalSearch, starts
 from placeit.simulator.simulate import SimulatedCost
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.throughput_bound import ThroughputCost
 
 __all__ = ["Annealing"]
 
@@ -37,8 +37,8 @@ class Annealing:
     the schedule. Most of them are of ops with hardly any slack, and go to the device where the longest path through the op is
     estimated to be shortest, by the earliest and latest times of the current schedule. A move stays if the ops that start
     after it finish earlier, compared with those that start before it. The remaining moves are simulated together, and taken or
-    left as a whole. Capacities (:class:`placeit.simulator.throughput.ThroughputCost`) have no schedule: there each simulation
-    values one move.
+    left as a whole. Capacities (:class:`placeit.simulator.throughput_bound.ThroughputCost`) have no schedule: there each
+    simulation values one move.
 
     The temperature falls with the number of evaluations, or with time if the deadline leaves no time for all of them.
 

@@ -13,7 +13,7 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import best, is_over, option
 from placeit.placers.feasibility import fits, repair
 from placeit.placers.list_scheduling import priority_order, upward_ranks
-from placeit.simulator.compiled import compiled
+from placeit.simulator.tables import compiled
 
 __all__ = ["CriticalPath"]
 

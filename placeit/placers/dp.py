@@ -14,8 +14,8 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.heft import Heft
 from placeit.placers.list_scheduling import links_of
-from placeit.simulator.compiled import compiled
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.tables import compiled
+from placeit.simulator.throughput_bound import ThroughputCost
 
 __all__ = ["Dp", "splits"]
 

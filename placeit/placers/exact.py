@@ -14,9 +14,9 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.list_scheduling import links_of
 from placeit.placers.local_search import starts
-from placeit.simulator.compiled import compiled
 from placeit.simulator.simulate import SimulatedCost
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.tables import compiled
+from placeit.simulator.throughput_bound import ThroughputCost
 
 __all__ = ["Exact", "alike"]
 

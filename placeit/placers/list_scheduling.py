@@ -19,9 +19,9 @@ from placeit import _core
 from placeit.core.conflicts import cover
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.feasibility import repair
-from placeit.simulator.compiled import compiled
 from placeit.simulator.scheduler import EXECUTED_RULES, LinkModel, Rules
 from placeit.simulator.simulate import SimulatedCost
+from placeit.simulator.tables import compiled
 
 __all__ = [
     "ListPlacer",

@@ -11,7 +11,7 @@ from placeit import _core
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.feasibility import random_placements
-from placeit.simulator.compiled import compiled
+from placeit.simulator.tables import compiled
 
 __all__ = ["RandomTaskEft", "earliest_finish_devices"]
 

@@ -30,7 +30,7 @@ from placeit.profiler.kept import contradicted, cost_key, costs_of, find
 from placeit.profiler.kernel_history import Beyond, History, history_key
 from placeit.profiler.kernel_times import profiled
 from placeit.profiler.links import LinkCosts, probe
-from placeit.profiler.load import MachineLoad, Watch
+from placeit.profiler.machine_load import MachineLoad, Watch
 from placeit.profiler.passes import Passes, Progress, unslowed
 from placeit.profiler.support import supported
 from placeit.runtime.devices.kernels import Kernel, group_shares

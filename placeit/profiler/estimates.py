@@ -12,7 +12,7 @@ from placeit.core.cluster import Cluster
 from placeit.devices import roofline_seconds
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs
-from placeit.profiler.memory import group_reads
+from placeit.profiler.memory_rates import group_reads
 from placeit.profiler.sampling import border_bytes
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.runtime import Runtime

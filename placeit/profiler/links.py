@@ -23,7 +23,7 @@ from placeit.measuring.budget import STEP_S
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache, Number, Seconds
-from placeit.profiler.load import MachineLoad
+from placeit.profiler.machine_load import MachineLoad
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive

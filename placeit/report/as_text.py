@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from placeit.optimizer.candidates import Candidate
+    from placeit.optimizer.capacity import Service
     from placeit.optimizer.compare import Comparison
     from placeit.optimizer.result import Optimized, Unplanned
-    from placeit.optimizer.service import Service
     from placeit.simulator.objectives.base import Objective
 
 _REFERENCES = "References are what OpenVINO does by itself on these devices. They are no placements, and cannot be chosen."

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from placeit.measuring.run_report import AtSize, RunReport
     from placeit.profiler.recording import Recording
-    from placeit.serving.load import RateReport
+    from placeit.serving.load_run import RateReport
 
 __all__ = ["ran", "rate", "recording", "run"]
 

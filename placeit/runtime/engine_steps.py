@@ -8,10 +8,10 @@ from placeit.core.errors import ExecutionError, PlaceitError
 from placeit.core.narrowing import narrowed
 from placeit.planning.segments import Plan
 from placeit.runtime.calls import failure_of, segment_failure
+from placeit.runtime.engine_wiring import Wiring
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.spans import Moved, Ran
 from placeit.runtime.step_names import StepNames
-from placeit.runtime.wiring import Wiring
 from placeit.simulator.scheduler import Scheduler, Transfer
 
 __all__ = ["EngineSteps"]

@@ -25,13 +25,13 @@ from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.devices.base import BufferSpec, HostPaced, Program
 from placeit.runtime.engine_run import EngineRun, Over
 from placeit.runtime.engine_steps import EngineSteps
+from placeit.runtime.engine_wiring import Wiring
 from placeit.runtime.feed import Bell, Slots
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.slots import Slot, check_keeping, continuing, lent
 from placeit.runtime.spans import Labels, Moved, Ran, Timed, blended
-from placeit.runtime.wiring import Wiring
 from placeit.simulator.scheduler import Scheduler
 
 __all__ = ["Executor"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
 from placeit.backends.base import TensorSpec
+from placeit.serve.client_sequences import Asked
 from placeit.serve.refusal import invalid, none_of
-from placeit.serve.sequences import Asked
 from placeit.serve.service import ServedModel
 from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_json, sized, to_bytes, to_json
 from placeit.serving.answers import Outputs

@@ -22,8 +22,8 @@ import uvicorn
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.threads import Gate, Job, Worker
 from placeit.report.metrics import registry_of
-from placeit.serve.connection import Connection, Crowd
 from placeit.serve.http import application
+from placeit.serve.http_connection import Connection, Crowd
 from placeit.serve.rpc import make_server
 from placeit.serve.service import ServedModel, Service
 

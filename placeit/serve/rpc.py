@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError, Message
 
 from placeit.core.protobuf import LENGTH_DELIMITED, message_fields
 from placeit.serve.arriving import Room
+from placeit.serve.client_sequences import Asked
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid, none_of
-from placeit.serve.sequences import Asked
 from placeit.serve.service import ServedModel, Service
 from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_contents, to_bytes
 

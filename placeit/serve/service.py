@@ -16,8 +16,8 @@ from placeit.backends.base import Arrays, TensorSpec
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.sizes import fits
 from placeit.core.version import __version__
+from placeit.serve.client_sequences import Asked, Sequences
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
-from placeit.serve.sequences import Asked, Sequences
 from placeit.serve.tensors import DATATYPES, check_datatype, taken
 from placeit.serving.answers import Answer, Outputs
 from placeit.serving.sequence import Sequence

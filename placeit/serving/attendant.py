@@ -12,7 +12,7 @@ from placeit.core.threads import Gate, Worker
 from placeit.measuring.measure import FAILURES
 from placeit.planning.segments import Plan
 from placeit.runtime.spans import Ran
-from placeit.serving.refining import Refinement
+from placeit.serving.refinement import Refinement
 
 __all__ = ["Attendant", "Request"]
 

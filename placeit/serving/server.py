@@ -21,7 +21,7 @@ from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.answers import Answer, Outputs, Pending, fail, too_late
 from placeit.serving.attendant import Attendant
 from placeit.serving.queueing import NewRequest
-from placeit.serving.refining import Refinement
+from placeit.serving.refinement import Refinement
 from placeit.serving.replacing import Replacing
 from placeit.serving.replica import Replace, Replacement
 from placeit.serving.sequence import Sequence

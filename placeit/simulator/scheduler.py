@@ -18,7 +18,7 @@ from placeit import _core
 from placeit.core.errors import ExecutionError, ProblemError, UsageError
 from placeit.core.graph import topological_order
 from placeit.core.problem import Problem
-from placeit.simulator.compiled import compiled
+from placeit.simulator.tables import compiled
 
 __all__ = [
     "EXECUTED_RULES",

@@ -42,8 +42,8 @@ from placeit import _core
 from placeit.core.errors import PlacementError, ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.core.units import about_bytes
-from placeit.simulator.compiled import compiled
 from placeit.simulator.scheduler import EXECUTED_RULES, Rules, deadlock
+from placeit.simulator.tables import compiled
 
 __all__ = ["Requests", "Schedule", "SimulatedCost", "Transfers", "schedule", "simulate", "simulator"]
 

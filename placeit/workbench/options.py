@@ -15,7 +15,7 @@ from placeit.core.errors import UsageError
 from placeit.core.sizes import SizeRange
 from placeit.measuring.check import check_tolerance
 from placeit.measuring.measure import Watching
-from placeit.profiler.load import Watch
+from placeit.profiler.machine_load import Watch
 from placeit.serving.server import QUEUE
 from placeit.simulator.load import arrival_times, check_rate
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from placeit.core.cluster import Cluster
 from placeit.planning.segments import Costs
-from placeit.profiler.expected import as_expected
+from placeit.profiler.expected_costs import as_expected
 from placeit.runtime.runtime import Runtime
 from placeit.workbench.setup import Setup
 

@@ -22,9 +22,9 @@ from placeit.measuring.statistics import Ratio
 from placeit.planning.segments import Plan
 from placeit.runtime.background import Background
 from placeit.serving.attendant import Attendant, Request
-from placeit.serving.refining import Limits, Refinement
+from placeit.serving.refinement import Limits, Refinement
 from placeit.serving.server import Server
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.throughput_bound import ThroughputCost
 from placeit.workbench.proposals import Proposals
 
 __all__ = ["Refiner", "Trial"]
@@ -46,8 +46,8 @@ class Trial:
 
     The times that are compared are free of queueing. For a request that was alone, it is the time from begin to end. For any
     other request, it is the time for which it kept the busiest device busy: the seconds per request that are possible
-    (:mod:`placeit.simulator.throughput`). Both requests of a pair are of one kind. The first kind with enough pairs decides,
-    once.
+    (:mod:`placeit.simulator.throughput_bound`). Both requests of a pair are of one kind. The first kind with enough pairs
+    decides, once.
 
     Args:
         before: seconds of requests before the trial, at least :data:`_FEWEST`.

@@ -14,8 +14,8 @@ from placeit.core.errors import UsageError
 from placeit.devices.meters import Sampler
 from placeit.measuring.check import OutputDifference
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.serving.load import RateReport, keep_busy, offer
-from placeit.serving.refining import Limits
+from placeit.serving.load_run import RateReport, keep_busy, offer
+from placeit.serving.refinement import Limits
 from placeit.serving.server import Server
 from placeit.workbench.adapting import Adapter
 from placeit.workbench.opened import Workbench

@@ -36,7 +36,7 @@ from placeit.learning.workloads.tensors import shard
 from placeit.learning.workloads.tensors.expression import einsum, elementwise, tensor
 from placeit.placers.metis import partition
 from placeit.simulator.simulate import SimulatedCost
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.throughput_bound import ThroughputCost
 from placeit.testing.problems import random_problem
 
 TINY = QUICK.at(seeds=2, episodes=20)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from placeit.measuring.statistics import summed_up
+from placeit.optimizer.candidate_state import Ran
 from placeit.optimizer.candidates import Raced
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
-from placeit.optimizer.state import Ran
 from placeit.profiler.cache import Cache
 from placeit.report import as_text, text
 from tests.steady import optimize

@@ -8,8 +8,8 @@ import torch
 from placeit.core import registry as names
 from placeit.core.errors import UsageError
 from placeit.learning import registry
+from placeit.learning.agent_notation import parse_agent
 from placeit.learning.checkpoint import weights_of
-from placeit.learning.parsing import parse_agent
 from tests.learning.toy_agent import ToyAgent, same
 
 

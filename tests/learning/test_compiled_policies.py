@@ -16,7 +16,7 @@ from placeit.learning.agents.doppler.graph import Graph
 from placeit.learning.agents.giph.gpnet import GpNets
 from placeit.learning.agents.giph.passing import EdgeOrder, Layers, Messages
 from placeit.placers.feasibility import random_placements
-from placeit.simulator.compiled import compiled
+from placeit.simulator.tables import compiled
 from placeit.testing.problems import random_problem
 
 OPS, DEVICES, EPISODES = 8, 3, 2

@@ -19,7 +19,7 @@ from placeit.profiler.cache import Cache
 from placeit.session import Session
 from placeit.simulator.cost_functions import TotalCost
 from placeit.simulator.simulate import simulate
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.throughput_bound import ThroughputCost
 from placeit.testing.problems import random_problem
 from tests.small_models import random_model
 

@@ -15,7 +15,7 @@ from placeit.learning.training.loop import evaluate, train
 from placeit.learning.training.sources import draw_from, find_source, served
 from placeit.learning.workloads.stream_graphs import RATE, draw_stream_graph
 from placeit.placers.metis import partition
-from placeit.simulator.throughput import ThroughputCost, relative_throughput
+from placeit.simulator.throughput_bound import ThroughputCost, relative_throughput
 from placeit.testing.problems import random_problem
 
 

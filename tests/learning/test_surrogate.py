@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.learning.choosing import Tried, worth_measuring
-from placeit.learning.surrogate import Surrogate, expected_gain, features, worked
+from placeit.learning.surrogate_model import Surrogate, expected_gain, features, worked
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.simulator.objectives.latency import Latency

@@ -14,12 +14,12 @@ from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
 from placeit.measuring.statistics import summed_up
+from placeit.optimizer.candidate_state import Ran
 from placeit.optimizer.certainty import MARGIN, excluded
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
-from placeit.optimizer.state import Ran
 from placeit.placers.bound import lower_bound
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Costs, Segmenter

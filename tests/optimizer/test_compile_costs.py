@@ -12,13 +12,13 @@ import pytest
 from placeit.core import clock
 from placeit.measuring.check import OutputDifference
 from placeit.measuring.statistics import summed_up
-from placeit.optimizer import turns
+from placeit.optimizer import measuring
+from placeit.optimizer.candidate_state import Ran
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.deciding import confirm
+from placeit.optimizer.measuring import measure
 from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
-from placeit.optimizer.state import Ran
-from placeit.optimizer.turns import measure
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
 from placeit.session import Session
@@ -84,7 +84,7 @@ def searching(left_s: float, **splits: tuple[float, float]) -> tuple[Search, Com
 
 
 def promising(search: Search) -> set[str]:
-    return {one.name for one in turns.promising(search)}
+    return {one.name for one in measuring.promising(search)}
 
 
 def test_what_takes_longer_to_compile_than_is_left_is_not_raced_and_says_so() -> None:

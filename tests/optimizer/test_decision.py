@@ -10,7 +10,7 @@ import pytest
 from benchmarks.decision import FASTER, NOT_FASTER, Case, Machine, search_of, summary
 from placeit.core import clock
 from placeit.optimizer.deciding import confirm, selected, settled
-from placeit.optimizer.turns import measure
+from placeit.optimizer.measuring import measure
 
 
 def name_of(case: Case) -> str:

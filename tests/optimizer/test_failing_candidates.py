@@ -19,9 +19,9 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError, FileError, InfeasibleError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.deciding import confirm
+from placeit.optimizer.measuring import measure
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.search import Search
-from placeit.optimizer.turns import measure
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache

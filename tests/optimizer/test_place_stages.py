@@ -22,11 +22,11 @@ from placeit.core.errors import UsageError
 from placeit.devices.clusterfile import discover
 from placeit.devices.host import allowed_cores
 from placeit.optimizer import stages as stages_module
-from placeit.optimizer.stages import ModelStage, place_stages
+from placeit.optimizer.model_chain import ModelStage, place_stages
 from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.simulator.load import poisson_arrivals
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.throughput_bound import ThroughputCost
 from tests.small_models import inception_like, random_model
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]

@@ -17,6 +17,7 @@ from placeit.core.errors import FileError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.measuring.check import OutputDifference
 from placeit.measuring.statistics import FEWEST, summed_up
+from placeit.optimizer.candidate_state import Ran
 from placeit.optimizer.candidates import Alone, Candidate
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.measured_cost import MeasuredCost
@@ -25,7 +26,6 @@ from placeit.optimizer.replicas import enter_replicas
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
-from placeit.optimizer.state import Ran
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
 from placeit.session import Session

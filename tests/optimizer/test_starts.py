@@ -18,13 +18,13 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
 from placeit.optimizer import improving
 from placeit.optimizer.improving import refine
+from placeit.optimizer.measuring import promising
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.proposing import ask_all
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.starts import divide_for, read_starts
-from placeit.optimizer.turns import promising
 from placeit.profiler.cache import Cache
 from placeit.report import as_text
 from placeit.session import Session

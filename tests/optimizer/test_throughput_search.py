@@ -23,7 +23,7 @@ from placeit.profiler.cache import Cache
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
 from placeit.simulator.simulate import simulate
-from placeit.simulator.throughput import ThroughputCost, bottleneck
+from placeit.simulator.throughput_bound import ThroughputCost, bottleneck
 from placeit.workbench import Workbench
 from placeit.workbench.options import Constraints
 from tests.small_models import inception_like

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from placeit import _core
-from placeit.simulator.compiled import compiled
 from placeit.simulator.simulate import SimulatedCost
+from placeit.simulator.tables import compiled
 from placeit.testing.problems import random_problem
 
 OPS, DEVICES = 12, 3

@@ -14,9 +14,9 @@ from placeit.core import clock
 from placeit.core.problem import Problem
 from placeit.placers.annealing import Annealing
 from placeit.placers.dp import Dp, splits
-from placeit.simulator.compiled import compiled
 from placeit.simulator.simulate import SimulatedCost
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.tables import compiled
+from placeit.simulator.throughput_bound import ThroughputCost
 from tests.simulator.test_throughput import slow_bound
 
 

@@ -15,9 +15,9 @@ from placeit.placers.cp_sat import CpSat
 from placeit.placers.exact import Exact
 from placeit.placers.heft import Heft
 from placeit.placers.registry import get_placer
-from placeit.simulator.compiled import compiled
 from placeit.simulator.scheduler import GIPH_RULES, Rules
 from placeit.simulator.simulate import SimulatedCost, schedule
+from placeit.simulator.tables import compiled
 from placeit.testing.problems import random_problem
 
 

@@ -5,7 +5,7 @@ from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.placers.fuser import Fuser, fuse
 from placeit.placers.metis import partition
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.throughput_bound import ThroughputCost
 from placeit.testing.problems import random_problem
 
 

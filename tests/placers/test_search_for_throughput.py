@@ -8,7 +8,7 @@ from placeit.learning.workloads.stream_graphs import draw_stream_graph
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
 from placeit.placers.local_search import LocalSearch
-from placeit.simulator.throughput import ThroughputCost, least_seconds
+from placeit.simulator.throughput_bound import ThroughputCost, least_seconds
 from placeit.testing.problems import random_problem
 
 

@@ -13,7 +13,7 @@ from placeit.core.conflicts import shares_beside
 from placeit.planning.segments import Segmenter
 from placeit.simulator.objectives.throughput import Throughput
 from placeit.simulator.simulate import simulate
-from placeit.simulator.throughput import ThroughputCost, bottleneck
+from placeit.simulator.throughput_bound import ThroughputCost, bottleneck
 from tests.planning.test_segments import cases, feasible_placement
 
 

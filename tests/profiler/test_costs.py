@@ -23,7 +23,7 @@ from placeit.planning.segments import Segmenter
 from placeit.profiler import costs
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import profile
-from placeit.profiler.load import MachineLoad
+from placeit.profiler.machine_load import MachineLoad
 from placeit.profiler.support import supported
 from placeit.runtime.runtime import Runtime
 from tests.small_models import inception_like

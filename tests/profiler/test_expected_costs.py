@@ -6,7 +6,7 @@ import numpy as np
 
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.planning.segments import Costs
-from placeit.profiler.expected import as_expected
+from placeit.profiler.expected_costs import as_expected
 
 
 def test_an_expected_device_costs_what_the_one_does_that_it_is_like() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from placeit.profiler.load import Reading, Watch
+from placeit.profiler.machine_load import Reading, Watch
 
 
 def watch(*readings: tuple[float, float, float, float]) -> Watch:

@@ -19,7 +19,7 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
 from placeit.profiler.estimates import estimated
-from placeit.profiler.memory import LEAST_BYTES, Rates, shared_reads, weights_read
+from placeit.profiler.memory_rates import LEAST_BYTES, Rates, shared_reads, weights_read
 from placeit.profiler.peaks import read_rate
 
 TABLE, WIDTH, ROWS = 1000, 64, 3

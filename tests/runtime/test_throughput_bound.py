@@ -1,4 +1,4 @@
-"""Many requests in flight on real executors and servers, against the bound of :mod:`placeit.simulator.throughput`."""
+"""Many requests in flight on real executors and servers, against the bound of :mod:`placeit.simulator.throughput_bound`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from placeit.runtime.devices.base import Instance
 from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.runtime import Runtime
 from placeit.serving.server import Server
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.throughput_bound import ThroughputCost
 from tests.runtime.test_executor import null_runtime
 
 NAMES, SECONDS, REQUESTS = "abc", 0.01, 30

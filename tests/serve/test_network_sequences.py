@@ -15,9 +15,9 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from examples.decoder import TINY, write_decoder
+from placeit.serve.client_sequences import Asked, Sequences
 from placeit.serve.network import NetworkServer, Options
 from placeit.serve.refusal import RefusedError
-from placeit.serve.sequences import Asked, Sequences
 from placeit.serve.service import ServedModel
 from placeit.session import Session
 from placeit.workbench.options import Inputs

@@ -16,7 +16,7 @@ from placeit.backends import load
 from placeit.core.errors import DeadlineError, ExecutionError, QueueFullError, UsageError
 from placeit.core.views import Closable
 from placeit.runtime.device_stats import DeviceStats
-from placeit.serving.load import offer
+from placeit.serving.load_run import offer
 from placeit.serving.server import Answer, Server
 from tests.runtime.test_faults import Bench, bench, inputs_of, models, save_mixing  # noqa: F401 (fixtures)
 from tests.serving.test_adapting import Bench as LosableBench

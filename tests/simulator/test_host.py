@@ -15,7 +15,7 @@ from placeit.placers.bound import lower_bound
 from placeit.simulator.scheduler import Rules
 from placeit.simulator.simulate import SimulatedCost, schedule, simulate
 from placeit.simulator.slack import slack
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.throughput_bound import ThroughputCost
 from tests.simulator import slow_simulator as slow
 from tests.simulator.slow_simulator import holds_for
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import strategies as st
 
 from placeit.core.problem import Problem
+from placeit.simulator.arrivals import SimulatedReplica, serve
 from placeit.simulator.load import LoadReport, constant_arrivals, poisson_arrivals
-from placeit.simulator.serving import SimulatedReplica, serve
 from placeit.simulator.simulate import schedule
 from tests.simulator import slow_simulator as slow
 from tests.simulator.slow_simulator import holds_for

@@ -7,8 +7,8 @@ import pytest
 
 from placeit import _core
 from placeit.core.problem import Problem
-from placeit.simulator.compiled import compiled
 from placeit.simulator.simulate import SimulatedCost
+from placeit.simulator.tables import compiled
 
 OPS, DEVICES, EDGES = 3, 2, 2
 

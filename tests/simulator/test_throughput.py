@@ -6,7 +6,7 @@ from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
 from placeit.simulator.scheduler import Rules
 from placeit.simulator.simulate import SimulatedCost
-from placeit.simulator.throughput import ThroughputCost, bottleneck, relative_throughput
+from placeit.simulator.throughput_bound import ThroughputCost, bottleneck, relative_throughput
 from tests.simulator import slow_simulator as slow
 from tests.simulator.slow_simulator import holds_for
 

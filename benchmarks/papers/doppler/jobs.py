@@ -15,9 +15,9 @@ from benchmarks.papers.doppler.sizes import Sizes
 from benchmarks.papers.doppler.training import distilling, learn, met, of_policy, paper_stages, search, stages
 from placeit.core import clock
 from placeit.core.errors import InfeasibleError
+from placeit.learning.agent_notation import parse_agent
 from placeit.learning.agents.doppler.agent import DopplerAgent
 from placeit.learning.checkpoint import load_agent, save_agent
-from placeit.learning.parsing import parse_agent
 from placeit.placers import parse_placer
 
 __all__ = ["Placed", "Setup", "Training", "same_moves"]

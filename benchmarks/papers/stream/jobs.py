@@ -28,7 +28,7 @@ from placeit.placers.exact import Exact
 from placeit.placers.feasibility import random_placements
 from placeit.placers.fuser import fuse
 from placeit.placers.metis import partition
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.throughput_bound import ThroughputCost
 
 __all__ = ["ABLATIONS", "Divided", "Learned", "Optimum", "Searched", "Setup", "Training", "costs", "methods", "optima"]
 

@@ -24,7 +24,6 @@ from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.checking import numpy_can_hold
 from placeit.backends.torch.archive import UntrustedError, missing_operators, screen
 from placeit.backends.torch.graph import ProgramMap, build_graph, dtype_name
-from placeit.backends.torch.kernels import without_kernel
 from placeit.backends.torch.program import (
     FAILURES,
     Lowered,
@@ -38,6 +37,7 @@ from placeit.backends.torch.program import (
     reads,
 )
 from placeit.backends.torch.segment import extract
+from placeit.backends.torch.supported_ops import without_kernel
 from placeit.backends.torch.values import allowed_values
 from placeit.backends.values import ValueRange, common, draw
 from placeit.core.cluster import Device

@@ -145,8 +145,8 @@ def train(
         raise UsageError(f"{'--resume' if resume else '--tensorboard'} needs --folder, where the training is kept.")
     # imported only now, because it takes a second
     from placeit.core.memory import keep_freed_memory
+    from placeit.learning.agent_notation import parse_agent
     from placeit.learning.checkpoint import save_agent
-    from placeit.learning.parsing import parse_agent
     from placeit.learning.training.loop import train as run
     from placeit.learning.training.stages import check_stages, default_stages, parse_stage, scale_updates
     from placeit.learning.training.state import check_folder

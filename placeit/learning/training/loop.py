@@ -15,11 +15,11 @@ from placeit.core.errors import TrainingError, UsageError
 from placeit.core.version import __version__
 from placeit.learning.agent import Agent, ProblemInstance, Remembering
 from placeit.learning.checkpoint import save_agent
-from placeit.learning.training.clock import StageClock
-from placeit.learning.training.journal import CostJournal
+from placeit.learning.training.cost_journal import CostJournal
 from placeit.learning.training.logs import Logs, Record
 from placeit.learning.training.stages import SIMULATED, CostFactory, Draw, Stage, check_stages
 from placeit.learning.training.state import JOURNAL, FoundPlacement, TrainingState, load_run, save_run, training_key
+from placeit.learning.training.time_limit import StageClock
 from placeit.learning.training.updates import update, which
 from placeit.learning.training.valuing import check_costs, factory_of, least, pricing, value
 

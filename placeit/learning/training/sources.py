@@ -19,7 +19,7 @@ from placeit.learning.workloads.registry import Split, dataset_names, find_datas
 from placeit.placers.heft import Heft
 from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
-from placeit.simulator.throughput import ThroughputCost, least_seconds
+from placeit.simulator.throughput_bound import ThroughputCost, least_seconds
 
 __all__ = ["HELD_OUT", "Source", "draw_from", "find_source", "read_folder", "served", "simulated"]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction
 from placeit.learning.agent import ProblemInstance
-from placeit.learning.training.journal import CostJournal
+from placeit.learning.training.cost_journal import CostJournal
 from placeit.learning.training.stages import MEASURED, SIMULATED, CostFactory, Stage
 
 __all__ = ["check_costs", "dropping", "factory_of", "least", "pricing", "value"]

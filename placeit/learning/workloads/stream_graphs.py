@@ -5,8 +5,8 @@ Source: Ni et al., Generalizable Resource Allocation in Stream Processing via De
 
 The seconds of a problem are the mean seconds caused by one tuple of the source, at any rate of the source. In a steady state
 with back-pressure, where operators share their device and edges share their link, they determine the seconds per tuple
-(:class:`placeit.simulator.throughput.ThroughputCost`) and the share of a rate that is sustained
-(:func:`placeit.simulator.throughput.relative_throughput`).
+(:class:`placeit.simulator.throughput_bound.ThroughputCost`) and the share of a rate that is sustained
+(:func:`placeit.simulator.throughput_bound.relative_throughput`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
-from placeit.backends.torch.memory import peak_bytes
+from placeit.backends.torch.segment_memory import peak_bytes
 from placeit.core.errors import NoRoomError
 from placeit.core.units import about_bytes
 from placeit.runtime.devices.accelerator import Replayable

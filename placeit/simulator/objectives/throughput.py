@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from placeit.core.problem import CostFunction, Problem
 from placeit.simulator.objectives.base import BusyTimes, Objective, Planned, Planner
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.throughput_bound import ThroughputCost
 
 __all__ = ["Throughput"]
 
 
 @dataclass(frozen=True)
 class Throughput(Objective):
-    """Seconds per request with many requests in flight; see :class:`placeit.simulator.throughput.ThroughputCost`."""
+    """Seconds per request with many requests in flight; see :class:`placeit.simulator.throughput_bound.ThroughputCost`."""
 
     name = "throughput"
     unit = "s"

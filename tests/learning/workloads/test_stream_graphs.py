@@ -19,7 +19,7 @@ from placeit.learning.workloads.stream_graphs import (
 )
 from placeit.placers.metis import partition
 from placeit.simulator.simulate import SimulatedCost
-from placeit.simulator.throughput import ThroughputCost, relative_throughput
+from placeit.simulator.throughput_bound import ThroughputCost, relative_throughput
 
 DEVICE = 2.5e9 / RATE
 """Instructions per tuple that keep a device busy at the source's rate."""

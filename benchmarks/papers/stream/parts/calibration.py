@@ -28,7 +28,7 @@ from benchmarks.papers.stream.jobs import Setup
 from benchmarks.papers.stream.paper import RATES, TABLE_1
 from placeit.learning.workloads.stream_graphs import DEVICES, PAYLOAD_BYTES, RATE, StreamGraph
 from placeit.placers.metis import Metis, partition
-from placeit.simulator.throughput import ThroughputCost, relative_throughput
+from placeit.simulator.throughput_bound import ThroughputCost, relative_throughput
 
 __all__ = ["MODELS", "jobs", "tell"]
 

@@ -15,7 +15,7 @@ from benchmarks.papers._figures import Figures
 from benchmarks.papers._lab import Job, Lab
 from benchmarks.papers.stream.jobs import Setup, costs, methods
 from benchmarks.papers.stream.paper import ABOVE_9700, LOWEST, RATES
-from placeit.simulator.throughput import relative_throughput
+from placeit.simulator.throughput_bound import relative_throughput
 
 __all__ = ["jobs", "tell"]
 

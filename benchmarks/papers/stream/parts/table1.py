@@ -18,7 +18,7 @@ from benchmarks.papers._figures import Figures
 from benchmarks.papers._lab import Job, Lab
 from benchmarks.papers.stream.jobs import ABLATIONS, Setup, Training, costs, methods
 from benchmarks.papers.stream.paper import RATES, TABLE_1
-from placeit.simulator.throughput import relative_throughput
+from placeit.simulator.throughput_bound import relative_throughput
 
 __all__ = ["jobs", "tell"]
 

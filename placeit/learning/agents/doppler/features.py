@@ -24,7 +24,7 @@ from placeit import _core
 from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
 from placeit.placers.list_scheduling import downward_ranks, mean_comm, mean_compute, upward_ranks
-from placeit.simulator.compiled import compiled
+from placeit.simulator.tables import compiled
 
 __all__ = [
     "DEVICE_FEATURES",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from placeit import _core
 from placeit.core.problem import Problem
-from placeit.simulator.compiled import compiled
+from placeit.simulator.tables import compiled
 
 __all__ = ["EDGE_FEATURES", "FEATURES", "NODE_FEATURES", "GpNets"]
 

@@ -11,9 +11,9 @@ import numpy as np
 from placeit.core.problem import Problem
 from placeit.optimizer.candidates import Candidate
 from placeit.planning.in_flight import in_flight
+from placeit.simulator.arrivals import SimulatedReplica, serve
 from placeit.simulator.load import ARRIVALS, LoadReport, arrival_times
-from placeit.simulator.serving import SimulatedReplica, serve
-from placeit.simulator.throughput import Bottleneck, bottleneck, relative_throughput
+from placeit.simulator.throughput_bound import Bottleneck, bottleneck, relative_throughput
 
 __all__ = ["Service", "service_of"]
 

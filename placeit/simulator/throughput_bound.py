@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from placeit import _core
 from placeit.core.conflicts import exclusive
 from placeit.core.problem import Problem
-from placeit.simulator.compiled import compiled
 from placeit.simulator.cost_functions import as_batch
+from placeit.simulator.tables import compiled
 
 __all__ = [
     "Bottleneck",

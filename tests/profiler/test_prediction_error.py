@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placeit.profiler.statistics import mape, pearson, spearman
+from placeit.profiler.prediction_error import mape, pearson, spearman
 
 floats = st.floats(allow_nan=True, allow_infinity=True)
 pairs = st.lists(st.tuples(floats, floats), max_size=12)

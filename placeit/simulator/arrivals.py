@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from placeit.core.problem import Problem
 from placeit.simulator.load import LoadReport
 from placeit.simulator.simulate import schedule
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.throughput_bound import ThroughputCost
 
 __all__ = ["SimulatedReplica", "serve"]
 

@@ -13,6 +13,7 @@ from placeit.measuring.incumbent import is_worth_trying, why_hopeless
 from placeit.measuring.measure import FAILURES
 from placeit.measuring.statistics import FEWEST, summed_up
 from placeit.optimizer.book import reason_of
+from placeit.optimizer.candidate_state import Ran
 from placeit.optimizer.candidates import Candidate, known_value, value_of
 from placeit.optimizer.improving import refine
 from placeit.optimizer.ledger import COMPILING, MEASURING
@@ -20,7 +21,6 @@ from placeit.optimizer.proposing import ask_all
 from placeit.optimizer.races import too_late
 from placeit.optimizer.search import ROUNDS, Search
 from placeit.optimizer.search_state import SearchState, Stage
-from placeit.optimizer.state import Ran
 
 __all__ = ["Measure", "improve", "measure", "promising", "time_plain", "time_singles", "within"]
 

@@ -2,7 +2,7 @@
 
 An op of the graph is a share of a stage's requests. Its seconds on a device are the mean time that one item of the source
 causes there: the time of a request, times the requests that an item leads to. So the capacity of a placement is the bound of
-:mod:`placeit.simulator.throughput`. A stage whose shares are on several devices has a replica on each.
+:mod:`placeit.simulator.throughput_bound`. A stage whose shares are on several devices has a replica on each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from placeit.measuring.measure import Race
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
 from placeit.serving.server import QUEUE, Answer, Outputs, Server
-from placeit.simulator.throughput import Bottleneck, ThroughputCost, bottleneck
+from placeit.simulator.throughput_bound import Bottleneck, ThroughputCost, bottleneck
 from placeit.workbench import Workbench
 from placeit.workbench.prepared import Prepared
 from placeit.workbench.serving import executors

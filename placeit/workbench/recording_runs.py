@@ -30,7 +30,7 @@ from placeit.profiler.peaks import peak_of
 from placeit.profiler.timeline import critical_path, link_use, states
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.spans import Done, Event
-from placeit.serving.load import RateReport
+from placeit.serving.load_run import RateReport
 from placeit.workbench.opened import Workbench
 from placeit.workbench.prepared import Prepared
 
