@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypedDict
 
 from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
@@ -19,10 +20,22 @@ from placeit.runtime.devices.hand_over import HandOver
 from placeit.runtime.devices.kinds import DeviceKind, device_kind
 from placeit.runtime.reopening import lost_of, reopened
 
-__all__ = ["DevicePool"]
+__all__ = ["DevicePool", "PoolOptions"]
 
 _GIVES_UP_S = 5.0
 _MOST_SPIN_S = 1e-3  # most seconds of spinning: for a longer wait, a change of threads pays off
+
+
+class PoolOptions(TypedDict, total=False):
+    """How the devices of a cluster are opened, as :class:`DevicePool` describes it."""
+
+    precision: str
+    devices: Sequence[RuntimeDevice] | None
+    transports: Mapping[tuple[int, int], Transport] | None
+    streams: Streams | None
+    wait: Callable[[Gate], object] | None
+    expected: Collection[str]
+    spin_s: float
 
 
 class DevicePool:
@@ -31,13 +44,14 @@ class DevicePool:
     Args:
         cluster: real or emulated devices.
         precision: inference precision of every device.
-        devices: devices to run on in place of the cluster's real ones, one for each of them.
+        devices: devices to run on in place of the cluster's real ones, one for each of them, such as null devices.
         transports: links to go with them, by (source, destination); None for the cluster's emulated ones, and for hand-overs
             through the host's memory where two devices have different memories.
         streams: drives all devices through streams instead.
         wait: called to have a run end, for example by letting time pass on a virtual clock.
         expected: names of devices that need not be there yet: they count as lost until they are (:meth:`reopen`).
-        spin_s: seconds that threads of devices wait awake before they sleep.
+        spin_s: seconds that threads of devices, and callers, wait awake for the next segment before they sleep. They do so only
+            while fewer threads of the process are active than there are cores. At most 0.001; 0 to sleep at once.
 
     Attributes:
         devices: one for each device of the cluster, in its order; none if there are streams.

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self, cast
+from typing import Self, Unpack, cast
 from weakref import WeakSet
 
 from placeit.backends.base import Model
 from placeit.core.cluster import Cluster
-from placeit.core.threads import Gate
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Plan
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.calls import check_process, check_requests
 from placeit.runtime.compiling import Compiling
-from placeit.runtime.device_pool import DevicePool
+from placeit.runtime.device_pool import DevicePool, PoolOptions
 from placeit.runtime.devices.accelerator import StreamProgram, Streams
 from placeit.runtime.devices.base import DividedIntoStreams, Program, RuntimeDevice, Transport
 from placeit.runtime.executor import Executor
@@ -42,16 +41,8 @@ class Runtime:
         grouping: its ops in groups.
         cluster: real or emulated devices; links of origin ``measured`` are the hardware's own and are not throttled. Links are
             opened by the kinds of their ends (:class:`placeit.runtime.devices.kinds.DeviceKind`).
-        precision: inference precision of every device.
-        devices: devices to run on in place of the cluster's real ones, one for each of them, such as null devices.
-        transports: links to go with them, by (source, destination); None for the cluster's emulated ones, and for hand-overs
-            through the host's memory where two devices have different memories.
-        streams: drives all of them through streams instead.
-        wait: called to have a run end, for example by letting time pass on a virtual clock.
-        expected: names of devices that need not be there yet: they count as lost until they are (:meth:`DevicePool.reopen`).
         compiling: counts programs, and reports what is being compiled; None to make one.
-        spin_s: seconds that threads of devices, and callers, wait awake for the next segment before they sleep. They do so only
-            while fewer threads of the process are active than there are cores. At most 0.001; 0 to sleep at once.
+        options: how devices are opened (:class:`placeit.runtime.device_pool.DevicePool`).
 
     Attributes:
         book: names, shapes and buffers of the model's segments.
@@ -69,26 +60,11 @@ class Runtime:
         grouping: Grouping,
         cluster: Cluster,
         *,
-        precision: str = "f32",
-        devices: Sequence[RuntimeDevice] | None = None,
-        transports: Mapping[tuple[int, int], Transport] | None = None,
-        streams: Streams | None = None,
-        wait: Callable[[Gate], object] | None = None,
-        expected: Collection[str] = (),
         compiling: Compiling | None = None,
-        spin_s: float = 0.0,
+        **options: Unpack[PoolOptions],
     ) -> None:
         self.book = SegmentBook(model, grouping)
-        self.pool = DevicePool(
-            cluster,
-            precision=precision,
-            devices=devices,
-            transports=transports,
-            streams=streams,
-            wait=wait,
-            expected=expected,
-            spin_s=spin_s,
-        )
+        self.pool = DevicePool(cluster, **options)
         self.compiler = SegmentCompiler(self.book, self.pool, Compiling() if compiling is None else compiling)
         self._process = os.getpid()
         self._opening = threading.Lock()

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,7 +46,7 @@ from placeit.core.units import about_bytes
 from placeit.simulator.scheduler import EXECUTED_RULES, Rules, deadlock
 from placeit.simulator.tables import compiled
 
-__all__ = ["Requests", "Schedule", "SimulatedCost", "Transfers", "schedule", "simulate", "simulator"]
+__all__ = ["Options", "Requests", "Schedule", "SimulatedCost", "Transfers", "schedule", "simulate"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +128,20 @@ class Schedule:
     def utilization(self) -> NDArray[np.float64]:
         """``float64[D]``, the share of the makespan that each device computes; zero if nothing takes time."""
         return self.busy / self.makespan if self.makespan > 0 else np.zeros_like(self.busy)
+
+
+class Options(TypedDict, total=False):
+    """Options of a simulation, as :class:`SimulatedCost` describes them."""
+
+    rules: Rules
+    priority: ArrayLike | None
+    noise: float
+    seed: int
+    memory: bool
+    requests: int
+    arrivals: ArrayLike | None
+    in_flight: int | None
+    threads: int | None
 
 
 class SimulatedCost:
@@ -236,58 +251,17 @@ class SimulatedCost:
         return out
 
 
-simulator = SimulatedCost
-"""Alias of :class:`SimulatedCost`."""
-
-
-def simulate(
-    problem: Problem,
-    placements: ArrayLike,
-    *,
-    rules: Rules = EXECUTED_RULES,
-    priority: ArrayLike | None = None,
-    noise: float = 0.0,
-    seed: int = 0,
-    memory: bool = False,
-    requests: int = 1,
-    arrivals: ArrayLike | None = None,
-    in_flight: int | None = None,
-    threads: int | None = 1,
-) -> NDArray[np.float64]:
+def simulate(problem: Problem, placements: ArrayLike, **options: Unpack[Options]) -> NDArray[np.float64]:
     """Return the makespans of ``int[B, V]`` placements in seconds, ``float64[B]``; ``inf`` for infeasible ones.
 
     With several requests, the makespan is the time when the last one ends.
 
     See :class:`SimulatedCost` for the options and the exceptions, and this module for the rules.
     """
-    cost = SimulatedCost(
-        problem,
-        rules=rules,
-        priority=priority,
-        noise=noise,
-        seed=seed,
-        memory=memory,
-        requests=requests,
-        arrivals=arrivals,
-        in_flight=in_flight,
-        threads=threads,
-    )
-    return cost(placements)
+    return SimulatedCost(problem, **options)(placements)
 
 
-def schedule(
-    problem: Problem,
-    placement: ArrayLike,
-    *,
-    rules: Rules = EXECUTED_RULES,
-    priority: ArrayLike | None = None,
-    noise: float = 0.0,
-    seed: int = 0,
-    memory: bool = False,
-    requests: int = 1,
-    arrivals: ArrayLike | None = None,
-    in_flight: int | None = None,
-) -> Schedule:
+def schedule(problem: Problem, placement: ArrayLike, **options: Unpack[Options]) -> Schedule:
     """Simulate one placement, ``int[V]``, and return its schedule.
 
     The options are documented at :class:`SimulatedCost`; the noise equals the noise of the first placement in a batch.
@@ -297,16 +271,8 @@ def schedule(
         UsageError: an option is out of its range.
         ProblemError: the priority is malformed, or a planned order waits for itself.
     """
-    cost = SimulatedCost(
-        problem,
-        rules=rules,
-        priority=priority,
-        noise=noise,
-        seed=seed,
-        requests=requests,
-        arrivals=arrivals,
-        in_flight=in_flight,
-    )
+    memory = options.pop("memory", False)
+    cost = SimulatedCost(problem, **options)
     if len(cost._priority) > 1:
         raise ProblemError(f"'priority' has {len(cost._priority)} rows for one placement.")
     place = np.array(problem.check(placement))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from placeit.core.errors import PlacementError, ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.simulator.scheduler import GIPH_RULES, Rules, b_level
-from placeit.simulator.simulate import SimulatedCost, schedule, simulate, simulator
+from placeit.simulator.simulate import SimulatedCost, schedule, simulate
 from tests.simulator import slow_simulator as slow
 from tests.simulator.slow_simulator import holds_for
 
@@ -325,7 +325,7 @@ def test_a_cost_function_checks_its_options_once_and_then_values_placements():
     cost = SimulatedCost(chain(3))
     assert cost(np.array([[0, 0, 0], [0, 1, 0]], np.int32)).tolist() == [3, 5]
     assert cost([0, 0, 0]).tolist() == [3]
-    assert simulator(chain(3))([[0, 0, 0]]).tolist() == [3]
+    assert SimulatedCost(chain(3))([[0, 0, 0]]).tolist() == [3]
 
 
 def test_rules_that_there_are_not_are_named():
