@@ -30,6 +30,7 @@ from placeit.runtime.feed import Bell, Slots
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
+from placeit.runtime.slot_table import SlotTable
 from placeit.runtime.slots import Slot, check_keeping, continuing, lent
 from placeit.runtime.spans import Labels, Moved, Ran, Timed, blended
 from placeit.simulator.scheduler import Scheduler
@@ -65,55 +66,36 @@ class Executor(PlanExecutor):
         compiled = iter(programs)
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
         scheduler = Scheduler(plan.problem, plan.placement, in_flight=in_flight)
-        self._numbers, self._free = in_flight, list[int]()  # count of slots with room, and free numbers
         self._uses = {pool.cluster.names[segment.device] for segment in plan.segments}
         self._wiring = Wiring(pool, plan, scheduler, in_flight)
         self._engine, self._workers, self._devices = self._wiring.engine, self._wiring.workers, self._wiring.devices
         self._steps = EngineSteps(self._wiring, scheduler, book, plan, pool.cluster.names)
-        self._slots = {number: self._slot(number) for number in range(in_flight)}  # later also of sequences
-        for slot in self._slots.values():
-            self._wiring.connect(slot)
+        self._slots = SlotTable(self._wiring, [Slot(book, pool, plan, self.programs, n) for n in range(in_flight)])
         self._run = self._single = EngineRun(self._engine)  # of all calls of times(), one after the other
         self._blended: tuple[list[Ran], list[Moved]] | None = None  # replaces the last run in the first slot
         _OPEN.add(self)
-
-    def _slot(self, number: int, *, keep_state: bool = False) -> Slot:
-        return Slot(self.book, self.pool, self.plan, self.programs, number, keep_state=keep_state)
 
     def open_slot(self) -> Slot:
         """Make a slot for a sequence; see :meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`."""
         self._check_open()
         with self._lock:
-            number = self._free.pop() if self._free else self._numbers
-            if number == self._numbers:
-                self._engine.grow(2 * number)
-                self._free += range(number + 1, 2 * number)[::-1]
-                self._numbers = 2 * number
+            number = self._slots.reserve()
         try:
-            slot = self._slot(number, keep_state=True)
+            slot = Slot(self.book, self.pool, self.plan, self.programs, number, keep_state=True)
             check_keeping(slot, self.book, self.plan, self.pool)
             with self._lock:
                 self._check_open()
-                self._wiring.connect(slot)
-                self._slots[number] = slot
+                self._slots.add(slot)
         except BaseException:
             with self._lock:
-                self._free.append(number)
+                self._slots.give_back(number)
             raise
         return slot
 
     def close_slot(self, slot: Slot) -> None:
         """Release a slot of a sequence; see :meth:`placeit.runtime.plan_executor.PlanExecutor.close_slot`."""
         with self._lock:
-            if self._slots.get(slot.number) is slot:
-                self._engine.forget(slot.number)
-                del self._slots[slot.number]
-                self._free.append(slot.number)
-
-    @property
-    def _ordinary(self) -> list[Slot]:
-        """Slots for requests outside sequences; empty once the executor is closed."""
-        return [slot for number, slot in [*self._slots.items()] if number < self.in_flight]
+            self._slots.remove(slot)
 
     @property
     def native(self) -> bool:
@@ -132,7 +114,7 @@ class Executor(PlanExecutor):
 
     def join(self, queue: _core.RequestQueue, bell: Bell, every: int) -> Slots | None:
         """Let a queue run its requests here; see :meth:`placeit.runtime.plan_executor.PlanExecutor.join`."""
-        slots = self._ordinary
+        slots = self._slots.ordinary
         if self.pool.wait is not None or bell.counter is None or any(slot.renew is not None for slot in slots):
             return None
         memory = lent(slots, self.inputs, self.outputs_wanted)
@@ -169,8 +151,6 @@ class Executor(PlanExecutor):
             super()._let_go()
 
     def _release(self) -> None:
-        for number in [*self._slots]:
-            self._engine.forget(number)
         self._slots.clear()
         self.programs.clear()
 
@@ -326,7 +306,9 @@ class Executor(PlanExecutor):
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
         """Return the segments and transfers of each request of the last call, with its number among those in flight."""
-        found: dict[int, tuple[Sequence[Ran], Sequence[Moved]]] = {s.number: self._steps.ran(s.number) for s in self._ordinary}
+        found: dict[int, tuple[Sequence[Ran], Sequence[Moved]]] = {
+            s.number: self._steps.ran(s.number) for s in self._slots.ordinary
+        }
         if self._blended is not None and found:
             found[0] = self._blended
         return [(number, *of_slot) for number, of_slot in found.items()]
@@ -339,7 +321,7 @@ class Executor(PlanExecutor):
 
     @contextlib.contextmanager
     def _sequences(self, slots: int) -> Iterator[Callable[[bool], Callable[[], None]]]:
-        with continuing(self._ordinary[:slots]) as restart:
+        with continuing(self._slots.ordinary[:slots]) as restart:
             yield restart
 
     def _blend(self, found: Sequence[Timed], runs: int) -> None:
@@ -350,7 +332,7 @@ class Executor(PlanExecutor):
         self._engine.blend(runs, seconds)
 
     def _blank(self, sentinel: int) -> str | None:
-        found = [what for slot in self._ordinary if (what := slot.blank(sentinel)) is not None]
+        found = [what for slot in self._slots.ordinary if (what := slot.blank(sentinel)) is not None]
         if not found:
             return None
         return f"{self._steps.names.written(found[0])} still wrote after it had been reported to have ended"
