@@ -21,7 +21,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.devices.clusterfile import discover
 from placeit.devices.host import allowed_cores
-from placeit.optimizer import stages as stages_module
+from placeit.optimizer import model_chain
 from placeit.optimizer.model_chain import ModelStage, place_stages
 from placeit.serving.server import Server
 from placeit.session import Session
@@ -60,14 +60,14 @@ def two_stages(slowdown: float) -> Iterator[list[ModelStage]]:
 def test_stages_are_where_they_serve_the_most_items_and_all_items_come_out(
     slowdown: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = stages_module._seconds
+    run = model_chain._seconds
 
     def seconds(server: Server, every: Sequence[Any]) -> float:
         """Return the seconds of the requests on two cores without other work."""
         assert run(server, every) > 0
         return len(every) * 1e-3 * (slowdown if server.plan.segments[0].device else 1.0)
 
-    monkeypatch.setattr(stages_module, "_seconds", seconds)
+    monkeypatch.setattr(model_chain, "_seconds", seconds)
     choose = random.Random(0)
     items = [([choose.randrange(4) for _ in range(choose.choice([0, 1, 3]))], 0.0) for _ in range(30)]
     with two_stages(slowdown) as stages:
