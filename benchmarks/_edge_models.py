@@ -25,8 +25,8 @@ from placeit.planning.segments import Plan
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.nodes.actor import local as as_on_its_node
-from placeit.runtime.nodes.package import Package, Unpacked, WeightStore, pack
-from placeit.runtime.nodes.tensors import memory_of
+from placeit.runtime.nodes.package import Package, Unpacked, pack
+from placeit.runtime.nodes.weights import WeightStore
 from placeit.session import Session
 
 __all__ = ["on_nodes"]
@@ -122,7 +122,7 @@ class _Stage:
         self._made: dict[int, tuple[Any, list[HostBuffer], int]] = {}
 
     def load(self, number: int, package: Package) -> None:
-        weights = self._store.join(package.pieces)
+        weights = self._store.get(package.pieces)
         assert weights is not None, "placeit has compiled the same plan before"
         program = self._device.compile(Unpacked(package, weights))
         instance, buffers = self._device.instance(program), [HostBuffer(spec) for spec in program.inputs]
@@ -133,7 +133,7 @@ class _Stage:
     def run(self, number: int, *values: NDArray[np.generic]) -> Any:
         instance, buffers, count = self._made[number]
         for buffer, value in zip(buffers, values, strict=True):
-            memory_of(buffer)[...] = value
+            buffer.memory()[...] = value
         over, failed = threading.Event(), list[BaseException]()
 
         def done(_start: float, _finish: float, error: BaseException | None) -> None:
@@ -144,7 +144,7 @@ class _Stage:
         over.wait()
         if failed:
             raise failed[0]
-        outputs = [np.array(memory_of(instance.output(i))) for i in range(count)]
+        outputs = [np.array(instance.output(i).memory()) for i in range(count)]
         return outputs[0] if count == 1 else tuple(outputs)
 
 
@@ -161,7 +161,7 @@ class _Ray:
             self._actors.append(made.options(scheduling_strategy=pinned).remote(as_on_its_node(device)))
             stack.callback(self._ray.kill, self._actors[-1])
         loading = [
-            self._actors[segment.device].load.remote(s, pack(self._runtime.compiler.source(segment))[0])
+            self._actors[segment.device].load.remote(s, pack(self._runtime.compiler.source(segment), ["openvino"])[0])
             for s, segment in enumerate(plan.segments)
             if not segment.passthrough
         ]

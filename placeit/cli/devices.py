@@ -43,8 +43,8 @@ def devices(
 
     Without --devices, all devices of this machine are listed, with the names that select another runtime
     (ort: for ONNX Runtime, torch: for PyTorch and its models), and the links between the devices of 'auto'.
-    With --ray-address, the CPUs of the nodes of that Ray cluster are listed. Each OpenVINO device runs one op
-    first; if it cannot, the list says why.
+    With --ray-address, the devices of the nodes of that Ray cluster are listed, and the runtimes that drive
+    them. Each OpenVINO device runs one op first; if it cannot, the list says why.
     """
     from placeit.devices.discovery import other_names
     from placeit.devices.nvml import sample_gpus
@@ -53,10 +53,16 @@ def devices(
     with terminal.progress() as progress:
         if progress is not None:
             progress("trying devices", 0.0)
-        listed, cluster = _found() if named is None else _named(named)
-        also = {device.name: other_names(device) if named is None else [] for device in listed}
+        if named is None:
+            listed, cluster = _found()
+            also = {device.name: other_names(device) for device in listed}
+        elif devices is None:
+            listed, cluster, also = _on_nodes(named)
+        else:
+            listed, cluster = _named(named)
+            also = {device.name: [] for device in listed}
         samples = {sample.gpu: sample for sample in sample_gpus()}
-        load = {d.name: samples.get(d.address.hardware) for d in listed if d.address is not None}
+        load = {d.name: samples.get(d.address.hardware) for d in listed if d.address is not None and not d.address.node}
         known = {} if cluster is None else dict(cluster.links)
         if links and cluster is not None:
             if progress is not None:
@@ -78,6 +84,13 @@ def devices(
             for device in listed
         ]
         text.table(console, heads, rows, left=7, spare=["tags", "full name"])
+        drivers: dict[str, list[str]] = {}
+        for device in listed:
+            if device.address is not None and device.address.node:
+                drivers.setdefault(device.driver, []).append(device.name)
+        if drivers:
+            console.print()
+            text.table(console, ("driver", "devices"), [(driver, " ".join(names)) for driver, names in drivers.items()], left=2)
         for device in listed:
             if device.unusable:
                 console.print()
@@ -106,6 +119,15 @@ def _found() -> tuple[tuple[Device, ...], Cluster | None]:
     return listed, automatic(usable) if usable else None
 
 
+def _on_nodes(named: str | Sequence[str]) -> tuple[tuple[Device, ...], Cluster, dict[str, list[str]]]:
+    """List all devices of the connected nodes; return them, the named ones as a cluster, and other names of each."""
+    from placeit.devices.clusterfile import discover
+    from placeit.devices.nodes.connection import connected
+
+    found = connected().available()
+    return tuple(device for device, _ in found), discover(named), {device.name: others for device, others in found}
+
+
 def _named(named: str | Sequence[str]) -> tuple[tuple[Device, ...], Cluster]:
     """Find named devices. Raises DeviceError if one of them cannot be used."""
     from placeit.core.errors import DeviceError
@@ -132,7 +154,8 @@ def _measured_links(cluster: Cluster, cache: Cache | None) -> dict[tuple[str, st
         return {}
     known = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
     # most devices compute in f32, and NPUs in f16 only
-    lacking = any(driven_by_openvino(device) and "f32" not in (computes_in(device) or ("f32",)) for device in real)
+    here = [device for device in real if not device.where.node]
+    lacking = any(driven_by_openvino(device) and "f32" not in (computes_in(device) or ("f32",)) for device in here)
     return dict(probe(Cluster(real, known), cache=cache, precision="f16" if lacking else "f32").cluster.links)
 
 

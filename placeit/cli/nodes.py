@@ -76,7 +76,7 @@ def reach_nodes(
     Without an address, this is the cluster that ``placeit cluster up`` has started, or else one that ends with this process.
 
     Returns:
-        The devices. If an address is given without devices, they are the CPUs of the cluster's nodes.
+        The devices. If an address is given without devices, they are all whole devices that OpenVINO finds on the nodes.
 
     Raises:
         DeviceError, FileError, ClusterError, UsageError: the cluster cannot be reached, or the devices cannot be read.
@@ -106,7 +106,7 @@ def reach_nodes(
     token = here.token if here is not None and here.address == address else None
     reached = connection.connect(address, token=token, compress=compress.value, patience=patience)
     atexit.register(connection.disconnect)
-    return [device.name for device in reached.available()] if all_of_it else devices
+    return reached.automatic() if all_of_it else devices
 
 
 def _start(nodes: Sequence[str]) -> LocalCluster:

@@ -10,7 +10,7 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, UsageError
 from placeit.devices.host import allowed_cores, one_per_physical_core
-from placeit.devices.kinds import HARDWARE, KINDS, FindsHardware, OnOpenVino, kind_of, kinds, load_kind, plugin_kinds
+from placeit.devices.kinds import HARDWARE, KINDS, FindsHardware, Kind, OnOpenVino, kind_of, kinds, load_kind, plugin_kinds
 from placeit.devices.names import hardware_kind, parse_device, parse_devices
 from placeit.devices.openvino import check_precision
 from placeit.devices.other_nodes import other_nodes
@@ -103,8 +103,19 @@ def automatic(found: Sequence[Device], precision: str = "f32") -> Cluster:
 
 
 def tried(device: Device) -> Device:
-    """Run an op on a device of this machine; the result says if and why it cannot. Only OpenVINO's whole devices are tried."""
-    return device if device.address is None or device.address.node else kind_of(device).tried(device)
+    """Run an op on a device; the result says if and why it cannot. Only OpenVINO's whole devices are tried."""
+    if device.address is None:
+        return device
+    return other_nodes().tried(device) if device.address.node else kind_of(device).tried(device)
+
+
+def driven_by(device: Device, name: str, kind: Kind) -> Device:
+    """Return a device as another kind drives it, by its name. Raises DeviceError if its machine lacks the runtime."""
+    if device.where.node:
+        driver = other_nodes().device(replace(device.where, runtime=name)).driver
+    else:
+        driver = kind.driver(device)
+    return replace(device, kind=name, driver=driver)
 
 
 def _resolve(address: Address) -> Device:

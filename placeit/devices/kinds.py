@@ -57,6 +57,8 @@ class Kind:
         mode: whether it is another mode of the runtime of the hardware's own kind, whose driver and precisions then hold.
         whole_file: format of model files that its plain device opens as they are; None if it runs segments only.
         bundle_format: format of its devices' segments in bundles; None if they cannot be in a bundle.
+        on_nodes: whether other nodes can have its devices: what it tells of a model, it asks where the device is
+            (:func:`placeit.runtime.nodes.elsewhere.there`).
         one_precision: why :meth:`other_precision` is None, after the name of the device.
     """
 
@@ -68,6 +70,7 @@ class Kind:
     mode: bool = False
     whole_file: str | None = None
     bundle_format: str | None = None
+    on_nodes: bool = False
     one_precision: str = "computes in the types of the model"
 
     def version(self) -> str:

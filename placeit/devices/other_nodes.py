@@ -19,6 +19,10 @@ class OtherNodes(Protocol):
         """Return a device of a node. Raises DeviceError if it does not exist."""
         ...
 
+    def tried(self, device: Device) -> Device:
+        """Run an op on a device of a node, if it has to be tried; the result says if and why it cannot. Raises DeviceError."""
+        ...
+
     def warn_of_shared_cores(self, devices: Sequence[Device]) -> None:
         """Warn, once, if devices of several nodes share cores of one machine."""
         ...

@@ -57,7 +57,7 @@ def device_key(device: Device) -> dict[str, Any]:
     """Return the properties of a device that measured costs depend on: the device, its driver, and its slowdown."""
     return {
         "kind": device.kind,
-        "runtime": device_kind(device).version(),
+        "runtime": "" if device.where.node else device_kind(device).version(),  # part of the driver of a device of a node
         "machine": cpu_name(),
         "runs_on": str(device.where),
         "full_name": device.full_name,

@@ -9,13 +9,13 @@ from placeit.backends.base import Model
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.view import View
 from placeit.core.cluster import Cluster, Device
-from placeit.devices.kinds import kind_of
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Plan
+from placeit.runtime.device_pool import open_links
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
+from placeit.runtime.devices.kernels import CountedKernel, CountsKernels
 from placeit.runtime.devices.kinds import Counts, device_kind
-from placeit.runtime.devices.openvino import OpenVinoProgram
 from placeit.runtime.runtime import Runtime
 
 __all__ = ["OpTime", "op_times"]
@@ -54,14 +54,17 @@ def op_times(
         DeviceError: a segment cannot be compiled.
         ExecutionError: a run failed.
     """
-    if not any(isinstance(kind_of(device), Counts) for device in cluster.devices) or not isinstance(model, OpenVinoModel):
+    counts = any(isinstance(device_kind(device), Counts) for device in cluster.devices if not device.described)
+    if not counts or not isinstance(model, OpenVinoModel):
         return []
     counted: list[RuntimeDevice] = []
     try:
         for device in cluster.devices:
             real = _counting(device, precision)
-            counted.append(SlowedDevice(real, device.slowdown) if device.emulated else real)
-        runtime = Runtime(model, grouping, cluster, precision=precision, devices=counted)
+            slowed = device.emulated and not device.where.node  # nodes slow their own devices down
+            counted.append(SlowedDevice(real, device.slowdown) if slowed else real)
+        links = open_links(cluster, counted, [device_kind(device) for device in cluster.devices])
+        runtime = Runtime(model, grouping, cluster, precision=precision, devices=counted, transports=links)
     except BaseException:
         for opened in counted:
             opened.close()
@@ -75,34 +78,32 @@ def op_times(
         programs = runtime.compiler.compile([plan.segments[s] for s in running])
         found: list[OpTime] = []
         for s, program in zip(running, programs, strict=True):
-            if isinstance(program, OpenVinoProgram):
+            if isinstance(program, CountsKernels) and (kernels := program.counted()):
                 slowdown = cluster.devices[plan.segments[s].device].slowdown
-                found += _of_segment(s, program.compiled, runtime.book.ops(plan.segments[s]), grouping, model.view, slowdown)
+                found += _of_segment(s, kernels, runtime.book.ops(plan.segments[s]), grouping, model.view, slowdown)
         return found
 
 
 def _counting(device: Device, precision: str) -> RuntimeDevice:
-    kind = kind_of(device)
-    return kind.counting(device, precision) if isinstance(kind, Counts) else device_kind(device).open(device, precision)
+    kind = device_kind(device)
+    return kind.counting(device, precision) if isinstance(kind, Counts) else kind.open(device, precision)
 
 
 def _of_segment(
-    segment: int, compiled: object, ops: Sequence[int], grouping: Grouping, view: View, slowdown: float
+    segment: int, kernels: Sequence[CountedKernel], ops: Sequence[int], grouping: Grouping, view: View, slowdown: float
 ) -> list[OpTime]:
     graph = grouping.graph
     kind = {graph.names[v]: graph.kinds[v] for v in ops}
     of_ops: dict[str, OpTime] = {}
     others: list[OpTime] = []
-    for kernel in compiled.get_runtime_model().get_ordered_ops():  # type: ignore[attr-defined]
-        info = kernel.get_rt_info()
-        spent, originals = info["execTimeMcs"].astype(str), info["originalLayersNames"].astype(str)
-        seconds = int(spent) * 1e-6 * slowdown if spent.isdigit() else None
-        mine = [name for name in view.ops_named(originals) if name in kind]
+    for kernel in kernels:
+        seconds = None if kernel.seconds is None else kernel.seconds * slowdown
+        mine = [name for name in view.ops_named(kernel.layers) if name in kind]
         for name in mine:
             part = None if seconds is None else seconds / len(mine)
             if name in of_ops:  # computed by several kernels
                 part = None if part is None and of_ops[name].seconds is None else (part or 0.0) + (of_ops[name].seconds or 0.0)
-            of_ops[name] = OpTime(segment, name, kind[name], kernel.get_friendly_name(), len(mine), part)
-        if not mine and seconds is not None and info["layerType"].astype(str) not in ("Input", "Output", "Const"):
-            others.append(OpTime(segment, None, info["layerType"].astype(str), kernel.get_friendly_name(), 0, seconds))
+            of_ops[name] = OpTime(segment, name, kind[name], kernel.name, len(mine), part)
+        if not mine and seconds is not None and kernel.kind not in ("Input", "Output", "Const"):
+            others.append(OpTime(segment, None, kernel.kind, kernel.name, 0, seconds))
     return [of_ops.get(name, OpTime(segment, name, kind[name], None, 0, None)) for name in kind] + others

@@ -32,9 +32,9 @@ def supported_ops(model: Model, cluster: Cluster) -> NDArray[np.bool_]:
     can = np.ones((len(graph), len(cluster)), bool)
     if model.placed:  # it was made for devices whose runtimes were asked then
         return can
-    answers: dict[tuple[str, str], Collection[str]] = {}
+    answers: dict[tuple[str, str, str], Collection[str]] = {}
     for d, device in enumerate(cluster.devices):
-        hardware = device.kind, device.where.hardware
+        hardware = device.kind, device.where.node, device.where.hardware
         if hardware not in answers:
             answers[hardware] = device_kind(device).supported(model, device)
         can[:, d] = [name in answers[hardware] and (device.name, name) not in model.refused for name in graph.names]

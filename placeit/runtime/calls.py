@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError, PlaceitError, UsageError
-from placeit.runtime.devices.base import BufferSpec, ExplainsEntries, MakesErrors, RuntimeDevice
+from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
+from placeit.runtime.devices.entries import ExplainsEntries, MakesErrors
 
 __all__ = ["check_out", "check_process", "check_requests", "failure_of", "segment_failure"]
 

@@ -20,7 +20,7 @@ from placeit.runtime.devices.hand_over import HandOver
 from placeit.runtime.devices.kinds import DeviceKind, device_kind
 from placeit.runtime.reopening import lost_of, reopened
 
-__all__ = ["DevicePool", "PoolOptions"]
+__all__ = ["DevicePool", "PoolOptions", "open_links"]
 
 _GIVES_UP_S = 5.0
 _MOST_SPIN_S = 1e-3  # most seconds of spinning: for a longer wait, a change of threads pays off
@@ -89,7 +89,7 @@ class DevicePool:
             self.devices, self.transports = _open(cluster, precision, expected)
         else:
             self.devices = tuple(devices)
-            self.transports = _open_links(cluster, self.devices, ()) if transports is None else dict(transports)
+            self.transports = open_links(cluster, self.devices, ()) if transports is None else dict(transports)
 
     def refuse(self) -> None:
         """Let no run begin any more: :meth:`check_open` raises from now on."""
@@ -176,9 +176,11 @@ def _check_real(cluster: Cluster) -> None:
 def _open_streams(cluster: Cluster, precision: str) -> Streams | None:
     """Drive the whole cluster through streams, launched ahead, if a kind of device can.
 
-    The host has to pace clusters of several kinds, and devices and links that are slowed down on purpose.
+    The host has to pace clusters of several kinds or nodes, and devices and links that are slowed down on purpose.
     """
     if any(device.emulated for device in cluster.devices) or any(link.origin == "emulated" for link in cluster.links.values()):
+        return None
+    if any(device.where.node for device in cluster.devices):
         return None
     for device in cluster.devices:
         streams = device_kind(device).streams(cluster.devices, precision)
@@ -197,7 +199,7 @@ def _open(
         for kind, device in zip(kinds, cluster.devices, strict=True):
             make = kind.expected if device.name in expected else kind.open
             real.append(make(device, precision))
-        links = _open_links(cluster, real, kinds)
+        links = open_links(cluster, real, kinds)
     except BaseException:
         for opened in real:
             opened.close()
@@ -208,10 +210,19 @@ def _open(
     return tuple(SlowedDevice(opened, device.slowdown) if slow else opened for opened, device, slow in pairs), links
 
 
-def _open_links(
+def open_links(
     cluster: Cluster, devices: Sequence[RuntimeDevice], kinds: Sequence[DeviceKind]
 ) -> dict[tuple[int, int], Transport]:
-    """Open a link wherever a kind has one, memories differ, or the cluster has an emulated one."""
+    """Open a link wherever a kind has one, memories differ, or the cluster has an emulated one.
+
+    Args:
+        cluster: the devices.
+        devices: the devices, open.
+        kinds: their kinds; empty for devices of no kind.
+
+    Raises:
+        DeviceError: a link cannot be opened.
+    """
     links: dict[tuple[int, int], Transport] = {}
     try:
         for src, dst in itertools.permutations(range(len(cluster)), 2):

@@ -10,6 +10,7 @@ from pathlib import Path
 from placeit.backends.base import Format, Model, NotByOpenVino
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
+from placeit.devices.discovery import driven_by
 from placeit.devices.kinds import driven_by_openvino, kind_of, kinds
 from placeit.devices.names import hardware_kind
 from placeit.runtime.devices.kinds import device_kind
@@ -38,20 +39,15 @@ def choose_driver(device: Device, formats: frozenset[Format], path: Path, why: s
     kind, where = kind_of(device), device.address
     if where is None:
         return device
-    if device.kind == hardware_kind(where) and not where.node and formats.isdisjoint(kind.formats):
+    if device.kind == hardware_kind(where) and formats.isdisjoint(kind.formats):
         able = [(name, other) for name, other in kinds() if other.hardware and where.family in other.hardware]
         if able:
             name, other = next((one for one in able if not formats.isdisjoint(one[1].formats)), able[0])
-            return replace(device, kind=name, driver=other.driver(device))
+            return driven_by(device, name, other)
     if formats == {"onnx"} and "onnx" not in kind.formats:
         raise DeviceError(
             f"{device.name} cannot run {path}: {why}. ONNX Runtime runs it: choose CPU core "
             "sets or its devices, as in -d ort:CPU or -d ort:CPU@0,ort:CPU@1."
-        )
-    if where.node and "openvino" not in formats:
-        raise DeviceError(
-            f"{device.name} is a device of another node, which runs what OpenVINO reads, and {path} is a PyTorch model: "
-            "convert it with `placeit export`, or choose devices of this machine."
         )
     if driven_by_openvino(device) and formats.isdisjoint(kind.formats):
         raise DeviceError(

@@ -18,14 +18,12 @@ from placeit.runtime.devices.base import (
     DoneCallback,
     Instance,
     OnThread,
-    RunsInC,
-    RunsInPython,
-    RunsNatively,
     ServesSlots,
     Slowed,
     TakesTime,
     Transport,
 )
+from placeit.runtime.devices.entries import RunsInC, RunsInPython, RunsNatively
 from placeit.runtime.slots import Slot
 from placeit.simulator.scheduler import Scheduler, Transfer
 

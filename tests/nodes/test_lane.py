@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,15 @@ from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
+from placeit.runtime.accelerators.stream_device import PinnedBuffer, StreamDevice, StreamedProgram
+from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
 from placeit.runtime.devices.base import BufferSpec, DoneCallback, Instance
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.nodes.lane import DRIVER, Lane, SegmentJob, Wiring
 from placeit.runtime.nodes.tensors import bytes_of
 from placeit.runtime.nodes.wire import Frame, Kind, Parcel
 from tests.beside import beside
+from tests.eager_streams import devices, run_at_once
 
 ops = ov.opset13
 SPEC = BufferSpec((1, 4), "float32", limits=((1, 1), (1, 1 << 20)))
@@ -58,9 +63,12 @@ class Driver:
 
     def __init__(self) -> None:
         self.frames: list[tuple[Frame, bytes]] = []
+        self.ended = threading.Event()
 
     def send_all(self, parcels: Sequence[Parcel], current: Callable[[], bool]) -> None:
         self.frames += [(one.frame, b"" if one.payload is None else bytes(one.payload)) for one in parcels if current()]
+        if any(one.frame.kind == Kind.ENDED for one in parcels):
+            self.ended.set()
 
 
 @pytest.fixture
@@ -69,7 +77,7 @@ def parts() -> Iterator[tuple[Held, Lane, Driver]]:
     lane = Lane(device)
     lane.meet(driver)  # type: ignore[arg-type]
     wiring = Wiring(SLOT, {READS: SPEC}, (SegmentJob(JOB, 0, 0.0, (READS,), (WRITES,)),), ((WRITES, DRIVER, DELIVERED),))
-    lane.wire(wiring, [device.instance(device.compile(Doubles()))])  # type: ignore[arg-type]
+    lane.wire(wiring, [device.instance(device.compile(Doubles()))])
     yield device, lane, driver
     device.close()
 
@@ -127,3 +135,45 @@ def test_an_instance_is_at_rest_when_what_still_runs_of_its_slot_has_ended_and_n
         lane.at_rest(77, 1)
     bring(lane, 3, one)
     assert len(device.held) == 1
+
+
+class Doubling:
+    """A program of an accelerator that doubles its input."""
+
+    def load(self, place: object) -> Doubling:
+        return self
+
+    def launch(self, inputs: Any, outputs: Any) -> None:
+        outputs[0][...] = 2 * inputs[0]
+
+
+@pytest.mark.parametrize("type_name", ["float32", "bfloat16"])
+def test_tensors_of_a_gpu_are_received_and_sent_in_memory_that_the_gpu_copies(
+    type_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_at_once(monkeypatch)  # type: ignore[no-untyped-call]
+    spec = BufferSpec((3,), type_name)
+    segment: Any = SimpleNamespace(inputs=(spec,), outputs=(spec,))
+    device = StreamDevice(torch_streams(TorchAccelerator(devices("cpu"))))  # type: ignore[no-untyped-call]
+    program = StreamedProgram(segment, Doubling())  # type: ignore[arg-type]
+    lane, driver = Lane(device), Driver()
+    lane.meet(driver)  # type: ignore[arg-type]
+    lane.wire(
+        Wiring(SLOT, {READS: spec}, (SegmentJob(JOB, 0, 0.0, (READS,), (WRITES,)),), ((WRITES, DRIVER, DELIVERED),)),
+        [device.instance(program)],
+    )
+    assert isinstance(lane.buffer(READS), PinnedBuffer)
+    for epoch in (1, 2):
+        value = np.arange(3, dtype=np.float32) + epoch  # bfloat16 travels as float32
+        frame = Frame(Kind.DATA, epoch=epoch, target=READS, size=value.nbytes)
+        payload = lane.place(frame)
+        assert payload is not None
+        payload[:] = bytes_of(value)
+        in_place = type_name == "float32"
+        assert np.array_equal(lane.buffer(READS).array(), value) == in_place
+        driver.ended.clear()
+        lane.took(frame, payload, None)  # type: ignore[arg-type]
+        assert driver.ended.wait(30)
+        sent = [payload for frame, payload in driver.frames if (frame.kind, frame.epoch) == (Kind.DATA, epoch)]
+        np.testing.assert_array_equal(np.frombuffer(sent[0], np.float32), 2 * value)
+    device.close()

@@ -19,7 +19,8 @@ from placeit.core.errors import DeviceError
 from placeit.core.telemetry import import_openvino
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.nodes.package import Unpacked, WeightStore, pack
+from placeit.runtime.nodes.package import Unpacked, pack
+from placeit.runtime.nodes.weights import WeightStore
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
 from placeit.workbench.options import Inputs
@@ -38,13 +39,13 @@ def test_a_segment_is_the_same_model_after_its_way_and_its_weights_travel_once(s
         groups = len(runtime.grouping.groups)
         segmenter = Segmenter(runtime.grouping, Costs.zero(groups, runtime.cluster))
         (whole,) = segmenter.plan([0] * groups).programs
-        package, pieces = pack(runtime.compiler.source(whole))
+        package, pieces = pack(runtime.compiler.source(whole), ["openvino"])
         names = runtime.book.outputs_of(whole)
         assert store.missing(package.pieces) == list(pieces)
         store.put(pieces)
         assert store.missing(package.pieces) == []
-        assert pack(runtime.compiler.source(whole))[0].pieces == package.pieces
-    weights = store.join(package.pieces)
+        assert pack(runtime.compiler.source(whole), ["openvino"])[0].pieces == package.pieces
+    weights = store.get(package.pieces)
     assert weights is not None
     unpacked = Unpacked(package, weights)
     assert (unpacked.inputs, unpacked.outputs) == (package.inputs, package.outputs)
@@ -62,9 +63,9 @@ def test_a_segment_of_open_sizes_keeps_their_limits_on_its_way(store: WeightStor
         plan = session.plan_of(divided(session, 2))
         for segment in plan.programs:
             source = session.runtime.compiler.source(segment)
-            package, pieces = pack(source)
+            package, pieces = pack(source, ["openvino"])
             store.put(pieces)
-            unpacked = Unpacked(package, store.join(package.pieces) or b"")
+            unpacked = Unpacked(package, store.get(package.pieces) or {})
             model, arrived = source.in_format("openvino"), unpacked.in_format("openvino")
             shapes = [port.partial_shape for port in arrived.inputs]
             assert shapes == [port.partial_shape for port in model.inputs]
@@ -75,7 +76,7 @@ def test_a_segment_of_open_sizes_keeps_their_limits_on_its_way(store: WeightStor
 def test_weights_that_are_not_what_they_are_called_are_not_used(store: WeightStore, tmp_path: Path) -> None:
     name = "ab" * 32
     (tmp_path / "weights" / name).write_bytes(b"something else")
-    assert store.join((name,)) is None
+    assert store.get((name,)) is None
     assert store.missing((name,)) == [name]
 
 
@@ -93,13 +94,13 @@ def test_files_that_others_delete_meanwhile_are_no_obstacle(tmp_path: Path) -> N
     (tmp_path / "weights" / "listed").symlink_to("gone")
     name = hashlib.sha256(b"a").hexdigest()
     store.put({name: b"a"})
-    assert store.join((name,)) == b"a"
+    assert store.get((name,)) == {name: b"a"}
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "", "AB" * 32, "ab" * 31])
 def test_what_is_no_digest_names_no_file(store: WeightStore, name: str) -> None:
     with pytest.raises(DeviceError, match="not a digest"):
-        store.join((name,))
+        store.get((name,))
 
 
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
@@ -173,10 +174,10 @@ def test_only_weights_are_ever_deleted_and_links_are_not_followed(tmp_path: Path
     for name in (old, new):
         (folder / name).symlink_to(mine)
     store.put(pieces(b"x" * 10))
-    assert store.join((new,)) == b"x" * 10
+    assert store.get((new,)) == {new: b"x" * 10}
     assert sorted(path.name for path in folder.iterdir()) == sorted(["notes.txt", "f" * 63, new])
     (folder / old).symlink_to(mine)
-    assert store.join((old,)) is None
+    assert store.get((old,)) is None
     assert mine.read_text() == "mine"
 
 
@@ -200,7 +201,7 @@ def test_a_full_disk_costs_the_least_recently_used_weights_only(full_disk: Path)
         os.utime(full_disk / "weights" / name, (number, number))
     store.put(large)
     (name,) = large
-    assert store.join((name,)) == large[name]
+    assert store.get((name,)) == large
     assert store.missing(tuple(small)) == list(small)[: len(store.missing(tuple(small)))]
     too_large = pieces(b"t" * 100_000)
     for _ in range(2):
@@ -223,14 +224,14 @@ def test_any_number_of_damaged_weights_is_sent_again_at_once(store: WeightStore,
     store.put(parts)
     for name in names[:10]:
         (tmp_path / "weights" / name).write_bytes(b"")
-    assert store.join(names) is None
+    assert store.get(names) is None
     assert store.missing(names) == list(names[:10])
     store.put({name: parts[name] for name in names[:10]})
-    assert store.join(names) == b"".join(parts.values())
+    assert store.get(names) == parts
 
 
 def test_a_store_that_was_deleted_is_made_anew(store: WeightStore, tmp_path: Path) -> None:
     (tmp_path / "weights").rmdir()
     (name,) = part = pieces(b"data")
     store.put(part)
-    assert store.join((name,)) == b"data"
+    assert store.get((name,)) == {name: b"data"}

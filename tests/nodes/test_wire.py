@@ -21,7 +21,7 @@ from placeit.core.sizes import LARGEST
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.nodes import wire
-from placeit.runtime.nodes.coding import Coding, coded, coded_type, decode
+from placeit.runtime.nodes.coding import Coding, coded, coded_type, decoded
 from placeit.runtime.nodes.tensors import ReceivingBuffers, bytes_of, outgoing
 from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, Listener, Parcel, ProtocolError
 
@@ -253,12 +253,12 @@ def test_no_frame_has_more_memory_set_aside_than_the_machine_has(port: Any) -> N
     assert "more than this machine's memory" in ends.why[0]
 
 
-def test_a_fixed_buffer_takes_no_sizes_and_a_run_one_tensor_for_a_buffer() -> None:
+def test_a_fixed_buffer_takes_no_larger_sizes_and_a_run_one_tensor_for_a_buffer() -> None:
     inbox = ReceivingBuffers()
     inbox.expect(1, around(np.zeros(8, np.uint8)))
     inbox.expect(2, HostBuffer(OPEN))
     with pytest.raises(ProtocolError, match="does not take them"):
-        inbox.place(Frame(Kind.DATA, target=1, size=8, sizes=(8,)))
+        inbox.place(Frame(Kind.DATA, target=1, size=9, sizes=(9,)))
     part = Frame(Kind.DATA, target=2, size=4, sizes=(1, 2, 1))
     assert not inbox.took(part)
     for other in (part._replace(sizes=(1, 1, 2)), part._replace(coding=Coding.INT8)):
@@ -369,12 +369,7 @@ def test_codings_keep_what_they_promise(coding: Coding, worst: float) -> None:
     value = np.random.default_rng(1).uniform(-3, 3, (4, 5)).astype(np.float32)
     sent, scale = coded(coding, value)
     assert sent.dtype == coded_type(coding, value.dtype)
-    into = np.zeros_like(value)
-    if coding:
-        decode(coding, sent, scale, into)
-    else:
-        into[...] = sent
-    assert np.abs(into - value).max() <= worst * np.abs(value).max() * 1.001
+    assert np.abs(decoded(coding, sent, scale) - value).max() <= worst * np.abs(value).max() * 1.001
     whole = np.arange(4)
     assert coded(coding, whole)[0] is whole
 
@@ -382,9 +377,7 @@ def test_codings_keep_what_they_promise(coding: Coding, worst: float) -> None:
 def test_a_tensor_of_zeros_survives_int8() -> None:
     sent, scale = coded(Coding.INT8, np.zeros(3, np.float32))
     assert sent.dtype == np.int8
-    into = np.ones(3, np.float32)
-    decode(Coding.INT8, sent, scale, into)
-    assert not into.any()
+    assert not decoded(Coding.INT8, sent, scale).any()
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 2e-43])
@@ -397,3 +390,15 @@ def test_what_no_step_of_int8_stands_for_is_sent_as_it_is(value: float) -> None:
 def test_an_unexpected_buffer_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError):
         ReceivingBuffers().place(Frame(Kind.DATA, target=7, size=1))
+
+
+def test_a_buffer_of_one_shape_takes_smaller_tensors_and_full_ones_after_them() -> None:
+    inbox, buffer = ReceivingBuffers(), around(np.zeros((1, 6), np.uint8))
+    inbox.expect(1, buffer)
+    for epoch, count in enumerate((6, 2, 6, 0, 6), 1):
+        value = np.arange(count, dtype=np.uint8)[None]
+        frame = Frame(Kind.DATA, epoch=epoch, target=1, size=count, sizes=() if count == 6 else value.shape)
+        inbox.place(frame)[:] = value.tobytes()
+        assert inbox.took(frame)
+        inbox.settle(1)
+        np.testing.assert_array_equal(buffer.array(), value)

@@ -12,7 +12,7 @@ from placeit.backends.onnx_external import OnnxFile, folder_of, read_proto
 from placeit.backends.openvino.ir import write_ir
 from placeit.core.errors import ModelError
 
-__all__ = ["Program", "write_program"]
+__all__ = ["Program", "self_contained", "write_program"]
 
 _MOST_ONNX = 2_000_000_000  # most bytes of a serialised ONNX model
 
@@ -51,13 +51,8 @@ def write_program(
     if form == "openvino":
         write_ir(_for_openvino(model, part), folder / f"{stem}.xml")
         return Program((f"{stem}.xml", f"{stem}.bin"))
-    cut = model.segment(form, *part)
-    if isinstance(cut, OnnxFile):
-        proto, names = read_proto(Path(str(cut.model))), (cut.inputs, cut.outputs)
-    else:
-        proto = cut
-        names = tuple(value.name for value in proto.graph.input), tuple(value.name for value in proto.graph.output)
-    (folder / f"{stem}.onnx").write_bytes(_with_weights(proto, model.path).SerializeToString())
+    proto, names = self_contained(model.segment(form, *part), f"A segment of {model.path}")
+    (folder / f"{stem}.onnx").write_bytes(proto.SerializeToString())
     return Program((f"{stem}.onnx",), names)
 
 
@@ -75,8 +70,26 @@ def _for_openvino(model: Model, part: tuple[Sequence[int], Sequence[int], Sequen
     return segment_for_openvino(model, *part)
 
 
-def _with_weights(proto: Any, path: Path) -> Any:
-    """Return an ONNX model with its weights from files included. Raises ModelError if it is too large then."""
+def self_contained(cut: Any, what: str) -> tuple[Any, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return a segment for ONNX Runtime as an ONNX model that includes its weights, and the names of its inputs and outputs.
+
+    Args:
+        cut: the segment, as :meth:`placeit.backends.base.Model.segment` returns it.
+        what: its name in the error.
+
+    Raises:
+        ModelError: it is too large for an ONNX model.
+    """
+    from onnx import ModelProto
+
+    if isinstance(cut, OnnxFile):
+        proto = ModelProto.FromString(cut.model) if isinstance(cut.model, bytes) else read_proto(Path(cut.model))
+        return _with_weights(proto, what), (cut.inputs, cut.outputs)
+    names = tuple(value.name for value in cut.graph.input), tuple(value.name for value in cut.graph.output)
+    return _with_weights(cut, what), names
+
+
+def _with_weights(proto: Any, what: str) -> Any:
     from onnx import ModelProto
     from onnx.external_data_helper import load_external_data_for_model
 
@@ -88,7 +101,7 @@ def _with_weights(proto: Any, path: Path) -> Any:
         del whole.metadata_props[:]
     if whole.ByteSize() > _MOST_ONNX:
         raise ModelError(
-            f"A segment of {path} for ONNX Runtime has {whole.ByteSize() / 1e9:.1f} GB, and a serialised ONNX model has "
+            f"{what} for ONNX Runtime has {whole.ByteSize() / 1e9:.1f} GB, and a serialised ONNX model has "
             "2 GB at most: place it on devices that OpenVINO drives, or on more devices."
         )
     return whole

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-__all__ = ["without_kernel"]
+from placeit.backends.torch.program import indexed_value, made
+
+__all__ = ["calls_without_kernel", "without_kernel"]
 
 _ANYWHERE = (torch.float32, torch.float64)
 """Types for which every kernel on a device works."""
@@ -41,6 +44,19 @@ def without_kernel(nodes: Iterable[Node], dispatch_key: str) -> set[Node]:
         if not known[call]:
             missing.add(node)
     return missing
+
+
+def calls_without_kernel(module: GraphModule, dispatch_key: str) -> list[int]:
+    """Return which calls of ops in a segment PyTorch cannot run on a kind of device, by their numbers; see above."""
+    nodes = list(module.graph.nodes)
+    for node in nodes:
+        if node.op == "get_attr":
+            node.meta["val"] = getattr(module, str(node.target))
+        elif node.target is operator.getitem:
+            node.meta["val"] = made(indexed_value(node))
+    calls = [node for node in nodes if node.op == "call_function" and node.target is not operator.getitem]
+    missing = without_kernel(calls, dispatch_key)
+    return [number for number, node in enumerate(calls) if node in missing]
 
 
 def _registered(op: str, dispatch_key: str) -> bool:

@@ -21,7 +21,8 @@ from placeit.core.errors import DeviceError, PlaceitError, UsageError, first_lin
 from placeit.core.extras import import_extra
 from placeit.core.threads import CHECK_S
 from placeit.core.version import __version__
-from placeit.devices.discovery import named
+from placeit.devices.discovery import available, named, other_names
+from placeit.devices.kinds import driven_by_openvino, kind_of, load_kind
 from placeit.devices.nodes.joining import Attempt, check_guarded, divert_errors
 from placeit.devices.nodes.tokens import knock
 from placeit.devices.other_nodes import hold, not_connected
@@ -139,16 +140,42 @@ class Nodes:
     def device(self, address: Address, given_up: Callable[[], bool] = lambda: False) -> Device:
         """Return a device of a node, unless ``given_up`` becomes true while waiting for the node.
 
-        Raises DeviceError if the node or the device does not exist, the node has another placeit, or ``given_up`` is true.
+        Raises DeviceError if the node or the device does not exist, the node lacks the device's runtime or has another placeit,
+        or ``given_up`` is true.
         """
-        if not address.core_set or address.runtime:
+        job = functools.partial(_find, str(replace(address, node="")))
+        found, self._machines[address.node], version = self.call(address.node, job, given_up=given_up)
+        made = self._as_ours(found, address, self.node(address.node).host)
+        self._warn_of_version(made, version)
+        return made
+
+    def tried(self, device: Device) -> Device:
+        """Run an op on a device of a node, if it has to be tried; the result says if and why it cannot. Raises DeviceError."""
+        found = self.call(device.where.node, functools.partial(_tried, replace(device, address=replace(device.where, node=""))))
+        return replace(device, unusable=found.unusable)
+
+    def _as_ours(self, found: Device, address: Address, host: str) -> Device:
+        kind = load_kind(found.kind)
+        if kind is None or not kind.on_nodes:
             raise DeviceError(
-                f"{address}: of other nodes, CPU core sets can be used, driven by OpenVINO (NODE/CPU, NODE/CPU@0)."
+                f"{address} is of the kind '{found.kind}', whose devices can be used on their own machine only: choose others."
             )
-        node = self.node(address.node)
-        found, self._machines[address.node] = self._on(node, functools.partial(_find, str(replace(address, node=""))), given_up)
         sent = f", tensors as {get_args(Compression)[self.coding]}" if self.coding else ""
-        return replace(found, name=str(address), address=address, driver=f"{found.driver}, at {node.host}{sent}")
+        return replace(found, name=str(address), address=address, driver=f"{found.driver}, at {host}{sent}")
+
+    def _warn_of_version(self, device: Device, version: str) -> None:
+        """Warn, once, if a node has another version of a runtime than this process, which may compute other outputs."""
+        kind = load_kind(device.kind)
+        key = frozenset({device.where.node, version})
+        if kind is None or not kind.installed() or kind.version() == version or key in self._warned:
+            return
+        self._warned.add(key)
+        _LOG.warning(
+            "The node '%s' has %s, and this process has %s: their outputs are compared with the tolerance of the model.",
+            device.where.node,
+            version,
+            kind.version(),
+        )
 
     def warn_of_shared_cores(self, devices: Sequence[Device]) -> None:
         """Warn, once, if devices of several nodes share cores of one machine, since measured costs do not include that."""
@@ -176,23 +203,41 @@ class Nodes:
             raise DeviceError(f"This process is not connected to the Ray cluster at {self.address} any more.")
         knock(self.address).close()
 
-    def available(self) -> list[Device]:
-        """Return the whole CPU of each node as a device. Raises DeviceError."""
-        return [self.device(Address("CPU", node=name)) for name in self.nodes()]
+    def available(self) -> list[tuple[Device, list[str]]]:
+        """Return the devices of all nodes, with other names of each that choose another runtime. Raises DeviceError."""
+        found = []
+        for node in self.nodes().values():
+            for device, others in self.call(node.name, _available):
+                ours = self._as_ours(device, replace(device.where, node=node.name), node.host)
+                found.append((ours, [f"{node.name}/{name}" for name in others]))
+        return found
 
-    def _on(self, node: Node, job: Callable[[], T], given_up: Callable[[], bool]) -> T:
-        """Run a job on a node, and return what it returns. Raises DeviceError."""
-        run = ray_module().remote(num_cpus=0, max_retries=0)(_answering()).options(scheduling_strategy=pinned(node))
-        what, here = f"The node '{node.name}'", _versions()
-        answer = run.remote(pickle.dumps(job), here)
-        there, value = answer_of(answer, what, _STARTS_S, lambda: given_up() or not self.connected)
+    def automatic(self) -> list[str]:
+        """Return the names of all whole devices of nodes that OpenVINO finds there and that work. Raises DeviceError."""
+        devices = [device for device, _ in self.available()]
+        return [one.name for one in devices if driven_by_openvino(one) and not (one.unusable or one.where.cores)]
+
+    def call(
+        self, name: str, job: Callable[[], T], timeout: float = _STARTS_S, given_up: Callable[[], bool] = lambda: False
+    ) -> T:
+        """Run a job on a node, and return what it returns.
+
+        Raises DeviceError if the node does not exist or answer, or has another placeit; and the errors of placeit that the job
+        raises.
+        """
+        run = ray_module().remote(num_cpus=0, max_retries=0)(_answering()).options(scheduling_strategy=pinned(self.node(name)))
+        what = f"The node '{name}'"
+        answer = run.remote(pickle.dumps(job), __version__)
+        there, value = answer_of(answer, what, timeout, lambda: given_up() or not self.connected)
         if there is None:
             raise DeviceError(f"{what} has no placeit, or another version of it ({value}): install the same one.")
-        if there != here:
+        if there != __version__:
             raise DeviceError(
-                f"{what} has {' with '.join(there)}, and this process {' with '.join(here)}: install the same versions on all "
+                f"{what} has placeit {there}, and this process has placeit {__version__}: install the same version on all "
                 "nodes."
             )
+        if isinstance(value, DeviceError):
+            raise type(value)(f"{what}: {value}")
         if isinstance(value, PlaceitError):
             raise DeviceError(f"{what}: {value}")
         return cast("T", value)
@@ -205,37 +250,40 @@ def pinned(node: Node) -> Any:
     return NodeAffinitySchedulingStrategy(node.node_id, soft=False)
 
 
-def _versions() -> tuple[str, str]:
-    from placeit.core.telemetry import import_openvino
-
-    return f"placeit {__version__}", f"OpenVINO {import_openvino().get_version()}"
-
-
-def _answering() -> Callable[[bytes, tuple[str, str]], tuple[Any, Any]]:
+def _answering() -> Callable[[bytes, str], tuple[Any, Any]]:
     """Return a function that Ray sends as code; a function of a module would have to exist on the node."""
 
-    def answer(job: bytes, versions: tuple[str, str]) -> tuple[Any, Any]:
+    def answer(job: bytes, version: str) -> tuple[Any, Any]:
         try:
             from placeit.devices.nodes.connection import _answer
         except ImportError as error:
             return None, str(error)
-        return _answer(job, versions)
+        return _answer(job, version)
 
     return answer
 
 
-def _answer(job: bytes, versions: tuple[str, str]) -> tuple[tuple[str, str], Any]:
-    """Run a job if it is meant for these versions; return the versions, and the job's result or its error of placeit."""
-    if (here := _versions()) != versions:
-        return here, None
+def _answer(job: bytes, version: str) -> tuple[str, Any]:
+    """Run a job if it is meant for this version of placeit; return the version, and the job's result or error of placeit."""
+    if version != __version__:
+        return __version__, None
     try:
-        return here, pickle.loads(job)()  # noqa: S301 (it comes through Ray, which could bring any code)
+        return __version__, pickle.loads(job)()  # noqa: S301 (it comes through Ray, which could bring any code)
     except PlaceitError as error:
-        return here, error
+        return __version__, error
 
 
-def _find(name: str) -> tuple[Device, str]:
-    return named(name).devices[0], _machine()
+def _find(name: str) -> tuple[Device, str, str]:
+    device = named(name).devices[0]
+    return device, _machine(), kind_of(device).version()
+
+
+def _tried(device: Device) -> Device:
+    return kind_of(device).tried(device)
+
+
+def _available() -> list[tuple[Device, list[str]]]:
+    return [(device, other_names(device)) for device in available() if kind_of(device).on_nodes]
 
 
 def _machine() -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.backends.checking import numpy_can_hold
 from placeit.core.errors import DeviceError, PlaceitError, first_line, forget_frames
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
@@ -59,6 +60,10 @@ class StreamDevice:
     def allocate(self, spec: BufferSpec) -> StreamBuffer:
         """Allocate memory of the device. Raises DeviceError."""
         return StreamBuffer(self, spec)
+
+    def pin(self, spec: BufferSpec) -> PinnedBuffer:
+        """Allocate pinned memory of the host, which instances copy from without a copy by the host before."""
+        return PinnedBuffer(self.accelerator, spec)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Queue an instance."""
@@ -144,6 +149,13 @@ class PinnedBuffer:
     def array(self) -> NDArray[np.generic]:
         """Return a view of the value, or a copy if NumPy lacks its type."""
         return self._accelerator.look(self.view, self)
+
+    def memory(self) -> NDArray[np.generic] | None:
+        """Return the memory in memory order; None if NumPy lacks its type."""
+        if not numpy_can_hold(self.spec.dtype):
+            return None
+        value = self.array()
+        return value.transpose(0, 2, 3, 1) if self.spec.channels_last else value
 
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy a value into the buffer."""

@@ -2,8 +2,8 @@
 
 A device compiles segments, gives each request its own instance of a compiled segment with buffers wired up ahead of time,
 and runs instances asynchronously. Nothing here knows about placement or scheduling, and nothing in the scheduler knows
-what a device is. Devices, instances, programs, buffers and links that can do more say so by the protocols below, which callers
-ask for with ``isinstance``.
+what a device is. Devices, instances, programs, buffers and links that can do more say so by the protocols below and in
+:mod:`placeit.runtime.devices.entries`, which callers ask for with ``isinstance``.
 """
 
 from __future__ import annotations
@@ -26,21 +26,18 @@ __all__ = [
     "Delivers",
     "DividedIntoStreams",
     "DoneCallback",
-    "ExplainsEntries",
     "Fetched",
     "HostPaced",
+    "InHostMemory",
     "Instance",
     "KeepsPrograms",
     "KeepsState",
     "KeptOnDisk",
-    "MakesErrors",
     "OnThread",
     "OneAtATime",
+    "PinsMemory",
     "Program",
     "Rebinds",
-    "RunsInC",
-    "RunsInPython",
-    "RunsNatively",
     "RuntimeDevice",
     "ServesSlots",
     "SharesMemory",
@@ -92,6 +89,11 @@ class Buffer(Protocol):
     """Memory that holds one tensor. A buffer outside the host's memory may be one that :class:`Delivers`."""
 
     @property
+    def spec(self) -> BufferSpec:
+        """Shape and element type of the tensor."""
+        ...
+
+    @property
     def space(self) -> str:
         """Name of the memory it lies in; ``host`` for memory that the CPU reads directly."""
         ...
@@ -132,6 +134,15 @@ class Delivers(Protocol):
         ...
 
 
+@runtime_checkable
+class InHostMemory(Protocol):
+    """A buffer that can be sent to another node from where it is, and received there."""
+
+    def memory(self) -> NDArray[np.generic] | None:
+        """Return its memory in memory order; None if the value is not contiguous, or NumPy lacks its type."""
+        ...
+
+
 class Program(Protocol):
     """A segment compiled for one device. It may be :class:`KeptOnDisk`."""
 
@@ -160,7 +171,7 @@ class Instance(Protocol):
     """A program with its own buffers; there is one instance for every request that may be in flight.
 
     Every run starts from the segment's initial state, if it has any. What else an instance may be able to do:
-    :class:`RunsNatively`, :class:`RunsInC`, :class:`WritesTo`, :class:`Rebinds`, :class:`KeepsState`.
+    :class:`WritesTo`, :class:`Rebinds`, :class:`KeepsState`.
     """
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -175,21 +186,6 @@ class Instance(Protocol):
 
     def output(self, index: int) -> Buffer:
         """Return the buffer of output ``index``: the same for the life of the instance, except after ``write_to``."""
-        ...
-
-
-@runtime_checkable
-class RunsNatively(Protocol):
-    """An instance that a C function may run."""
-
-    @property
-    def native(self) -> tuple[int, int] | None:
-        """Addresses of a C function ``int32 f(void *argument)`` and of its argument; None if it has no such function.
-
-        The function runs the instance on the calling thread, and returns 0, or another number if the run failed. If the device
-        has a thread (:class:`OnThread`), runs call this function there instead of ``RuntimeDevice.start``. No Python is needed
-        between two such functions.
-        """
         ...
 
 
@@ -213,19 +209,6 @@ class Rebinds(WritesTo, Protocol):
     @property
     def rebinds(self) -> bool:
         """True."""
-        ...
-
-
-@runtime_checkable
-class RunsInC(Protocol):
-    """An instance that may be run without Python code, which a signal handler could interrupt."""
-
-    @property
-    def in_c(self) -> Callable[[], object] | None:
-        """A function in C that runs the instance on the calling thread, and raises any exception; None if Python is needed.
-
-        Callers may call it on their own threads, as far as the device's lane allows.
-        """
         ...
 
 
@@ -269,9 +252,8 @@ class KeepsState(Protocol):
 class RuntimeDevice(Protocol):
     """A device that compiles and runs segments.
 
-    What else a device may be able to do: :class:`OnThread`, :class:`ServesSlots`, :class:`RunsInPython`,
-    :class:`ExplainsEntries`, :class:`MakesErrors`, :class:`OneAtATime`, :class:`SharesMemory`, :class:`HostPaced`,
-    :class:`KeepsPrograms`, :class:`DividedIntoStreams`, :class:`Slowed`.
+    What else a device may be able to do: :class:`OnThread`, :class:`ServesSlots`, :class:`OneAtATime`, :class:`SharesMemory`,
+    :class:`PinsMemory`, :class:`HostPaced`, :class:`KeepsPrograms`, :class:`DividedIntoStreams`, :class:`Slowed`.
     """
 
     @property
@@ -348,35 +330,6 @@ class DividedIntoStreams(Protocol):
 
 
 @runtime_checkable
-class RunsInPython(Protocol):
-    """A device whose thread runs instances by Python functions."""
-
-    @property
-    def call(self) -> Callable[[Instance], Callable[[], None]] | None:
-        """Function that returns the function that runs an instance, which raises ExecutionError; or None."""
-        ...
-
-
-@runtime_checkable
-class MakesErrors(Protocol):
-    """A device that says what an exception means that a function in C (:class:`RunsInC`) has raised."""
-
-    @property
-    def failure(self) -> Callable[[BaseException], BaseException] | None:
-        """Function that makes the error of a run from such an exception; None if it has no such function."""
-        ...
-
-
-@runtime_checkable
-class ExplainsEntries(Protocol):
-    """A device whose instances run natively (:class:`RunsNatively`)."""
-
-    def explain(self) -> str:
-        """Return the message of the entry that failed last on this thread."""
-        ...
-
-
-@runtime_checkable
 class Slowed(Protocol):
     """A device that is slowed down on purpose."""
 
@@ -407,6 +360,15 @@ class SharesMemory(Protocol):
         Its ``allocate`` then returns such memory, and the outputs of its instances are there. Tensors that it reads are put
         there, too: inputs of the model, and outputs of instances that are :class:`WritesTo`.
         """
+        ...
+
+
+@runtime_checkable
+class PinsMemory(Protocol):
+    """A device with separate memory that copies some of the host's memory without a copy by the host before."""
+
+    def pin(self, spec: BufferSpec) -> Buffer:
+        """Make a buffer in such memory of the host, which instances can read. Raises DeviceError."""
         ...
 
 

@@ -1,57 +1,72 @@
-"""Reads the time of each kernel of a whole model from the runtime's counters."""
+"""Reads the time of each kernel from OpenVINO's counters."""
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from placeit.backends.openvino.model import OpenVinoModel
+import numpy as np
+from numpy.typing import NDArray
+
 from placeit.backends.openvino.state import expose_growing_states
 from placeit.core.cluster import Device
-from placeit.core.graph import OpGraph
 from placeit.devices.openvino import compile_model, explaining
-from placeit.runtime.devices.kernels import Kernel
+from placeit.runtime.devices.kernels import CountedKernel
 
-__all__ = ["kernels"]
+__all__ = ["count_kernels", "counted_kernels"]
 
 
-def kernels(model: OpenVinoModel, graph: OpGraph, device: Device, precision: str = "f32", *, passes: int = 10) -> list[Kernel]:
-    """Measure what each kernel takes in passes over the whole model.
+def count_kernels(
+    model: Any, device: Device, precision: str, samples: Sequence[Sequence[NDArray[np.generic]]], passes: int
+) -> list[list[CountedKernel]]:
+    """Return what each kernel takes in passes over a whole model, for each sample.
 
-    OpenVINO fuses ops into kernels and says which ops each kernel stands for. Kernels that stand for no op (layout conversions)
-    are left out.
+    OpenVINO fuses ops into kernels and says which layers each kernel stands for.
 
     Args:
-        model: the model.
-        graph: its task graph, which numbers the ops.
-        device: a device of OpenVINO.
+        model: an ``openvino.Model``.
+        device: a device of OpenVINO in this machine.
         precision: inference precision.
+        samples: the inputs of each sample, in the model's order.
         passes: number of passes over the model; times are means.
 
     Raises:
         DeviceError: the device cannot run the model.
     """
-    found: list[Kernel] = []
+    found: list[list[CountedKernel]] = []
     # see CachingInstance of openvino.py
-    whole, growing = expose_growing_states(model.ov_model) if device.where.family == "GPU" else (model.ov_model, {})
-    before: Any = None
-    for sample in model.sample_requests():  # counters are means over all runs of a compiled model
+    whole, growing = expose_growing_states(model) if device.where.family == "GPU" else (model, {})
+    first, before = len(model.outputs), None
+    for sample in samples:  # counters are means over all runs of a compiled model
         compiled = compile_model(whole, device, precision, PERF_COUNT=True)
         request = compiled.create_infer_request()
-        for i, value in enumerate(sample.inputs.values()):
+        for i, value in enumerate(sample):
             tensor = request.get_input_tensor(i)
             tensor.shape = value.shape
             tensor.data[...] = value
         for i, value in enumerate(growing.values()):
-            request.set_input_tensor(len(sample.inputs) + i, value)
+            request.set_input_tensor(len(sample) + i, value)
         with explaining(f"The model cannot be run on {device.name}"):
             run = functools.partial(_run_after, before, request)
             _run_bound(device.cores, functools.partial(_repeat, run, passes))
-        found += _kernels(model, graph, compiled, sample.share)
-        outputs = [request.get_output_tensor(len(model.outputs) + i) for i in range(len(growing))]
+        found.append(counted_kernels(compiled))
+        outputs = [request.get_output_tensor(first + i) for i in range(len(growing))]
         before, growing = request, dict(zip(growing, outputs, strict=True))
+    return found
+
+
+def counted_kernels(compiled: Any) -> list[CountedKernel]:
+    """Return the kernels of an ``openvino.CompiledModel`` that counts, as its plugin tells of them."""
+    found = []
+    for kernel in compiled.get_runtime_model().get_ordered_ops():
+        info = kernel.get_rt_info()
+        spent = info["execTimeMcs"].astype(str)
+        seconds = int(spent) * 1e-6 if spent.isdigit() else None  # else "not_executed"
+        layers = info["originalLayersNames"].astype(str)
+        found.append(CountedKernel(kernel.get_friendly_name(), info["layerType"].astype(str), layers, seconds))
     return found
 
 
@@ -64,17 +79,6 @@ def _run_after(before: Any, request: Any) -> None:
         else:
             state.state = states[state.name]
     request.infer()
-
-
-def _kernels(model: OpenVinoModel, graph: OpGraph, compiled: Any, share: float) -> list[Kernel]:
-    found = []
-    for kernel in compiled.get_runtime_model().get_ordered_ops():
-        info = kernel.get_rt_info()
-        spent, originals = info["execTimeMcs"].astype(str), info["originalLayersNames"].astype(str)
-        ops = tuple(graph.index[op] for op in model.view.ops_named(originals))
-        if ops and spent.isdigit():  # else "not_executed"
-            found.append(Kernel(ops, share * int(spent) * 1e-6))
-    return found
 
 
 def _repeat(run: functools.partial[None], passes: int) -> None:

@@ -13,20 +13,19 @@ from placeit.runtime.devices.base import (
     Buffer,
     BufferSpec,
     DoneCallback,
-    ExplainsEntries,
     HostPaced,
     Instance,
     KeepsPrograms,
-    MakesErrors,
     OneAtATime,
     OnThread,
+    PinsMemory,
     Program,
-    RunsInPython,
     RuntimeDevice,
     SegmentSource,
     SharesMemory,
     Transport,
 )
+from placeit.runtime.devices.entries import ExplainsEntries, MakesErrors, RunsInPython
 
 __all__ = ["EmulatedLink", "SlowedDevice", "SlowedLink", "wake_on_time"]
 
@@ -109,6 +108,10 @@ class SlowedDevice:
     def allocate(self, spec: BufferSpec) -> Buffer:
         """Allocate on the real device."""
         return self._inner.allocate(spec)
+
+    def pin(self, spec: BufferSpec) -> Buffer:
+        """Allocate memory of the host that the real device copies from, or other memory if it has no such memory."""
+        return self._inner.pin(spec) if isinstance(self._inner, PinsMemory) else self._inner.allocate(spec)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Run on the real device, then let its thread sleep for the additional time."""

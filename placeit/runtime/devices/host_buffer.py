@@ -53,9 +53,13 @@ class HostBuffer:
         data = cast("NDArray[np.generic]", self.tensor.data)
         return data.transpose(0, 3, 1, 2) if self.spec.channels_last else data
 
+    def memory(self) -> NDArray[np.generic]:
+        """Return the memory, in memory order."""
+        return cast("NDArray[np.generic]", self.tensor.data)
+
     def fill(self, value: NDArray[np.generic]) -> None:
-        """Copy a value of the logical shape into the buffer; if sizes are open, the buffer takes its shape."""
-        if self.spec.limits is not None:
+        """Copy a value into the buffer, which takes its shape if sizes are open or depend on the data."""
+        if self.spec.limits is not None or self.array().shape != value.shape:
             self.resize(value.shape)
         self.array()[...] = value
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.planning.coarsen import Grouping
 
-__all__ = ["Kernel", "group_shares"]
+__all__ = ["CountedKernel", "CountsKernels", "Kernel", "group_shares"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,31 @@ class Kernel:
 
     ops: tuple[int, ...]
     seconds: float
+
+
+class CountedKernel(NamedTuple):
+    """A kernel of a program, as its runtime tells of it.
+
+    Attributes:
+        name: its name.
+        kind: what it computes.
+        layers: names of the layers of the program that it stands for.
+        seconds: mean time of a run; None if it did not run, or is not counted.
+    """
+
+    name: str
+    kind: str
+    layers: str
+    seconds: float | None
+
+
+@runtime_checkable
+class CountsKernels(Protocol):
+    """A program that may count the time of each of its kernels."""
+
+    def counted(self) -> list[CountedKernel]:
+        """Return its kernels; none if it does not count."""
+        ...
 
 
 def group_shares(kernels: Sequence[Kernel], grouping: Grouping) -> NDArray[np.float64]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Counts", "DeviceKind", "device_kind"]
 
-_NODE = "placeit.runtime.kinds.node:KIND"
-"""Where the kind of all devices of other nodes is, whatever drives them there."""
+_NODE = "placeit.runtime.kinds.node:on_node"
+"""The function that makes a kind for devices of other nodes, from the kind that drives them there."""
 
 
 class DeviceKind(Kind, ABC):
@@ -95,11 +95,13 @@ def device_kind(device: Device) -> DeviceKind:
         DeviceError: this version has no such kind.
         UsageError: the plug-in with the kind cannot be loaded.
     """
-    there = device.address is not None and device.address.node
-    kind = EntryPoint("node", _NODE, GROUP).load() if there else load_kind(device.kind)
+    kind = load_kind(device.kind)
     if not isinstance(kind, DeviceKind):
         listing = ", ".join([*KINDS, *plugin_kinds()])
         raise DeviceError(
             f"{device.name} is a device of kind '{device.kind}', which this version cannot run; it runs {listing}."
         )
-    return kind
+    if device.address is None or not device.address.node:
+        return kind
+    made: DeviceKind = EntryPoint("node", _NODE, GROUP).load()(kind)
+    return made

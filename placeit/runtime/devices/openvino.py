@@ -26,7 +26,9 @@ from placeit.devices.openvino import (
 )
 from placeit.runtime.devices.base import Buffer, BufferSpec, Fetched, Program, SegmentSource
 from placeit.runtime.devices.by_size import MOST, BySize, BySizeInstance, times_slower
+from placeit.runtime.devices.counters import counted_kernels
 from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.kernels import CountedKernel
 from placeit.runtime.devices.openvino_c import (
     NativeContext,
     NativeModel,
@@ -68,6 +70,10 @@ class OpenVinoProgram:
         self.compiled = compiled
         self.segment = segment  # weights may lie in memory that its model holds
         self.from_disk = from_cache(compiled)
+
+    def counted(self) -> list[CountedKernel]:
+        """Return its kernels and their times, if it was compiled with counters."""
+        return [] if isinstance(self.compiled, NativeModel) else counted_kernels(self.compiled)
 
     def mend(self) -> None:
         """Run on zeros, at other sizes than the runs before, in a separate request.

@@ -37,6 +37,7 @@ __all__ = [
     "on_gpu",
     "open_session",
     "provider",
+    "refusals_here",
     "supported",
 ]
 
@@ -345,8 +346,15 @@ def _session(model: Any, of: tuple[str, dict[str, str]], cores: tuple[int, ...] 
     return runtime.InferenceSession(session_source(source, options), options, providers=[of], enable_fallback=0)
 
 
-def supported(model: Model, device: Device) -> Collection[str]:
-    """Return the names of ops that this ONNX Runtime has kernels for; to find out, make a session of one op of each kind.
+def supported(
+    model: Model, device: Device, refusals: Callable[[Device, Sequence[Any]], tuple[str, list[str | None]]]
+) -> Collection[str]:
+    """Return the names of ops that ONNX Runtime has kernels for; to find out, make a session of one op of each kind.
+
+    Args:
+        model: the model.
+        device: the device.
+        refusals: :func:`refusals_here`, called where the device is.
 
     Raises:
         DeviceError: it runs none of them, or the model is not an ONNX model.
@@ -358,19 +366,26 @@ def supported(model: Model, device: Device) -> Collection[str]:
             f"ONNX Runtime drives {device.name}, and {model.path} is not an ONNX model: write it as one (`placeit export "
             "model.pt2 -o model.onnx`), or choose other devices."
         )
-    found: set[str] = set()
-    refused: list[Exception] = []
-    for ops, example in model.onnx_kinds():
-        try:
-            _session(example, provider(_gpu(device)))
-        except ort_failures() as error:
-            refused.append(error)
-        else:
-            found.update(ops)
+    kinds = list(model.onnx_kinds())
+    version, answers = refusals(device, [example for _, example in kinds])
+    found = {op for (ops, _), why in zip(kinds, answers, strict=True) if why is None for op in ops}
+    refused = [why for why in answers if why is not None]
     if refused and not found:
-        reason = ort_reason(refused[0]).removesuffix(".")
         raise DeviceError(
-            f"ONNX Runtime {onnxruntime().__version__} can run nothing of {model.path} on {device.name}: {reason}. Install a "
-            "version of it that can, or choose devices that OpenVINO drives."
+            f"ONNX Runtime {version} can run nothing of {model.path} on {device.name}: {refused[0]}. Install a version of it "
+            "that can, or choose devices that OpenVINO drives."
         )
     return found
+
+
+def refusals_here(device: Device, models: Sequence[Any]) -> tuple[str, list[str | None]]:
+    """Return the version of ONNX Runtime, and for each model why it does not run it on a device; None if it does."""
+    found: list[str | None] = []
+    for model in models:
+        try:
+            _session(model, provider(_gpu(device)))
+        except ort_failures() as error:
+            found.append(ort_reason(error).removesuffix("."))
+        else:
+            found.append(None)
+    return onnxruntime().__version__, found

@@ -93,6 +93,14 @@ class TorchBuffer:
         value: NDArray[np.generic] = tensor.numpy(force=True)
         return value
 
+    def memory(self) -> NDArray[np.generic] | None:
+        """Return the memory in memory order; None if the value is not contiguous, or NumPy lacks its type."""
+        tensor = self.tensor.permute(0, 2, 3, 1) if self.spec.channels_last else self.tensor
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg() or not numpy_can_hold(self.spec.dtype):
+            return None
+        value: NDArray[np.generic] = tensor.numpy(force=True)
+        return value
+
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy a value into the tensor, converted from the type that :meth:`array` returns."""
         self.tensor.copy_(torch.from_numpy(value))

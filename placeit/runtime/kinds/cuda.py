@@ -18,6 +18,7 @@ class _NvidiaGpus(Kind):
     """GPUs that the NVIDIA driver lists, if the package nvidia-ml-py is installed."""
 
     formats = ()
+    on_nodes = True
 
     def devices(self) -> list[Device]:
         """Return the GPUs of this machine."""

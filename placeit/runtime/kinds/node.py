@@ -1,30 +1,36 @@
-"""Devices of other nodes, which OpenVINO drives there."""
+"""Devices of other nodes, which a kind of device of this package drives there."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.runtime.devices.base import RuntimeDevice, Transport
 from placeit.runtime.devices.kernels import Kernel
-from placeit.runtime.devices.kinds import DeviceKind, device_kind
+from placeit.runtime.devices.kinds import Counts, DeviceKind
 from placeit.runtime.nodes.device import NodeDevice, NodeLink
 
 if TYPE_CHECKING:
-    from placeit.backends.base import Format, Model
+    from placeit.backends.base import Model
     from placeit.planning.coarsen import Grouping
 
-__all__ = ["KIND"]
+__all__ = ["on_node"]
 
 
 class _NodeKind(DeviceKind):
-    """See :class:`placeit.runtime.nodes.device.NodeDevice`."""
+    """See :class:`placeit.runtime.nodes.device.NodeDevice`.
 
-    bundle_format: Format | None = "openvino"
+    Args:
+        of: the kind that drives the devices on their node, and that asks and measures them there.
+    """
+
+    def __init__(self, of: DeviceKind) -> None:
+        self._of = of
+        self.label, self.package, self.mode = of.label, of.package, of.mode
+        self.formats, self.whole_file, self.bundle_format = of.formats, of.whole_file, of.bundle_format
 
     def open(self, device: Device, precision: str) -> RuntimeDevice:
         """Start an actor on the node. Raises DeviceError."""
@@ -35,35 +41,37 @@ class _NodeKind(DeviceKind):
         return NodeDevice(device, precision, expected=True)
 
     def supported(self, model: Model, device: Device) -> Collection[str]:
-        """Return the ops that this machine's CPU supports, whose OpenVINO is the same. Raises DeviceError."""
-        return device_kind(_here(device)).supported(model, _here(device))
+        """Return the ops that the runtime of the node supports. Raises DeviceError."""
+        return self._of.supported(model, device)
 
     def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
-        """Measure the kernels on this machine's CPU. Raises DeviceError."""
-        return device_kind(_here(device)).kernels(model, grouping, _here(device), precision, passes)
+        """Measure the kernels on the node. Raises DeviceError."""
+        return self._of.kernels(model, grouping, device, precision, passes)
 
     def link(self, source: RuntimeDevice, destination: RuntimeDevice) -> Transport | None:
-        """Open a socket between two devices. Raises DeviceError if they share cores."""
+        """Open a socket between two devices. Raises DeviceError if they share hardware."""
         if isinstance(source, NodeDevice) and isinstance(destination, NodeDevice) and source.where.shares(destination.where):
             raise DeviceError(
-                f"{source.name} and {destination.name} share cores of the node '{source.where.node}': choose others."
+                f"{source.name} and {destination.name} share hardware of the node '{source.where.node}': choose others."
             )
         if isinstance(source, NodeDevice) or isinstance(destination, NodeDevice):
             return NodeLink(source, destination)
         return None
 
-    def version(self) -> str:
-        """Return the version of this machine's OpenVINO, which is the same."""
-        return device_kind(Device("CPU", address=Address("CPU"))).version()
-
-    def open_sizes(self, device: Device) -> bool:  # noqa: ARG002
-        """Return True: OpenVINO runs models with open sizes on CPUs."""
-        return True
+    def open_sizes(self, device: Device) -> bool:
+        """Return whether the device runs segments of models with open sizes, at any size."""
+        return self._of.open_sizes(device)
 
 
-KIND = _NodeKind()
+class _CountingNodeKind(_NodeKind):
+    """Devices whose programs can count the time of each kernel."""
+
+    def counting(self, device: Device, precision: str) -> RuntimeDevice:
+        """Start an actor on the node that counts. Raises DeviceError."""
+        return NodeDevice(device, precision, counting=True)
 
 
-def _here(device: Device) -> Device:
-    """Return a stand-in for the device: the CPU of this machine, whose OpenVINO is the same."""
-    return replace(device, name="CPU", address=Address("CPU"), slowdown=1.0)
+@functools.cache
+def on_node(kind: DeviceKind) -> DeviceKind:
+    """Return the kind of devices of other nodes that a kind drives there."""
+    return _CountingNodeKind(kind) if isinstance(kind, Counts) else _NodeKind(kind)

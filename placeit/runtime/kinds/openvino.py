@@ -18,13 +18,14 @@ from placeit.devices.opencl import driver_versions
 from placeit.devices.openvino import explaining, openvino_core, supported_nodes, target_name, what_openvino_says
 from placeit.devices.trial import why_unusable
 from placeit.runtime.devices.base import RuntimeDevice
+from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.devices.kinds import DeviceKind
+from placeit.runtime.nodes.elsewhere import there
 
 if TYPE_CHECKING:
     from placeit.backends.base import Format, Model
     from placeit.backends.openvino.model import OpenVinoModel
     from placeit.planning.coarsen import Grouping
-    from placeit.runtime.devices.kernels import Kernel
 
 __all__ = ["KIND", "DrivenByOpenVino"]
 
@@ -45,15 +46,24 @@ class DrivenByOpenVino(DeviceKind):
     def supported(self, model: Model, device: Device) -> Collection[str]:
         """Return the ops that OpenVINO's plugin says it runs. Raises DeviceError."""
         read = _read(model, device)
-        with explaining(f"OpenVINO does not say what {device.name} supports"):
-            nodes = supported_nodes(read.ov_model, target_name(device))
+        nodes = there(_supported, "openvino", read.ov_model, device)
         return set(read.graph.names) - {op for node, op in read.view.op_of.items() if node not in nodes}
 
     def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
         """Measure kernels by OpenVINO's counters, in passes over the whole model. Raises DeviceError."""
-        from placeit.runtime.devices.counters import kernels
+        from placeit.runtime.devices.counters import count_kernels
 
-        return kernels(_read(model, device), grouping.graph, device, precision, passes=passes)
+        read, samples = _read(model, device), model.sample_requests()
+        inputs = [list(sample.inputs.values()) for sample in samples]
+        found = []
+        for sample, counted in zip(
+            samples, there(count_kernels, "openvino", read.ov_model, device, precision, inputs, passes), strict=True
+        ):
+            for kernel in counted:
+                ops = tuple(grouping.graph.index[op] for op in read.view.ops_named(kernel.layers))
+                if ops and kernel.seconds is not None:  # kernels that stand for no op convert layouts
+                    found.append(Kernel(ops, sample.share * kernel.seconds))
+        return found
 
     def open_sizes(self, device: Device) -> bool:  # noqa: ARG002
         """Return True: OpenVINO compiles for all sizes, or for each."""
@@ -63,6 +73,7 @@ class DrivenByOpenVino(DeviceKind):
 class _OpenVinoKind(DrivenByOpenVino):
     """Devices that run one request at a time: see :class:`placeit.runtime.devices.openvino.OpenVinoDevice`."""
 
+    on_nodes = True
     one_precision = "has neither bf16 nor f16"
 
     def open(self, device: Device, precision: str) -> RuntimeDevice:
@@ -136,6 +147,11 @@ def _read(model: Model, device: Device) -> OpenVinoModel:
             "choose other devices."
         )
     return model
+
+
+def _supported(model: Any, device: Device) -> frozenset[str]:
+    with explaining(f"OpenVINO does not say what {device.name} supports"):
+        return supported_nodes(model, target_name(device))
 
 
 def _describe(address: Address) -> Device:

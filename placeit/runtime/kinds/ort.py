@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from placeit.core.cluster import Device
 from placeit.devices.onnxruntime import has_onnxruntime, onnxruntime
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kinds import DeviceKind
+from placeit.runtime.nodes.elsewhere import at_device
 
 if TYPE_CHECKING:
     from placeit.backends.base import Format, Model
@@ -29,6 +31,7 @@ class _OrtKind(DeviceKind):
     elsewhere = "runs on the CPU and on NVIDIA GPUs (ort:CPU@0, ort:cuda:0), not on {}"
     whole_file: Format | None = "onnx"
     bundle_format: Format | None = "onnx"
+    on_nodes = True
 
     def installed(self) -> bool:
         """Return whether ONNX Runtime is installed, with the package that reads its files."""
@@ -60,10 +63,10 @@ class _OrtKind(DeviceKind):
         return open_streams(devices, precision)
 
     def supported(self, model: Model, device: Device) -> Collection[str]:
-        """Return the ops that this ONNX Runtime has kernels for. Raises DeviceError."""
-        from placeit.runtime.devices.ort import supported
+        """Return the ops that ONNX Runtime has kernels for. Raises DeviceError."""
+        from placeit.runtime.devices.ort import refusals_here, supported
 
-        return supported(model, device)
+        return supported(model, device, functools.partial(at_device, refusals_here))
 
     def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
         """Run the groups one by one. Raises DeviceError."""

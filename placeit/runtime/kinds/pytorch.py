@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from placeit.backends.base import Format, Model, TorchKernels
 from placeit.core.cluster import Device
@@ -11,6 +11,7 @@ from placeit.core.errors import DeviceError
 from placeit.core.extras import import_extra, installed
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kinds import DeviceKind
+from placeit.runtime.nodes.elsewhere import there
 
 if TYPE_CHECKING:
     from placeit.planning.coarsen import Grouping
@@ -29,6 +30,7 @@ class _TorchKind(DeviceKind):
     hardware = ("CPU", "cuda")
     elsewhere = "runs on the CPU and on NVIDIA GPUs (torch:CPU@0, torch:cuda:0), not on {}"
     bundle_format: Format | None = "openvino"
+    on_nodes = True
 
     def installed(self) -> bool:
         """Return whether PyTorch is installed."""
@@ -69,13 +71,24 @@ class _TorchKind(DeviceKind):
         """Return the ops that PyTorch has kernels for. Raises DeviceError if the model is not a PyTorch model."""
         if not isinstance(model, TorchKernels):
             raise DeviceError(f"PyTorch drives {device.name}, and {model.path} is not a PyTorch model: choose other devices.")
-        return model.with_kernel(device.where.family.upper())
+        if not device.where.node:
+            return model.with_kernel(device.where.family.upper())
+        graph = model.graph
+        whole = model.segment("torch", range(len(graph)), [], [])
+        calls = [name for name, kind in zip(graph.names, graph.kinds, strict=True) if kind not in ("Parameter", "Result")]
+        return set(graph.names) - {calls[number] for number in there(_without_kernel, "torch", whole, device)}
 
     def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
         """Run the groups one by one. Raises DeviceError."""
         from placeit.runtime.group_times import groups_as_kernels
 
         return groups_as_kernels(model, grouping, device, precision, passes=passes)
+
+
+def _without_kernel(module: Any, device: Device) -> list[int]:
+    from placeit.backends.torch.supported_ops import calls_without_kernel
+
+    return calls_without_kernel(module, device.where.family.upper())
 
 
 KIND = _TorchKind()

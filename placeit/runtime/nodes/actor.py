@@ -17,13 +17,15 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.runtime.devices.base import Instance, KeepsState, Program, RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
-from placeit.runtime.devices.kinds import device_kind
+from placeit.runtime.devices.kernels import CountedKernel, CountsKernels
+from placeit.runtime.devices.kinds import Counts, device_kind
 from placeit.runtime.nodes.lane import Lane, Wiring
-from placeit.runtime.nodes.package import Package, Unpacked, WeightStore
+from placeit.runtime.nodes.package import Package, Unpacked
 from placeit.runtime.nodes.states import SentVariable, sent
+from placeit.runtime.nodes.weights import WeightStore
 from placeit.runtime.nodes.wire import Connection, Listener, connect
 
-__all__ = ["DeviceActor", "Setting"]
+__all__ = ["DeviceActor", "Setting", "local"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Setting:
         precision: inference precision.
         coding: how float32 tensors are sent; see :mod:`placeit.runtime.nodes.coding`.
         patience: seconds in which a peer has to acknowledge data.
+        counting: whether programs count the time of each kernel.
         opened: makes the device, for tests and benchmarks; None for the one of its kind.
     """
 
@@ -48,6 +51,7 @@ class Setting:
     precision: str = "f32"
     coding: int = 0
     patience: float = 5.0
+    counting: bool = False
     opened: Callable[[Device], RuntimeDevice] | None = None
 
 
@@ -59,7 +63,7 @@ class DeviceActor:
         if setting.opened is not None:
             self._device = setting.opened(device)
         else:
-            self._device = device_kind(device).open(device, setting.precision)
+            self._device = _opened(device, setting)
             if device.emulated:
                 self._device = SlowedDevice(self._device, device.slowdown)
         self._lane = Lane(self._device, setting.coding)
@@ -95,14 +99,19 @@ class DeviceActor:
 
     def compile(self, package: Package) -> int | None:
         """Compile a segment; return its number, or None if some of its weights are not here. Raises DeviceError."""
-        weights = self._store.join(package.pieces)
-        if weights is None:
+        pieces = self._store.get(package.pieces) if package.pieces else {}
+        if pieces is None:
             return None
-        program = self._device.compile(Unpacked(package, weights))
+        program = self._device.compile(Unpacked(package, pieces))
         with self._lock:
             number = next(self._numbers)
             self._programs[number] = program
         return number
+
+    def counted(self, program: int) -> list[CountedKernel]:
+        """Return the time of each kernel of a program; none if it does not count them."""
+        made = self._programs[program]
+        return made.counted() if isinstance(made, CountsKernels) else []
 
     def release(self, program: int) -> None:
         """Forget a program; instances keep it for as long as they need it."""
@@ -179,6 +188,13 @@ class DeviceActor:
     def blank(self, buffer: int, sentinel: int) -> None:
         """Fill a buffer with NaN, or the sentinel."""
         self._lane.buffer(buffer).blank(sentinel)
+
+
+def _opened(device: Device, setting: Setting) -> RuntimeDevice:
+    kind = device_kind(device)
+    if setting.counting and isinstance(kind, Counts):
+        return kind.counting(device, setting.precision)
+    return kind.open(device, setting.precision)
 
 
 def local(device: Device) -> Device:

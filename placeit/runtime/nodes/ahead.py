@@ -18,6 +18,7 @@ from placeit.core.errors import DeviceError
 from placeit.core.threads import Worker
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.kernels import CountedKernel
 from placeit.runtime.nodes.tensors import ReceivingBuffers
 
 __all__ = ["Ahead", "RemoteBuffer", "RemoteDevice", "RemoteInstance", "RemoteProgram"]
@@ -74,13 +75,19 @@ class RemoteProgram:
     """A segment compiled on a node.
 
     Args:
+        device: the device.
         segment: the segment, whose inputs and outputs it has.
         number: its number on the node.
         variables: names of the variables that hold its state.
     """
 
-    def __init__(self, segment: SegmentSource, number: int, variables: tuple[str, ...]) -> None:
+    def __init__(self, device: RemoteDevice, segment: SegmentSource, number: int, variables: tuple[str, ...]) -> None:
         self.inputs, self.outputs, self.number, self.variables = segment.inputs, segment.outputs, number, variables
+        self._device = device
+
+    def counted(self) -> list[CountedKernel]:
+        """Return its kernels; none if the node does not count. Raises DeviceError."""
+        return cast("list[CountedKernel]", self._device.ask("counted", self.number))
 
 
 class RemoteBuffer:

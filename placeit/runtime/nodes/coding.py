@@ -7,7 +7,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Coding", "coded", "coded_type", "decode"]
+__all__ = ["Coding", "coded", "coded_type", "decoded"]
 
 
 _LEAST_SCALE = np.finfo(np.float32).tiny
@@ -52,6 +52,12 @@ def coded(coding: int, value: NDArray[np.generic]) -> tuple[NDArray[np.generic],
     return np.rint(value.astype(np.float32, copy=False) / scale).astype(np.int8), float(scale)
 
 
-def decode(coding: int, received: NDArray[np.generic], scale: float, into: NDArray[np.generic]) -> None:
-    """Decode a received tensor into an array."""
-    into[...] = received.astype(np.float32) * np.float32(scale) if coding == Coding.INT8 else received
+def decoded(coding: int, received: NDArray[np.generic], scale: float) -> NDArray[np.generic]:
+    """Return the value of a received tensor."""
+    match coding:
+        case Coding.INT8:
+            return received.astype(np.float32) * np.float32(scale)
+        case Coding.FP16:
+            return received.astype(np.float32)
+        case _:
+            return received

@@ -16,12 +16,23 @@ from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Gate, Worker
 from placeit.devices.nodes.connection import Nodes, answer_of, connected, pinned, ray_module
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
+from placeit.runtime.devices.base import (
+    Buffer,
+    BufferSpec,
+    Delivers,
+    DoneCallback,
+    Instance,
+    Program,
+    RuntimeDevice,
+    SegmentSource,
+)
 from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.nodes.actor import DeviceActor, Setting, local
 from placeit.runtime.nodes.ahead import Ahead, RemoteBuffer, RemoteDevice, RemoteInstance, RemoteProgram
 from placeit.runtime.nodes.lane import DRIVER, rank
 from placeit.runtime.nodes.package import pack
+from placeit.runtime.nodes.pulse import PeerClock, Pulse
 from placeit.runtime.nodes.states import RemoteKeepingInstance
 from placeit.runtime.nodes.tensors import Outgoing, outgoing
 from placeit.runtime.nodes.wire import Connection, Frame, Kind, Parcel, ProtocolError, connect
@@ -36,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["NodeDevice", "NodeLink"]
 
 _STARTS_S, _COMPILES_S, _ANSWERS_S = 60.0, 300.0, 60.0
-_BEAT_S = 0.5
 _LOADING = 6
 _LONGEST_TEXT = 4096
 _AFTERTHOUGHT_S = 0.5  # seconds until a lost link is reported: a device that has ended is to be found lost before its links
@@ -55,6 +65,7 @@ class NodeDevice(RemoteDevice):
         opened: makes the device on the node; None for one of its kind.
         given_up: returns True when the node is not to be waited for any longer.
         expected: whether it need not be there yet: then it counts as lost until it is opened anew.
+        counting: whether its programs count the time of each kernel.
 
     Attributes:
         gone: why the device is lost; None while it is there.
@@ -71,20 +82,22 @@ class NodeDevice(RemoteDevice):
         opened: Callable[[Device], RuntimeDevice] | None = None,
         given_up: Callable[[], bool] = lambda: False,
         expected: bool = False,
+        counting: bool = False,
     ) -> None:
         self.name, self.where = device.name, device.where
         self.space = f"{device.name} of {device.where.node}"
         self.program_key = f"node {device.name}"
         self._nodes = connected() if nodes is None else nodes
-        self._anew = functools.partial(NodeDevice, device, precision, nodes=self._nodes, opened=opened)
+        self._anew = functools.partial(NodeDevice, device, precision, nodes=self._nodes, opened=opened, counting=counting)
+        self._forms = device_kind(device).formats
         self.gone: DeviceError | None = None
         self.cut: dict[str, DeviceError] = {}
         self.silent_s = 0.0
         self.routes: weakref.WeakValueDictionary[int, Ahead] = weakref.WeakValueDictionary()
         self.arrivals: weakref.WeakKeyDictionary[Buffer, int] = weakref.WeakKeyDictionary()
-        self._offset, self._trips = 0.0, list[tuple[float, float]]()
-        self._heard, self._asked = perf_counter(), 0
-        self._closing = Gate()
+        self.clock = PeerClock()
+        self._asked, self._closing = 0, Gate()
+        self._pulse = Pulse(device.name, self._ping, self._patience, self._silent, self._closing)
         self._ends = threading.Lock()
         self._expected = expected
         if expected:
@@ -93,7 +106,8 @@ class NodeDevice(RemoteDevice):
         node = self._nodes.node(device.where.node)
         self.secret = secrets.token_bytes(32)
         setting = Setting(
-            self.name, local(device), node.host, self.secret, precision, self._nodes.coding, self._nodes.patience, opened
+            *(self.name, local(device), node.host, self.secret, precision),
+            *(self._nodes.coding, self._nodes.patience, counting, opened),
         )
         actor_class = ray_module().remote(num_cpus=0, max_restarts=0, max_concurrency=8)(DeviceActor)
         self._actor = actor_class.options(scheduling_strategy=pinned(node)).remote(setting)
@@ -103,13 +117,11 @@ class NodeDevice(RemoteDevice):
             self.address, self.pid = answer_of(answer, f"{self.name}, when it was opened,", _STARTS_S, given_up)
             sock = connect(self.address, self.secret, DRIVER)
             self.connection = Connection(sock, self.name, self, self._nodes.patience)
-            self._ping()  # before all other frames: its reports are in its clock's time, which this measures
+            self._pulse.start()  # before all other frames: its reports are in its clock's time, which this measures
         except BaseException:
             self.worker.close()
             ray_module().kill(self._actor)
             raise
-        self._pulse = threading.Thread(target=self._beat, name=f"placeit pulse {self.name}", daemon=True)
-        self._pulse.start()
 
     @property
     def coding(self) -> int:
@@ -134,7 +146,7 @@ class NodeDevice(RemoteDevice):
             raise self.gone or error from error
         finally:
             self._asked -= 1
-        self._heard = perf_counter()  # an answer is a sign of life
+        self._pulse.hear()  # an answer is a sign of life
         return found
 
     def _given_up(self) -> bool:
@@ -147,7 +159,7 @@ class NodeDevice(RemoteDevice):
 
     def compile(self, segment: SegmentSource) -> Program:
         """Compile a segment on the node, which gets the weights that it has not been sent before. Raises DeviceError."""
-        package, pieces = pack(segment)
+        package, pieces = pack(segment, self._forms)
         number = self.ask("compile", package, timeout=_COMPILES_S)
         for _ in range(3):  # another process may delete pieces that were just sent, to make room
             if number is not None:
@@ -157,7 +169,7 @@ class NodeDevice(RemoteDevice):
             number = self.ask("compile", package, timeout=_COMPILES_S)
         if number is None:
             raise DeviceError(f"{self.name} has no room for the weights of a segment.")
-        program = RemoteProgram(segment, number, package.variables)
+        program = RemoteProgram(self, segment, number, package.variables)
         weakref.finalize(program, _release, weakref.ref(self), number).atexit = False
         return program
 
@@ -243,9 +255,9 @@ class NodeDevice(RemoteDevice):
 
     def took(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:  # noqa: ARG002
         """Handle a frame; see :class:`placeit.runtime.nodes.wire.Receiver`."""
-        self._heard = perf_counter()
+        self._pulse.hear()
         if frame.kind == Kind.PONG:
-            self._keep_time(frame.start, frame.finish)
+            self.clock.hear(frame.start, frame.finish)
             return
         if frame.kind == Kind.LOST:
             name, _, why = _text(payload).partition(": ")
@@ -274,33 +286,17 @@ class NodeDevice(RemoteDevice):
             case _:
                 raise ProtocolError(f"a frame of kind {frame.kind}")
 
-    def _keep_time(self, sent: float, there: float) -> None:
-        """Estimate how far its clock is ahead, by the shortest of the last round trips (Cristian 1989)."""
-        now = perf_counter()
-        self._trips = [*self._trips[-39:], (now - sent, there - (sent + now) / 2)]
-        self._offset = min(self._trips)[1]
-
-    @property
-    def round_trip(self) -> float:
-        """Seconds of the shortest of the last round trips; ``inf`` before the first."""
-        return min(self._trips)[0] if self._trips else float("inf")
-
     def here(self, moment: float) -> float:
         """Convert a moment of the device's clock to this process's clock."""
-        return moment - self._offset
+        return self.clock.here(moment)
 
-    def _beat(self) -> None:
-        last = perf_counter()
-        while not self._closing.wait(_BEAT_S):
-            now = perf_counter()
-            if now - last > self._nodes.patience / 2:  # it was this process that was stopped
-                self._heard = now
-            last, silent = now, now - self._heard
-            # a call through Ray, to compile a model for example, may keep it from answering for a while
-            if silent > self._nodes.patience * (_LOADING if self._asked > 0 else 1):
-                self._lose(f"it has shown no sign of life for {silent:.1f} s: it hangs, or its network is cut off")
-                return
-            self._ping()
+    def _patience(self) -> float:
+        """Return the seconds without a sign of life after which the device is lost."""
+        # a call through Ray, to compile a model for example, may keep it from answering for a while
+        return self._nodes.patience * (_LOADING if self._asked > 0 else 1)
+
+    def _silent(self, seconds: float) -> None:
+        self._lose(f"it has shown no sign of life for {seconds:.1f} s: it hangs, or its network is cut off")
 
     def _ping(self) -> None:
         self.connection.send(Frame(Kind.PING, start=perf_counter()), urgency=(-1.0,))
@@ -317,7 +313,7 @@ class NodeDevice(RemoteDevice):
         with self._ends:
             if self.gone is not None:
                 return
-            self.silent_s = perf_counter() - self._heard
+            self.silent_s = self._pulse.silent_s
             self.gone = DeviceError(f"{self.name} is lost: {why}.")
         self.connection.close()
         for ahead in _all_ahead(self):
@@ -343,8 +339,7 @@ class NodeDevice(RemoteDevice):
         if self._expected:
             return
         self.connection.close()
-        if threading.current_thread() is not self._pulse:
-            self._pulse.join(2.0)
+        self._pulse.join(2.0)
         if self._nodes.connected:
             with contextlib.suppress(Exception):  # Ray may be about to shut down
                 ray_module().kill(self._actor)
@@ -397,8 +392,9 @@ class NodeLink:
             if ahead is None:
                 raise ExecutionError(f"{destination.device.name} is sent the tensors of an executor only.")
             ahead.go(destination.number)
-            if not isinstance(source, RemoteBuffer):
-                destination.device.send(ahead, destination.number, narrowed(HostBuffer, source))
+            if not isinstance(source, RemoteBuffer):  # the segment before has delivered it to the host, if need be
+                there = source.deliver() if isinstance(source, Delivers) else source
+                destination.device.send(ahead, destination.number, there)
             ahead.expect(destination.number, done, self._ends)
         else:
             device = narrowed(RemoteBuffer, source).device

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from placeit.core.errors import DeviceError
-from placeit.runtime.devices.base import Buffer, BufferSpec, Instance, RuntimeDevice
+from placeit.runtime.devices.base import Buffer, BufferSpec, Delivers, Instance, PinsMemory, RuntimeDevice
 from placeit.runtime.nodes.tensors import Outgoing, ReceivingBuffers, outgoing
 from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, Parcel, ProtocolError
 
@@ -69,11 +69,16 @@ class Wiring:
 
 @dataclass(eq=False)
 class _Cell:
-    """A buffer on this device, with the jobs that read it, and the buffers that it is sent to."""
+    """A buffer on this device, with the jobs that read it, and the buffers that it is sent to.
+
+    Attributes:
+        sent: the buffer whose value is sent: the host's copy of ``buffer`` if that is in the device's memory.
+    """
 
     buffer: Buffer
     slot: int
     fed: bool = False
+    sent: Buffer | None = None
     readers: list[int] = field(default_factory=list)
     sends: list[tuple[str, int, float]] = field(default_factory=list)
 
@@ -116,7 +121,8 @@ class Lane:
         slot = _Slot()
         cells: dict[int, _Cell] = {}
         for number, spec in wiring.buffers.items():
-            cells[number] = _Cell(self.device.allocate(spec), wiring.slot, number in wiring.fed)
+            made = self.device.pin(spec) if isinstance(self.device, PinsMemory) else self.device.allocate(spec)
+            cells[number] = _Cell(made, wiring.slot, number in wiring.fed)
             self._inbox.expect(number, cells[number].buffer)
         for job, instance in zip(wiring.jobs, instances, strict=True):
             for i, number in enumerate(job.outputs):
@@ -128,7 +134,9 @@ class Lane:
             slot.jobs.append(job.number)
         urgency = {number: job.urgency for job in wiring.jobs for number in job.outputs}
         for number, name, there in wiring.sends:
-            cells[number].sends.append((name, there, urgency.get(number, 0.0)))
+            cell = cells[number]
+            cell.sent = cell.buffer.deliver() if isinstance(cell.buffer, Delivers) else cell.buffer
+            cell.sends.append((name, there, urgency.get(number, 0.0)))
         slot.buffers = list(cells)
         with self._lock:
             self._cells |= cells
@@ -310,7 +318,7 @@ class Lane:
 
     def _outgoing(self, cell: _Cell) -> Outgoing | None:
         """Return the value of a buffer as it is sent; None if it is not sent."""
-        return outgoing(cell.buffer, self._coding) if cell.sends else None
+        return None if cell.sent is None else outgoing(cell.sent, self._coding)
 
     def _send_on(
         self, slot: int, epoch: int, sent: Mapping[_Cell, Outgoing | None], report: Frame | None, text: bytes = b""

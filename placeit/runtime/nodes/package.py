@@ -1,39 +1,18 @@
-"""Segments on their way to a node: OpenVINO's XML, and the weights in pieces that are named by digests of their content."""
+"""Segments on their way to a node. Their weights are sent apart from them, in pieces that digests of their content name."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import hashlib
-import itertools
-import os
-import re
-import secrets
-import stat
-import tempfile
-import threading
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from placeit.backends.base import Format
-from placeit.core.errors import DeviceError, FileError
-from placeit.core.files import own_folder, temporary_folder
-from placeit.core.telemetry import import_openvino
-from placeit.devices.openvino import openvino_core
+from placeit.core.errors import DeviceError
 from placeit.runtime.devices.base import BufferSpec, SegmentSource
+from placeit.runtime.nodes.formats import Encoded, Names, Part, decode, encode
 
-__all__ = ["Package", "WeightStore", "pack"]
-
-_PIECE = 1 << 12
-"""Bytes of the smallest constant that is a separate piece."""
-_DATA = re.compile(r'<data\b[^>]*\boffset="(\d+)"[^>]*\bsize="(\d+)"')
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_DRAFT = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{8}")
-_STORE_BYTES = 8 << 30
+__all__ = ["Package", "Unpacked", "pack", "pack_program"]
 
 
 @dataclass(frozen=True)
@@ -41,44 +20,72 @@ class Package:
     """A segment without its weights.
 
     Attributes:
+        form: its format.
+        files: the parts of each of its files.
+        names: as in :class:`placeit.runtime.nodes.formats.Encoded`.
+        variables: names of the variables that hold its state.
         inputs: as of :class:`placeit.runtime.devices.base.SegmentSource`.
         outputs: as of :class:`placeit.runtime.devices.base.SegmentSource`.
-        xml: OpenVINO's XML.
-        pieces: SHA-256 of the pieces that its weights are made of, in order.
-        variables: names of the variables that hold its state.
     """
 
-    inputs: tuple[BufferSpec, ...]
-    outputs: tuple[BufferSpec, ...]
-    xml: bytes
-    pieces: tuple[str, ...]
-    variables: tuple[str, ...] = ()
+    form: Format
+    files: tuple[tuple[Part, ...], ...]
+    names: Names | None
+    variables: tuple[str, ...]
+    inputs: tuple[BufferSpec, ...] = ()
+    outputs: tuple[BufferSpec, ...] = ()
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """SHA-256 of the pieces that its weights are made of, in order."""
+        return tuple(part.piece for file in self.files for part in file if part.piece)
+
+    @property
+    def identity(self) -> str:
+        """A digest of all of it."""
+        return hashlib.sha256(repr((self.form, self.files, self.names)).encode()).hexdigest()
+
+    def program(self, pieces: Mapping[str, bytes]) -> Any:
+        """Return the segment in its format. Raises DeviceError if the runtime of this process does not read it.
+
+        Args:
+            pieces: pieces of its weights.
+        """
+        files = [b"".join(pieces[part.piece] if part.piece else part.data for part in file) for file in self.files]
+        return decode(self.form, files, self.names, [file[0].piece if len(file) == 1 else "" for file in self.files])
 
 
-def pack(segment: SegmentSource) -> tuple[Package, dict[str, bytes]]:
-    """Pack a segment; return the package, and its pieces by their digests.
+def pack(segment: SegmentSource, forms: Sequence[Format]) -> tuple[Package, dict[str, bytes]]:
+    """Pack a segment; return the package, and pieces of its weights by their digests.
+
+    Args:
+        segment: the segment.
+        forms: formats that the device compiles, the preferred one first.
 
     Raises:
-        DeviceError: the segment does not exist in OpenVINO's format.
+        DeviceError: the segment exists in none of these formats, or is too large for it.
         FileError: there is no room for temporary files.
     """
-    model = segment.in_format("openvino")
-    # names of OpenVINO's states lack this suffix
-    variables = tuple(variable.info.variable_id.partition("/id=")[0] for variable in model.get_variables())
-    with temporary_folder() as folder:
-        xml, weights = folder / "segment.xml", folder / "segment.bin"
-        import_openvino().serialize(model, str(xml), str(weights))
-        text, data = xml.read_bytes(), weights.read_bytes()
-    cuts = {0, len(data)}
-    for match in _DATA.finditer(text.decode()):
-        offset, size = int(match[1]), int(match[2])
-        if size >= _PIECE:
-            cuts |= {offset, offset + size}
-    ends = sorted(cut for cut in cuts if cut <= len(data))
-    parts = [data[a:b] for a, b in itertools.pairwise(ends)]
-    names = [hashlib.sha256(part).hexdigest() for part in parts]
-    package = Package(segment.inputs, segment.outputs, text, tuple(names), variables)
-    return package, dict(zip(names, parts, strict=True))
+    refused: DeviceError | None = None
+    for form in forms:
+        try:
+            program = segment.in_format(form)
+        except DeviceError as error:
+            refused = refused or error
+        else:
+            return _packed(form, encode(form, program), segment.inputs, segment.outputs)
+    raise refused or DeviceError("The device compiles no format of segments.")
+
+
+def pack_program(form: Format, program: Any) -> tuple[Package, dict[str, bytes]]:
+    """Pack a program that is not a segment of a plan; see :func:`pack`."""
+    return _packed(form, encode(form, program))
+
+
+def _packed(
+    form: Format, made: Encoded, inputs: tuple[BufferSpec, ...] = (), outputs: tuple[BufferSpec, ...] = ()
+) -> tuple[Package, dict[str, bytes]]:
+    return Package(form, made.files, made.names, made.variables, inputs, outputs), made.pieces
 
 
 class Unpacked:
@@ -86,162 +93,15 @@ class Unpacked:
 
     Args:
         package: the package that was received.
-        weights: its pieces, joined.
+        pieces: pieces of its weights.
     """
 
-    def __init__(self, package: Package, weights: bytes) -> None:
-        self.inputs, self.outputs = package.inputs, package.outputs
-        self._xml, self._weights = package.xml, weights
-        self.identity = hashlib.sha256(b"".join((package.xml, *(name.encode() for name in package.pieces)))).hexdigest()
+    def __init__(self, package: Package, pieces: Mapping[str, bytes]) -> None:
+        self.inputs, self.outputs, self.identity = package.inputs, package.outputs, package.identity
+        self._package, self._pieces = package, pieces
 
     def in_format(self, form: Format) -> Any:
-        """Return the segment as an ``openvino.Model``. Raises DeviceError for any other format."""
-        if form != "openvino":
-            raise DeviceError(f"Segments go to other nodes as OpenVINO's, and not as '{form}'.")
-        return openvino_core().read_model(self._xml, self._weights)
-
-
-class WeightStore:
-    """Weights that a machine has been sent, in files named by their digests, so that they are sent once.
-
-    The least recently used files are deleted when all of them exceed the limit, or when the disk is full. A file whose digest
-    differs from its name is not used. Other files in the folder are left alone.
-
-    Args:
-        folder: only its owner may write there; it is made if it is missing.
-        most: most bytes to keep.
-
-    Raises:
-        DeviceError: the folder is a link or no folder, others may write there, or it cannot be made.
-    """
-
-    def __init__(self, folder: Path, most: int = _STORE_BYTES) -> None:
-        self._folder, self._most = folder, most
-        self._handle = self._opened()
-        weakref.finalize(self, os.close, self._handle)
-        self._writing = threading.Lock()
-
-    @classmethod
-    def of_user(cls) -> WeightStore:
-        """Return the store of this user on this machine. Raises DeviceError."""
-        return cls(Path(tempfile.gettempdir(), f"placeit-weights-{os.geteuid()}"))
-
-    def missing(self, pieces: tuple[str, ...]) -> list[str]:
-        """Return the pieces that are not here."""
-        with self._errors():
-            here = set(self._names())
-        return [name for name in dict.fromkeys(pieces) if _checked(name) not in here]
-
-    def put(self, pieces: Mapping[str, bytes]) -> None:
-        """Keep pieces. Raises DeviceError if there is no room."""
-        with self._alone():
-            for name in self._names():
-                if _DRAFT.fullmatch(name):  # of a process that was killed: no other one writes now
-                    self._delete(name)
-            new = sum(map(len, pieces.values()))
-            self._free(new + sum(size for _, size, _ in self._others(pieces)) - self._most, pieces)
-            for name, data in pieces.items():
-                self._write(_checked(name), data, pieces)
-
-    def join(self, pieces: tuple[str, ...]) -> bytes | None:
-        """Put weights together; None if pieces are not here any more, or were damaged. Raises DeviceError."""
-        names = dict.fromkeys(pieces)
-        with self._errors():
-            parts = {name: self._read(_checked(name)) for name in names}
-            for name in [name for name, data in parts.items() if data is None or hashlib.sha256(data).hexdigest() != name]:
-                del parts[name]
-                self._delete(name)
-        return b"".join(cast("bytes", parts[name]) for name in pieces) if len(parts) == len(names) else None
-
-    def _opened(self) -> int:
-        try:
-            return own_folder(self._folder)
-        except FileError as error:
-            raise DeviceError(f"Weights cannot be kept. {error}") from error
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise DeviceError(f"Weights cannot be kept in {self._folder}: {error.strerror or error}.") from error
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other threads and processes of this user from writing in the block."""
-        with self._writing, self._errors():
-            if os.fstat(self._handle).st_nlink == 0:  # deleted, as old folders for temporary files are
-                made = self._opened()
-                os.dup2(made, self._handle, inheritable=False)
-                os.close(made)
-            fcntl.flock(self._handle, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(self._handle, fcntl.LOCK_UN)
-
-    def _read(self, name: str) -> bytes | None:
-        """Read a file and mark it as used now; None if it is missing, or not a regular file."""
-        try:
-            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._handle)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
-                return None
-            raise
-        with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                return None
-            os.utime(handle)
-            return file.read()
-
-    def _write(self, name: str, data: bytes, needed: Mapping[str, bytes]) -> None:
-        """Write a file in one step, and delete others while there is no room for it."""
-        draft = f".{name}.{secrets.token_hex(4)}"
-        while True:
-            try:
-                with open(draft, "xb", opener=self._opener) as file:
-                    file.write(data)
-                os.replace(draft, name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
-            except BaseException as error:
-                self._delete(draft)
-                full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-                if not (full and self._free(len(data), needed)):
-                    raise
-            else:
-                return
-
-    def _names(self) -> list[str]:
-        return os.listdir(self._handle)  # noqa: PTH208 (of a descriptor)
-
-    def _opener(self, name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=self._handle)
-
-    def _delete(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self._handle)
-
-    def _others(self, needed: Mapping[str, bytes]) -> list[tuple[float, int, str]]:
-        """Return the time of the last use, the bytes and the name of each piece that is not needed."""
-        found = []
-        for name in self._names():
-            if _DIGEST.fullmatch(name) and name not in needed:
-                with contextlib.suppress(FileNotFoundError):  # another process has just deleted it
-                    facts = os.stat(name, dir_fd=self._handle, follow_symlinks=False)
-                    found.append((facts.st_mtime, facts.st_size, name))
-        return found
-
-    def _free(self, size: int, needed: Mapping[str, bytes]) -> bool:
-        """Delete the least recently used pieces that are not needed until ``size`` bytes are free; return whether any was."""
-        freed = 0
-        for _, bytes_, name in sorted(self._others(needed)):
-            if freed >= size:
-                break
-            self._delete(name)
-            freed += bytes_
-        return freed > 0
-
-
-def _checked(name: str) -> str:
-    if not _DIGEST.fullmatch(name):
-        raise DeviceError(f"'{name}' is not a digest.")
-    return name
+        """Return the segment in its format. Raises DeviceError for any other format, or if its runtime does not read it."""
+        if form != self._package.form:
+            raise DeviceError(f"A segment was sent in the format '{self._package.form}', and not as '{form}'.")
+        return self._package.program(self._pieces)

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import DeviceError
-from placeit.core.narrowing import narrowed
-from placeit.core.sizes import Limits, fits
+from placeit.backends.checking import numpy_can_hold
+from placeit.core.sizes import fits
 from placeit.devices.host import memory_bytes
-from placeit.runtime.devices.base import Buffer
-from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.nodes.coding import Coding, coded, coded_type, decode
+from placeit.runtime.devices.base import Buffer, BufferSpec, InHostMemory
+from placeit.runtime.nodes.coding import Coding, coded, coded_type, decoded
 from placeit.runtime.nodes.wire import Frame, ProtocolError
 
-__all__ = ["Outgoing", "ReceivingBuffers", "bytes_of", "memory_of", "outgoing"]
-
+__all__ = ["Outgoing", "ReceivingBuffers", "bytes_of", "outgoing"]
 
 _CODINGS = frozenset(Coding)
 
@@ -46,17 +44,31 @@ class Outgoing(NamedTuple):
 
 
 def outgoing(buffer: Buffer, coding: int) -> Outgoing:
-    """Return a buffer's value as it is sent; a copy if it is coded, or if its sizes are open and may so change later.
+    """Return a buffer's value as it is sent: in its memory if possible, else a copy.
 
-    Raises:
-        DeviceError: it is not in host memory, or not contiguous.
+    It is a copy if it is coded, if its sizes are open and may so change later, if the memory is not the host's, or if NumPy
+    lacks its type, which is sent as float32.
     """
-    memory = memory_of(buffer)
+    found = buffer.memory() if isinstance(buffer, InHostMemory) else None
+    memory = np.require(_in_memory_order(buffer.spec, buffer.array()), requirements="C") if found is None else found
     value, scale = coded(coding, memory)
     used = 0 if value is memory else coding
-    if _limits(buffer) is None:
+    if buffer.spec.limits is None and memory.shape == buffer.spec.memory_shape:
         return Outgoing(bytes_of(value), used, scale, ())
-    return Outgoing(bytes_of(value.copy() if value is memory else value), used, scale, memory.shape)
+    return Outgoing(bytes_of(value.copy() if value is found else value), used, scale, memory.shape)
+
+
+def _sent_type(spec: BufferSpec) -> np.dtype[np.generic]:
+    """Return the type as which values are sent that are not sent from their memory: the one that ``array`` gives them."""
+    return np.dtype(spec.dtype if numpy_can_hold(spec.dtype) or spec.dtype.startswith("complex") else np.float32)
+
+
+def _in_memory_order(spec: BufferSpec, value: NDArray[np.generic]) -> NDArray[np.generic]:
+    return value.transpose(0, 2, 3, 1) if spec.channels_last else value
+
+
+def _in_logical_order(spec: BufferSpec, value: NDArray[np.generic]) -> NDArray[np.generic]:
+    return value.transpose(0, 3, 1, 2) if spec.channels_last else value
 
 
 @dataclass(eq=False)
@@ -65,31 +77,39 @@ class _Arrival:
 
     Attributes:
         buffer: the buffer.
-        memory: its memory, at its current sizes.
-        limits: limits of its sizes, in memory order; None if they are fixed.
+        in_place: whether tensors are received in the buffer, unless they are coded.
+        dtype: type of its tensor as it is sent.
         staged: memory beside the buffer.
         first: the header of the first part of the last tensor; None before the first one.
         missing: bytes of that tensor that have not come.
     """
 
     buffer: Buffer
-    memory: NDArray[np.generic]
-    limits: Limits | None
+    in_place: bool
+    dtype: np.dtype[np.generic]
     staged: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     first: Frame | None = None
     missing: int = 0
 
+    @classmethod
+    def of(cls, buffer: Buffer) -> Self:
+        """Receive tensors in a buffer of the host that has one shape, and beside any other buffer."""
+        spec = buffer.spec
+        memory = buffer.memory() if isinstance(buffer, InHostMemory) and spec.limits is None else None
+        if memory is not None and memory.flags.writeable and memory.shape == spec.memory_shape:
+            return cls(buffer, True, memory.dtype)
+        return cls(buffer, False, _sent_type(spec))
+
     def form(self, frame: Frame) -> tuple[tuple[int, ...], np.dtype[np.generic], int]:
         """Return shape in memory order, type and bytes of the tensor that a frame is a part of. Raises ProtocolError."""
-        dtype = self.memory.dtype
+        spec, dtype = self.buffer.spec, self.dtype
         if frame.coding not in _CODINGS or (frame.coding and dtype != np.float32):
             raise ProtocolError(f"a tensor of coding {frame.coding} for the buffer {frame.target}, which is not expected")
-        if self.limits is None:
-            shape = self.memory.shape
-            known = not frame.sizes
-        else:
-            shape = frame.sizes
-            known = fits(shape, shape, self.limits)
+        shape = frame.sizes or spec.memory_shape
+        if spec.limits is not None:
+            known = fits(frame.sizes, frame.sizes, spec.in_memory(spec.limits))
+        else:  # no larger than the buffer, as sizes that depend on the data are
+            known = len(shape) == len(spec.shape) and all(map(operator.le, shape, spec.memory_shape))
         if not known:
             raise ProtocolError(f"a tensor of sizes {[*frame.sizes]} for the buffer {frame.target}, which does not take them")
         count, wanted = math.prod(shape), coded_type(frame.coding, dtype)
@@ -97,9 +117,19 @@ class _Arrival:
             raise ProtocolError(f"a tensor of {count * dtype.itemsize} bytes, which is more than this machine's memory")
         return shape, wanted, count * wanted.itemsize
 
-    def is_beside(self, frame: Frame) -> bool:
-        """Return whether a tensor is not received in the buffer itself, as it is coded or its sizes are open."""
-        return frame.coding != Coding.NONE or self.limits is not None
+    def direct(self, frame: Frame) -> NDArray[np.generic] | None:
+        """Return the buffer's memory if a tensor is received there; None if it is received beside it."""
+        if not self.in_place or frame.coding != Coding.NONE or frame.sizes or not isinstance(self.buffer, InHostMemory):
+            return None
+        memory = self.buffer.memory()  # it may have other memory by now, or have smaller sizes
+        return memory if memory is not None and memory.shape == self.buffer.spec.memory_shape else None
+
+    def settle(self) -> None:
+        """Write a tensor that was received beside its buffer into the buffer. Raises DeviceError."""
+        if self.first is not None and self.direct(self.first) is None:
+            shape, dtype, nbytes = self.form(self.first)
+            value = decoded(self.first.coding, self.staged[:nbytes].view(dtype).reshape(shape), self.first.finish)
+            self.buffer.fill(_in_logical_order(self.buffer.spec, value))
 
 
 class ReceivingBuffers:
@@ -113,8 +143,8 @@ class ReceivingBuffers:
         self._arrivals: dict[int, _Arrival] = {}
 
     def expect(self, number: int, buffer: Buffer) -> None:
-        """Receive into a buffer from now on. Raises DeviceError if it is not in host memory, or not contiguous."""
-        self._arrivals[number] = _Arrival(buffer, memory_of(buffer), _limits(buffer))
+        """Receive into a buffer from now on."""
+        self._arrivals[number] = _Arrival.of(buffer)
 
     def forget(self, number: int) -> None:
         """Expect nothing for a buffer any more."""
@@ -125,8 +155,9 @@ class ReceivingBuffers:
         arrival, nbytes = self._checked(frame)
         if frame.offset + frame.size > nbytes:
             raise ProtocolError(f"{frame.offset + frame.size} bytes for the buffer {frame.target}, which has {nbytes}")
-        if not arrival.is_beside(frame):
-            return bytes_of(arrival.memory)[frame.offset : frame.offset + frame.size]
+        memory = arrival.direct(frame)
+        if memory is not None:
+            return bytes_of(memory)[frame.offset : frame.offset + frame.size]
         if arrival.staged.nbytes < nbytes:
             arrival.staged = np.empty(nbytes, np.uint8)
         return bytes_of(arrival.staged)[frame.offset : frame.offset + frame.size]
@@ -153,35 +184,12 @@ class ReceivingBuffers:
 
     def settle(self, number: int) -> None:
         """Write a tensor that was received beside its buffer into the buffer. Nothing that uses the buffer may be running."""
-        arrival = self._arrivals[number]
-        frame = arrival.first
-        if frame is None or not arrival.is_beside(frame):
-            return
-        shape, dtype, nbytes = arrival.form(frame)
-        if arrival.limits is not None:
-            narrowed(HostBuffer, arrival.buffer).tensor.shape = shape
-            arrival.memory = memory_of(arrival.buffer)
-        decode(frame.coding, arrival.staged[:nbytes].view(dtype).reshape(shape), frame.finish, arrival.memory)
+        self._arrivals[number].settle()
 
 
 @functools.cache
 def _most_bytes() -> float:
     return memory_bytes()
-
-
-def _limits(buffer: Buffer) -> Limits | None:
-    """Return the limits of the sizes of a buffer, in memory order; None if they are fixed."""
-    spec = buffer.spec if isinstance(buffer, HostBuffer) else None
-    return None if spec is None or spec.limits is None else spec.in_memory(spec.limits)
-
-
-def memory_of(buffer: Buffer) -> NDArray[np.generic]:
-    """Return the memory of a buffer in host memory, without a copy. Raises DeviceError if it is not C-contiguous."""
-    tensor = getattr(buffer, "tensor", None)
-    memory: NDArray[np.generic] = buffer.array() if tensor is None else tensor.data
-    if not memory.flags.c_contiguous:
-        raise DeviceError("A buffer that is sent to another node is not contiguous in memory.")
-    return memory
 
 
 def bytes_of(memory: NDArray[np.generic]) -> memoryview:

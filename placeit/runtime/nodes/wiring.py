@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from placeit.core.errors import DeviceError
 from placeit.planning.segments import Plan
 from placeit.runtime.device_pool import DevicePool
-from placeit.runtime.devices.base import Buffer, BufferSpec
+from placeit.runtime.devices.base import Buffer, BufferSpec, Delivers
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.nodes.ahead import Ahead, RemoteBuffer, RemoteDevice, RemoteInstance
 from placeit.runtime.nodes.lane import DRIVER, SegmentJob, Wiring
@@ -45,6 +45,8 @@ def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Ah
             wirings[src].send(source, destination, devices[far].name if far in wirings else DRIVER)
             if isinstance(destination, RemoteBuffer):
                 ahead.senders[destination.number] = wirings[src].device
+        elif isinstance(source, Delivers):
+            source.deliver()  # from where it is sent
     for buffer in _delivered(slot):
         wirings[next(d for d in wirings if wirings[d].device is buffer.device)].deliver(buffer)
     for d, wiring in wirings.items():

@@ -1,0 +1,81 @@
+"""Call a function where a device is: in this process, or on the device's node."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+from placeit.backends.base import Format
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError
+from placeit.devices.nodes.connection import connected
+from placeit.runtime.nodes.actor import local
+from placeit.runtime.nodes.package import Package, pack_program
+from placeit.runtime.nodes.weights import WeightStore
+
+__all__ = ["at_device", "there"]
+
+T = TypeVar("T")
+
+_TAKES_S = 300.0
+_TRIES = 3  # another process may delete pieces of weights that were just sent, to make room
+
+
+def at_device(function: Callable[..., T], device: Device, *arguments: Any) -> T:
+    """Return ``function(device, *arguments)``, called on the machine that a device is on.
+
+    Args:
+        function: a function of a module. On a node it gets the device as the node addresses it; arguments and result are
+            pickled.
+        device: the device.
+        arguments: further arguments.
+
+    Raises:
+        DeviceError: the node does not answer; and the errors of the function.
+    """
+    if not device.where.node:
+        return function(device, *arguments)
+    return connected().call(device.where.node, functools.partial(function, local(device), *arguments), _TAKES_S)
+
+
+def there(function: Callable[..., T], form: Format, program: Any, device: Device, *arguments: Any) -> T:
+    """Return ``function(program, device, *arguments)``, called in a process of the machine that a device is on.
+
+    Args:
+        function: a function of a module. On a node it gets a copy of the program, and the device as the node addresses it;
+            arguments and result are pickled.
+        form: format of the program.
+        program: a program as runtimes compile it. Nodes that have its weights are not sent them again.
+        device: the device.
+        arguments: further arguments.
+
+    Raises:
+        DeviceError: the node does not answer, cannot read the program, or has no room for it; and the errors of the function.
+    """
+    if not device.where.node:
+        return function(program, device, *arguments)
+    nodes, name = connected(), device.where.node
+    package, pieces = pack_program(form, program)
+    job = functools.partial(_called, function, package, local(device), arguments)
+    for _ in range(_TRIES):
+        found, missing = nodes.call(name, job, _TAKES_S)
+        if not missing:
+            return cast("T", found)
+        nodes.call(name, functools.partial(_keep, {piece: pieces[piece] for piece in missing}), _TAKES_S)
+    raise DeviceError(f"The node '{name}' has no room for the weights of the model.")
+
+
+def _called(
+    function: Callable[..., T], package: Package, device: Device, arguments: tuple[Any, ...]
+) -> tuple[T | None, list[str]]:
+    """Call a function with a program, and return its result; or the pieces of weights that this machine lacks."""
+    store = WeightStore.of_user()
+    pieces = store.get(package.pieces)
+    if pieces is None:
+        return None, store.missing(package.pieces)
+    return function(package.program(pieces), device, *arguments), []
+
+
+def _keep(pieces: Mapping[str, bytes]) -> None:
+    WeightStore.of_user().put(pieces)

@@ -1,0 +1,146 @@
+"""Segments as files and back, in each format: OpenVINO IR, ONNX, and the graph and weights of a PyTorch module."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from placeit.backends.base import Format
+from placeit.backends.onnx_external import OnnxFile
+from placeit.backends.openvino.ir import write_ir
+from placeit.core.errors import DeviceError, ModelError
+from placeit.core.files import temporary_folder
+from placeit.devices.openvino import explaining, openvino_core
+
+__all__ = ["Encoded", "Names", "Part", "decode", "encode"]
+
+_LEAST = 1 << 12
+"""Bytes of the smallest weight that is a separate piece."""
+_DATA = re.compile(r'<data\b[^>]*\boffset="(\d+)"[^>]*\bsize="(\d+)"')
+
+Names = tuple[tuple[str, ...], tuple[str, ...]]
+"""Names of inputs and of outputs, in the order of the segment."""
+
+
+class Part(NamedTuple):
+    """A part of a file.
+
+    Attributes:
+        data: its bytes; empty if they are a piece.
+        piece: SHA-256 of a piece of weights; empty if the bytes are in ``data``.
+    """
+
+    data: bytes = b""
+    piece: str = ""
+
+
+class Encoded(NamedTuple):
+    """A segment as files.
+
+    Attributes:
+        files: the parts of each file.
+        pieces: pieces of weights, by SHA-256.
+        names: names of inputs and outputs, if its runtime finds them by name; None if it finds them by their order.
+        variables: names of the variables that hold its state.
+    """
+
+    files: tuple[tuple[Part, ...], ...]
+    pieces: dict[str, bytes]
+    names: Names | None = None
+    variables: tuple[str, ...] = ()
+
+
+def encode(form: Format, program: Any) -> Encoded:
+    """Return a segment, as :meth:`placeit.backends.base.Model.segment` makes it, as files.
+
+    Raises:
+        DeviceError: it is too large for its format.
+        FileError: there is no room for temporary files.
+    """
+    match form:
+        case "openvino":
+            return _from_openvino(program)
+        case "onnx":
+            return _from_onnx(program)
+        case "torch":
+            return _from_torch(program)
+
+
+def decode(form: Format, files: Sequence[bytes], names: Names | None, keys: Sequence[str]) -> Any:
+    """Return a segment as a runtime compiles it.
+
+    Args:
+        form: its format.
+        files: its files.
+        names: as in :class:`Encoded`.
+        keys: for each file the SHA-256 of the only piece that it is made of; empty for files of several parts.
+
+    Raises:
+        DeviceError: the runtime of this process does not read it.
+    """
+    match form:
+        case "openvino":
+            with explaining("OpenVINO cannot read it"):
+                return openvino_core().read_model(files[0], files[1])
+        case "onnx":
+            import onnx
+
+            return onnx.ModelProto.FromString(files[0]) if names is None else OnnxFile(files[0], *names)
+        case "torch":
+            from placeit.backends.torch.portable import from_files
+
+            return from_files(files, keys)
+
+
+def _from_openvino(model: Any) -> Encoded:
+    # names of OpenVINO's states lack this suffix
+    variables = tuple(variable.info.variable_id.partition("/id=")[0] for variable in model.get_variables())
+    with temporary_folder() as folder:
+        write_ir(model, folder / "segment.xml")
+        text, data = (folder / "segment.xml").read_bytes(), (folder / "segment.bin").read_bytes()
+    weights = [(int(match[1]), int(match[1]) + int(match[2])) for match in _DATA.finditer(text.decode())]
+    pieces: dict[str, bytes] = {}
+    return Encoded(((Part(text),), _divided(data, weights, pieces)), pieces, variables=variables)
+
+
+def _from_onnx(program: Any) -> Encoded:
+    from placeit.backends.bundle.programs import self_contained
+
+    try:
+        proto, names = self_contained(program, "A model")
+    except ModelError as error:
+        raise DeviceError(str(error)) from error
+    data, weights, at = proto.SerializeToString(), [], 0
+    for tensor in proto.graph.initializer:
+        if len(tensor.raw_data) >= _LEAST and (found := data.find(tensor.raw_data, at)) >= 0:
+            at = found + len(tensor.raw_data)
+            weights.append((found, at))
+    pieces: dict[str, bytes] = {}
+    return Encoded((_divided(data, weights, pieces),), pieces, names if isinstance(program, OnnxFile) else None)
+
+
+def _from_torch(module: Any) -> Encoded:
+    from placeit.backends.torch.portable import to_files
+
+    pieces: dict[str, bytes] = {}
+    graph, *weights = to_files(module)
+    files = ((Part(graph),), *(_divided(data, [(0, len(data))], pieces) for data in weights))
+    return Encoded(files, pieces)
+
+
+def _divided(data: bytes, weights: Sequence[tuple[int, int]], pieces: dict[str, bytes]) -> tuple[Part, ...]:
+    """Divide a file into pieces, which are added to ``pieces``, and the rest, of which there is little."""
+    cuts = {0, len(data), *(end for one in weights if one[1] - one[0] >= _LEAST for end in one)}
+    parts = []
+    for begin, end in itertools.pairwise(sorted(cut for cut in cuts if cut <= len(data))):
+        part = data[begin:end]
+        if len(part) < _LEAST:
+            parts.append(Part(part))
+        else:
+            name = hashlib.sha256(part).hexdigest()
+            pieces[name] = part
+            parts.append(Part(piece=name))
+    return tuple(parts)
