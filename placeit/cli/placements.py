@@ -57,7 +57,7 @@ def read_placement(path: Path, graph: OpGraph) -> Placement:
 
     placement = Placement.load(path)
     with naming(path):
-        placement.for_ops(graph.names, placement.device_names, graph.hash)
+        placement.for_ops(graph.names, placement.device_names, graph.structure, graph.hash)
     return placement
 
 

@@ -80,6 +80,10 @@ def topological_order(edges: NDArray[np.int32], nodes: int) -> NDArray[np.int32]
     return np.array(order, np.int32) if len(order) == nodes else None
 
 
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("".join(map(repr, parts)).encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True, eq=False)
 class OpGraph:
     """An immutable task graph with ``V`` ops in topological order, ``T`` tensors and ``E`` edges.
@@ -149,21 +153,20 @@ class OpGraph:
     @cached_property
     def hash(self) -> str:
         """Identity of the graph: names, kinds, shapes, edges and the ops' computations, without the values of weights."""
-        digest = hashlib.sha256()
-        for part in (
+        return _digest(self.structure, self.tensor_shapes, self.param_bytes.tolist(), self.content)
+
+    @cached_property
+    def structure(self) -> str:
+        """Identity of the graph at any sizes, as placements keep it: names, kinds, types of tensors, and edges."""
+        return _digest(
             self.names,
             self.kinds,
             self.tensor_op.tolist(),
             self.tensor_port.tolist(),
-            self.tensor_shapes,
             self.tensor_dtypes,
             self.edges.tolist(),
             self.edge_tensor.tolist(),
-            self.param_bytes.tolist(),
-            self.content,
-        ):
-            digest.update(repr(part).encode())
-        return digest.hexdigest()[:16]
+        )
 
     def verify(self) -> OpGraph:
         """Check every rule of a task graph and return the graph.

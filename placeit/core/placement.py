@@ -51,7 +51,8 @@ class Placement:
         op_names: the ops.
         devices: ``int32[V]``, index into ``device_names`` for each op.
         device_names: the devices that could have been used.
-        graph_hash: identity of the task graph that the ops belong to.
+        graph_hash: identity of the task graph that the ops belong to: :attr:`placeit.core.graph.OpGraph.structure`, which fits
+            the graph at all sizes, or :attr:`~placeit.core.graph.OpGraph.hash`. If it is empty, the names of the ops decide.
         segments: ``int32[V]``, the segment of each op, in an order in which they can run; None to plan them anew.
         replicas: further placements of the same ops on other devices, each of which also serves whole requests; a replica has
             no replicas.
@@ -150,15 +151,20 @@ class Placement:
         number = dict(zip(self.op_names, self.segments.tolist(), strict=True))
         return np.array([number[name] for name in op_names], np.int32)
 
-    def for_ops(self, op_names: Sequence[str], device_names: Sequence[str], graph_hash: str) -> NDArray[np.int32]:
+    def for_ops(self, op_names: Sequence[str], device_names: Sequence[str], *identities: str) -> NDArray[np.int32]:
         """Return the device number of each given op, with ops and devices matched by name, ``int32[V]``.
+
+        Args:
+            op_names: the ops.
+            device_names: the devices.
+            *identities: identities of the ops' graph, of which the placement has to have one; empty ones fit all.
 
         Raises:
             PlacementError: the placement belongs to another graph, does not cover it, or uses an unknown device.
         """
-        if self.graph_hash and graph_hash and self.graph_hash != graph_hash:
+        if self.graph_hash and all(identities) and self.graph_hash not in identities:
             raise PlacementError(
-                f"The placement belongs to another model: its graph is {self.graph_hash}, this model's is {graph_hash}."
+                f"The placement belongs to another model: its graph is {self.graph_hash}, this model's is {identities[0]}."
             )
         mine: Mapping[str, str] = self.as_dict()
         missing = [name for name in op_names if name not in mine]

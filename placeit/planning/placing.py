@@ -87,7 +87,7 @@ class Placing:
             PlacementError: the placement does not fit the model or the devices, or separates ops that need one device.
         """
         graph = self.grouping.graph
-        parts = placement.for_ops(graph.names, self.devices, graph.hash)
+        parts = placement.for_ops(graph.names, self.devices, graph.structure, graph.hash)
         if by_segments and (segments := placement.segments_for(graph.names)) is not None:
             parts = segments
         return replace(self, grouping=divided(self.grouping, parts, self.together))
@@ -107,7 +107,7 @@ class Placing:
                 ops of one group, or has an op on another device than it is pinned to.
         """
         grouping, graph = self.grouping, self.grouping.graph
-        devices = placement.for_ops(graph.names, self.devices, graph.hash)
+        devices = placement.for_ops(graph.names, self.devices, graph.structure, graph.hash)
         first = np.full(len(grouping.groups), -1, np.int32)
         for v, (group, device) in enumerate(zip(grouping.group_of.tolist(), devices.tolist(), strict=True)):
             if first[group] < 0:
@@ -141,4 +141,6 @@ class Placing:
         """Return the placement of ops, given each group's device, ``int32[G]``; with a plan, its segments are added."""
         group_of, graph = self.grouping.group_of, self.grouping.graph
         devices = np.asarray(groups, np.int32)[group_of]
-        return Placement(graph.names, devices, self.devices, graph.hash, None if plan is None else plan.segment_of[group_of])
+        return Placement(
+            graph.names, devices, self.devices, graph.structure, None if plan is None else plan.segment_of[group_of]
+        )

@@ -129,6 +129,21 @@ def test_the_graph_has_the_typical_sizes(tmp_path: Path) -> None:
     assert longer.outputs[0].shape == (1, 64, 8)
 
 
+@pytest.mark.parametrize("device", ["CPU", "ort:CPU"])
+def test_a_placement_fits_every_range_of_sizes(device: str, tmp_path: Path) -> None:
+    path, core = onnx_attention(tmp_path), TWO[0].removeprefix("CPU")
+    with Session(path, device + core, inputs=Inputs(shapes=OPEN), cache=None) as session:
+        divided(session, 2).save(tmp_path / "placement.json")
+    placement = Placement.load(tmp_path / "placement.json")
+    longer = Inputs(shapes={"ids": ("1..2", "2..100@80"), "mask": ("1..2", "2..100@80")})
+    with Session(path, device + core, inputs=longer, cache=None) as session:
+        assert len(session.model.graph) == len(placement)
+        session.divide(placement, by_segments=True)
+        with session.executor(session.plan_of(placement)) as executor:
+            inputs = values(100)
+            assert_close(executor.run(inputs), at_one_size(path, inputs))
+
+
 def test_what_is_measured_on_gives_the_typical_size_if_nothing_else_does(tmp_path: Path) -> None:
     path, shapes = attention(tmp_path), {"ids": (3, 24), "mask": (3, 24)}
     free = load(path, input_shapes=dict.fromkeys(OPEN, ("1..4", "1..64")), sample_shapes=shapes)

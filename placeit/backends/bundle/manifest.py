@@ -291,7 +291,7 @@ def _manifest(data: Mapping[str, Any], files: BundleFiles) -> Manifest:
         if form not in ("openvino", "onnx"):
             raise ValueError(f"'{form}' is no format of segments")
     placement = Placement.from_dict(found.placement, str(files.path))
-    placement.for_ops(graph.names, [device.name for device in found.devices], graph.hash)
+    placement.for_ops(graph.names, [device.name for device in found.devices], graph.structure, graph.hash)
     if any(one.segments is None for one in placement.every):
         raise ValueError("the placement has no segments")
     if found.seconds is not None:

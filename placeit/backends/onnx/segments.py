@@ -84,7 +84,7 @@ def for_onnxruntime(model: OpenVinoModel, cluster: Cluster, graph: str = "") -> 
     joined = with_onnx(model)
     if joined.parts.covers or any("onnx" not in kind_of(device).formats for device in cluster.devices):
         return joined
-    if len(cluster) == 1 and graph in ("", model.graph.hash):
+    if len(cluster) == 1 and graph in ("", model.graph.structure, model.graph.hash):
         return replace(joined.whole_file("onnx"), together=(model.graph.names,))
     if model.has_open_sizes:  # the file's own graph is for one size
         return joined
