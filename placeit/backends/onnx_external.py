@@ -54,12 +54,37 @@ def read_proto(path: Path) -> onnx.ModelProto:
         if Path(_said(tensor).get("location", "/")).is_absolute():
             raise ValueError(f"the weight '{tensor.name}' is in no file beside {path.name}")
         tensor.data_location = onnx.TensorProto.DEFAULT
-    folder = os.path.realpath(path.parent)
+    folder = _without_links(model.graph, os.path.realpath(path.parent))
     load_external_data_for_model(model, folder)
     for tensor in large:
         tensor.data_location = onnx.TensorProto.EXTERNAL
     note_folder(model, folder)
     return model
+
+
+def _without_links(graph: onnx.GraphProto, folder: str) -> str:
+    """Let a graph name the files that links to weights lead to, since readers refuse links; return the folder of the files."""
+    tensors = [tensor for tensor in _tensors(graph) if "location" in _said(tensor)]
+    real = {name: os.path.realpath(Path(folder, name)) for name in {_said(tensor)["location"] for tensor in tensors}}
+    outside = any(Path(name).is_absolute() or ".." in Path(name).parts for name in real)  # refused by whatever reads them
+    if outside or all(file == str(Path(folder, name)) for name, file in real.items()):
+        return folder
+    common = os.path.commonpath([str(Path(file).parent) for file in real.values()])
+    for tensor in tensors:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = os.path.relpath(real[entry.value], common)
+    return common
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield the constants of a graph and of the bodies of its nodes."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for body in (attribute.g, *attribute.graphs):
+                yield from _tensors(body)
 
 
 def note_folder(model: onnx.ModelProto, folder: str | None) -> None:

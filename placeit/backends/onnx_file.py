@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -157,8 +158,12 @@ def external_files(path: Path) -> list[Path]:
     return [path.parent / name for name in names if name and "\0" not in name]
 
 
-def check_external_files(path: Path) -> None:
+def check_external_files(path: Path, *, trust: bool = False) -> None:
     """Check that the external weight files of an ONNX file exist, in allowed places.
+
+    Args:
+        path: the ONNX file.
+        trust: whether links may lead to other folders of the cache of Hugging Face that the file is in.
 
     Raises:
         FileError: such a file cannot be read.
@@ -178,12 +183,26 @@ def check_external_files(path: Path) -> None:
         if Path(os.path.relpath(file, path.parent)).parts[0] == "..":
             raise ModelError(f"{path} keeps weights in {file}, outside of its folder; weights are read from that folder only.")
         folder, real = Path(os.path.realpath(path.parent)), Path(os.path.realpath(file))
-        if not real.is_relative_to(folder):
+        if real.is_relative_to(folder):
+            continue
+        what = f"{path} keeps weights in {file}, which is a link to {real}"
+        if not any(real.is_relative_to(blobs) for blobs in _hub_blobs(folder)):
+            copy = Path("copy", os.path.relpath(file, path.parent))
+            steps = ("mkdir", "-p", copy.parent), ("cp", "-L", path, "copy/"), ("cp", "-L", file, copy)
             raise ModelError(
-                f"{path} keeps weights in {file}, which is a link to {real}, as in the cache of Hugging Face. Weights are not "
-                "read from outside of a model's folder, since a model could name any file. Copy both without links and give "
-                f"placeit the copy: mkdir copy && cp -L {path} {file} copy/ (or download by 'hf download --local-dir DIR')."
+                f"{what}. Weights are not read from outside of a model's folder, since a link may lead to any file. Copy both "
+                f"without links, and give placeit the copy: `{' && '.join(shlex.join(map(str, step)) for step in steps)}`."
             )
+        if not trust:
+            raise ModelError(
+                f"{what}, as in the cache of Hugging Face. Links out of a folder are followed only for authors whom you "
+                "trust, and only inside of that cache: add --trust (trust=True in Python)."
+            )
+
+
+def _hub_blobs(folder: Path) -> Iterator[Path]:
+    """Yield where the cache of Hugging Face has the files that a model's folder, ``snapshots/REVISION/...``, links to."""
+    return (parent.parent / "blobs" for parent in folder.parents if parent.name == "snapshots")
 
 
 def unusual_parts(path: Path) -> bool:

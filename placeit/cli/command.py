@@ -42,7 +42,7 @@ BROKEN_PIPE = 141
 """Exit code if the reader of standard output goes away: 128 + SIGPIPE."""
 
 _LONGEST = 1500
-"""Most characters of an error message."""
+"""Most characters of an error message, without commands to copy."""
 
 
 class Command(TyperCommand):
@@ -149,8 +149,15 @@ class _Reporting:
 
 
 def _shortened(message: str) -> str:
-    """Leave out the middle of a message that is too long to read, such as one with a name of thousands of characters."""
-    return message if len(message) <= _LONGEST else f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 3 :]}"
+    """Leave out the middle of texts that are too long to read, such as one with a name of thousands of characters.
+
+    Commands between backticks stay whole, since users copy them.
+    """
+    parts = re.split("(`[^`]+`)", message)
+    return "".join(
+        part if part.startswith("`") or len(part) <= _LONGEST else f"{part[: _LONGEST // 2]} ... {part[-_LONGEST // 3 :]}"
+        for part in parts
+    )
 
 
 def _explain(error: BaseException) -> tuple[str, int]:

@@ -95,7 +95,11 @@ StateOption = Annotated[
     ),
 ]
 TrustOption = Annotated[
-    bool, typer.Option("--trust", help="Load a .pt2 file even if it could execute code; for files from authors you trust.")
+    bool,
+    typer.Option(
+        "--trust",
+        help="For authors you trust: load a .pt2 file that could execute code; follow links to an ONNX file's weights.",
+    ),
 ]
 GroupsOption = Annotated[
     int,
@@ -142,7 +146,7 @@ class ModelOptions:
         """Read the model."""
         from placeit.backends import load
 
-        trusting = {"trust": True} if self.trust and self.model.suffix.lower() == ".pt2" else {}  # other formats run no code
+        trusting = {"trust": True} if self.trust and self.model.suffix.lower() in (".onnx", ".pt2") else {}
         shapes, samples, state = parse_shapes(self.input_shape), self.sample_shapes(), parse_state(self.state)
         return load(self.model, input_shapes=shapes, batch=self.batch, sample_shapes=samples, state=state, **trusting)
 

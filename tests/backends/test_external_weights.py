@@ -127,6 +127,49 @@ def test_an_error_says_where_there_is_no_room_for_them(tmp_path: Path, monkeypat
         load(path)
 
 
+def in_hub_cache(folder: Path, **options: bool) -> Path:
+    """Save a model as the cache of Hugging Face has it: its files are links to files that are called by their digests."""
+    raw, cache = folder / "raw", folder / "models--acme--net"
+    raw.mkdir(parents=True)
+    saved(raw, **options)
+    (cache / "blobs").mkdir(parents=True)
+    for number, file in enumerate(sorted(path for path in raw.rglob("*") if path.is_file())):
+        link = cache / "snapshots" / "rev" / "onnx" / file.relative_to(raw)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(file.rename(cache / "blobs" / f"sha{number}"), link.parent))
+    return cache / "snapshots" / "rev" / "onnx" / "model.onnx"
+
+
+@pytest.mark.parametrize("options", [{}, {"function": True}])
+def test_links_inside_the_cache_of_hugging_face_are_followed_on_trust(options: dict[str, bool], tmp_path: Path) -> None:
+    path, core = in_hub_cache(tmp_path, **options), allowed_cores()[0]
+    with pytest.raises(
+        ModelError, match=r"all\.data, which is a link to .*blobs/sha1, as in the cache of Hugging Face.*--trust "
+    ):
+        load(path)
+    model, value = load(path, trust=True), expected(saved(tmp_path))
+    for devices in ([f"CPU@{core}"], [f"ort:CPU@{core}"], [f"ort:CPU@{core}", f"CPU@{allowed_cores()[-1]}"]):
+        with Session(model, devices, cache=None) as session:
+            np.testing.assert_allclose(ran(session, [0, 1] if len(devices) == 2 else None), value, rtol=1e-4, atol=1e-5)
+    foreign = load(in_hub_cache(tmp_path / "foreign", foreign=True), trust=True)
+    assert isinstance(foreign, OnnxFileModel)
+    (found,) = foreign.reference(None, "f32")(X).values()
+    np.testing.assert_allclose(found, value / np.linalg.norm(value), rtol=1e-4, atol=1e-5)
+
+
+def test_links_out_of_that_cache_are_not_followed(tmp_path: Path) -> None:
+    path, secret = in_hub_cache(tmp_path), tmp_path / "secret"
+    data = path.parent / "weights" / "all.data"
+    data.resolve().rename(secret)
+    data.unlink()
+    data.symlink_to(secret)
+    with pytest.raises(
+        ModelError,
+        match=f"link to {secret}.* `mkdir -p copy/weights && cp -L {path} copy/ && cp -L {data} copy/weights/all.data`",
+    ):
+        load(path, trust=True)
+
+
 def _absolute(entry: onnx.StringStringEntryProto, folder: Path) -> None:
     entry.value = str(folder / entry.value)
 

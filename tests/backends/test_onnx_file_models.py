@@ -322,7 +322,7 @@ def test_an_input_that_is_no_tensor_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_open_sizes_of_such_a_model_are_asked_for_with_a_suggestion(tmp_path: Path) -> None:
     path = trees(tmp_path / "model.onnx", size="n")
-    with pytest.raises(ModelError, match=r"open shape \[\?,2\].*--input-shape x:1,2 \(or --batch 1\)"):
+    with pytest.raises(ModelError, match=r"open shape \[\?,2\].*--input-shape x:1,2` \(or --batch 1\)"):
         load(path)
     model = load(path, batch=5)
     assert isinstance(model, OnnxFileModel)

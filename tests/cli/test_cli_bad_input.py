@@ -105,6 +105,18 @@ def test_a_name_of_thousands_of_characters_does_not_drown_the_error(cli: Any, ti
     assert len(result.stderr) < 1500
 
 
+def test_options_to_copy_are_not_cut(cli: Any, tmp_path: Path) -> None:
+    count, path = 60, tmp_path / "model.onnx"
+    value = onnx.helper.make_tensor_value_info
+    ends = [value(f"past_key_values.{i}", onnx.TensorProto.FLOAT, ["N", 8]) for i in range(count)]
+    nodes = [onnx.helper.make_node("Sum", [one.name for one in ends], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "g", ends, [value("y", onnx.TensorProto.FLOAT, ["N", 8])])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    options = " ".join(f"--input-shape past_key_values.{i}:1,8" for i in range(count))
+    paragraph(cli("inspect", path), f"`{options}`")
+    assert cli("inspect", path, *options.split()).exit_code == 0
+
+
 @pytest.mark.parametrize("command", PLACED)
 def test_a_placement_that_is_not_there(cli: Any, tiny: Path, command: str) -> None:
     paragraph(cli(*arguments(command, tiny, Path("missing.json"))), "missing.json")

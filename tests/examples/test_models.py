@@ -60,7 +60,7 @@ def test_no_normalisation_or_bias_is_left_at_its_initial_value():
 @pytest.mark.slow
 def test_a_dynamic_export_leaves_the_batch_open(tmp_path):
     path = export_model("resnet50", tmp_path / "resnet50.onnx", dynamic=True)
-    with pytest.raises(ModelError, match=r"--input-shape image:1,3,224,224 \(or --batch 1\)"):
+    with pytest.raises(ModelError, match=r"--input-shape image:1,3,224,224` \(or --batch 1\)"):
         load(path)
     assert load(path, batch=3).inputs[0].shape == (3, 3, 224, 224)
 

@@ -46,6 +46,7 @@ def load(
     batch: int | None = None,
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
     state: StateOption = None,
+    trust: bool = False,
 ) -> Model:
     """Read an ONNX file by OpenVINO or, if OpenVINO cannot read or compile it, by ONNX Runtime, for its devices only.
 
@@ -55,6 +56,7 @@ def load(
         batch: the first size of every input, if the file leaves it open.
         sample_shapes: shapes of the inputs that the model is to run on, by name; used for sizes that are open otherwise.
         state: outputs that become the state of inputs; see :func:`placeit.backends.openvino.reader.load`.
+        trust: whether to follow links of the file's external weights inside of the cache of Hugging Face that it is in.
 
     Raises:
         UsageError: a sample does not fit an input with open sizes.
@@ -62,7 +64,7 @@ def load(
         ModelError: the file holds no model, a damaged one, or one that neither runtime can read; or a size is left open.
     """
     path, sizes = Path(path), Sizes.of(input_shapes, batch, sample_shapes)
-    check_readable(path)
+    check_readable(path, trust=trust)
     try:
         model = read(path, sizes, state)
         if model.states:  # the file has other inputs, and ONNX Runtime keeps no state between runs

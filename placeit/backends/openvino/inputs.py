@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -225,7 +226,8 @@ def with_suggestion(
 
 
 def _options(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return " ".join(f"--input-shape {name}:{','.join(map(str, sizes))}" for name, sizes in shapes.items())
+    options = (("--input-shape", f"{name}:{','.join(map(str, sizes))}") for name, sizes in shapes.items())
+    return f"`{' '.join(map(shlex.join, options))}`"
 
 
 def _filled(shape: Any, image: int, other: int) -> tuple[int, ...]:

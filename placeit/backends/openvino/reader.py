@@ -16,6 +16,7 @@ from placeit.backends.onnx_file import (
     check_external_files,
     check_inputs,
     check_nodes,
+    external_files,
     find_ops,
     node_names,
     read_plain,
@@ -172,8 +173,11 @@ class _FromFile:
     keep: Callable[[str], bool]
 
 
-def check_readable(path: Path) -> None:
-    """Raise FileError or ModelError if a file cannot be read, or is not a model by its first bytes or its other files."""
+def check_readable(path: Path, *, trust: bool = False) -> None:
+    """Raise FileError or ModelError if a file cannot be read, or is not a model by its first bytes or its other files.
+
+    ``trust`` is passed to :func:`placeit.backends.onnx_file.check_external_files`.
+    """
     for file in (path, path.with_suffix(".bin")) if path.suffix.lower() == ".xml" else (path,):
         weights = f", the weights of {path}" if file != path else ""
         check_regular(file)
@@ -188,7 +192,7 @@ def check_readable(path: Path) -> None:
             # the converter would unpickle it
             raise ModelError(f"{file} is a zip archive, as PyTorch writes them, and not a model to read: export it to ONNX.")
     if path.suffix.lower() == ".onnx":
-        check_external_files(path)
+        check_external_files(path, trust=trust)
         check_inputs(path)
 
 
@@ -225,13 +229,14 @@ _OP = re.compile(
 def _useful_line(message: str) -> str:
     """Return the line with the cause from a message of nested C++ checks, and name its op."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
+    unknown = next((line for line in lines if line.startswith(f"-- {NO_RULE}")), None)
+    if unknown is not None:  # the first error may be about a Constant that only the unknown op can read
+        return f"{UNKNOWN_OPS}{unknown.removeprefix(f'-- {NO_RULE} for operations:').strip().rstrip('.')}."
     best = next((line for line in lines if not _NOISE.match(line)), lines[-1] if lines else "OpenVINO does not say why")
     if best.startswith("Unable to read the model"):
         best = "OpenVINO does not recognise it as a model"
     elif "codec can't decode" in best:
         best = "a name in it is not UTF-8 text"
-    elif best.startswith(f"-- {NO_RULE}"):
-        best = UNKNOWN_OPS + best.removeprefix(f"-- {NO_RULE} for operations:").strip()
     op = _OP.search(message)
     where = f"op '{op['name'] or op['called']}' ({op['kind'] or op['type']}): " if op else ""
     return where + best.removeprefix("-- ").rstrip(".") + "."
@@ -282,7 +287,8 @@ def _read_onnx(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
     if not front_end.supported(str(path)):
         raise ModelError(f"Cannot read a model from {path}: OpenVINO does not recognise it as an ONNX model.")
     check_nodes(path)
-    with front_end_source(read_plain(path)) if unusual_parts(path) else contextlib.nullcontext(str(path)) as file:
+    indirect = unusual_parts(path) or any(file.is_symlink() for file in external_files(path))
+    with front_end_source(read_plain(path)) if indirect else contextlib.nullcontext(str(path)) as file:
         model, known, wanted, caches = _converted(front_end, front_end.load(file), path, sizes, state)
     _join_twins(model, known)
     _rename_inputs(model, known)
