@@ -54,8 +54,15 @@ _FUNCTIONS = {
     *("IntTrueDiv", "TruncToFloat", "TruncToInt", "RoundToInt", "RoundDecimal", "ToFloat", "Identity"),
     "IsNonOverlappingAndDenseIndicator",
 }
+_GUARD_FUNCTIONS = {"abs", "max", "min", "round"}
+_GUARD_NAMES = {
+    *(f"math.{name}" for name in ("acos", "asin", "atan", "cos", "cosh", "sin", "sinh", "tan", "tanh", "log2")),
+    *("math.ceil", "math.floor", "math.trunc", "math.inf", "math.nan", "math.isnan", "torch.sym_float", "torch._sym_sqrt"),
+}
+"""Functions and constants of Python and PyTorch in guards, as ``torch.utils._sympy.printers.PythonPrinter`` writes them."""
 _CONSTANTS = {"True", "False", "oo", "int_oo", "zoo", "nan", "positive", "integer", "real", "nonnegative"}
 _SYMBOL = re.compile(r"[a-z]+_?\d+")
+_NUMERAL = re.compile(r"-?\d{1,40}(\.\d{1,40})?(e[+-]?\d{1,3})?")
 _ARITHMETIC = (
     *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.Call, ast.Constant, ast.Name, ast.Load, ast.keyword),
     *(ast.operator, ast.unaryop, ast.cmpop, ast.boolop),
@@ -177,18 +184,24 @@ def _check_expression(text: str, *, guard: bool) -> None:
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise UntrustedError(f"{what} is not a valid expression") from error
     allowed = (*_ARITHMETIC, ast.Subscript, ast.Attribute) if guard else _ARITHMETIC
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    quoted = {
-        id(node.args[0])
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Symbol" and node.args
-    }
-    if guard:  # L['x'].size()[0] <= 64
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    called = {id(node.func) for node in calls}
+    first = {id(node.args[0]): node.func.id for node in calls if isinstance(node.func, ast.Name) and node.args}
+    quoted = {argument for argument, function in first.items() if function == "Symbol"}
+    numerals = {argument for argument, function in first.items() if function == "Float"}  # Float('0.5', precision=53)
+    library: set[int] = set()
+    if guard:  # L['x'].size()[0] <= 64 * math.trunc(torch.sym_float(L['y'].size()[0]))
         quoted |= {id(node.slice) for node in ast.walk(tree) if isinstance(node, ast.Subscript)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                library |= {id(node), id(node.value)} if f"{node.value.id}.{node.attr}" in _GUARD_NAMES else set()
     for node in ast.walk(tree):
         ok = isinstance(node, allowed)
+        if id(node) in library:
+            continue
         if isinstance(node, ast.Name):
-            known = _FUNCTIONS if id(node) in called else _CONSTANTS | ({"L"} if guard else set())
+            known = _FUNCTIONS | (_GUARD_FUNCTIONS if guard else set())
+            known = known if id(node) in called else _CONSTANTS | ({"L"} if guard else set())
             ok = node.id in known or (id(node) not in called and _SYMBOL.fullmatch(node.id) is not None)
         elif isinstance(node, ast.Attribute):
             ok = guard and node.attr in ("size", "stride", "storage_offset", "ndim", "shape", "dtype")
@@ -196,6 +209,7 @@ def _check_expression(text: str, *, guard: bool) -> None:
             ok = isinstance(node.func, ast.Name) or (guard and isinstance(node.func, ast.Attribute))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             ok = id(node) in quoted and node.value.isidentifier() and "__" not in node.value
+            ok = ok or (id(node) in numerals and _NUMERAL.fullmatch(node.value) is not None)
         elif isinstance(node, ast.Constant):
             ok = isinstance(node.value, int | float | bool) and abs(node.value) < 2**64
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift):
