@@ -47,6 +47,7 @@ def devices(
     them. Each OpenVINO device runs one op first; if it cannot, the list says why.
     """
     from placeit.devices.discovery import other_names
+    from placeit.devices.kinds import unusable_runtimes
     from placeit.devices.nvml import sample_gpus
 
     named = reach_nodes(devices, ray_address)
@@ -61,6 +62,7 @@ def devices(
         else:
             listed, cluster = _named(named)
             also = {device.name: [] for device in listed}
+        unusable = unusable_runtimes()
         samples = {sample.gpu: sample for sample in sample_gpus()}
         load = {d.name: samples.get(d.address.hardware) for d in listed if d.address is not None and not d.address.node}
         known = {} if cluster is None else dict(cluster.links)
@@ -95,6 +97,9 @@ def devices(
             if device.unusable:
                 console.print()
                 text.paragraph(console, f"{device.name} cannot be used: {device.unusable}")
+        for runtime, why in unusable.items():
+            console.print()
+            text.paragraph(console, f"{runtime} cannot be used: {why}.")
         loads = [_load_row(name, sample) for name, sample in load.items() if sample is not None]
         if loads:
             console.print()
@@ -106,7 +111,7 @@ def devices(
     from placeit.core.cluster import links_to_list
 
     listing = [_device(device) | {"also": also[device.name], "load": _load(load.get(device.name))} for device in listed]
-    return Output({"devices": listing, "links": links_to_list(known)}, show)
+    return Output({"devices": listing, "links": links_to_list(known), "unusable_runtimes": unusable}, show)
 
 
 def _found() -> tuple[tuple[Device, ...], Cluster | None]:

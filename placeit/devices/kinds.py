@@ -28,6 +28,7 @@ __all__ = [
     "kinds",
     "load_kind",
     "plugin_kinds",
+    "unusable_runtimes",
 ]
 
 GROUP = "placeit.device_kinds"
@@ -78,8 +79,12 @@ class Kind:
         return ""
 
     def installed(self) -> bool:
-        """Return whether its runtime is installed, without importing it."""
+        """Return whether its runtime is installed, and can be imported, without importing it."""
         return True
+
+    def unusable(self) -> str:
+        """Return why its runtime is installed and cannot be used; empty if it can be, or is not installed."""
+        return ""
 
     def driver(self, device: Device) -> str:
         """Return the runtime with its version, for ``Device.driver``. Raises DeviceError if it is not installed.
@@ -141,6 +146,11 @@ def kinds() -> Iterator[tuple[str, Kind]]:
         kind = load_kind(name)
         if kind is not None:
             yield name, kind
+
+
+def unusable_runtimes() -> dict[str, str]:
+    """Return why runtimes that are installed cannot be used, by the name of the runtime."""
+    return {kind.label: why for _, kind in kinds() if (why := kind.unusable())}
 
 
 def load_kind(name: str) -> Kind | None:

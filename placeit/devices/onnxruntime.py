@@ -11,24 +11,35 @@ from typing import Any
 from placeit.core.errors import DeviceError, first_line
 from placeit.core.extras import install, installed
 from placeit.core.telemetry import import_onnxruntime
+from placeit.devices.first_import import import_failure, known_failure
 
-__all__ = ["explaining", "has_onnxruntime", "onnxruntime", "ort_failures", "ort_reason"]
+__all__ = ["explaining", "has_onnxruntime", "onnxruntime", "onnxruntime_failure", "ort_failures", "ort_reason"]
+
+_PACKAGE = "onnxruntime"
+_OTHERS = "choose devices that OpenVINO drives"
 
 
 def onnxruntime() -> Any:
     """Import ONNX Runtime, without its telemetry. Raises DeviceError, saying how to install it."""
+    if why := known_failure(_PACKAGE):
+        raise DeviceError(f"ONNX Runtime cannot be used: {why}. Install another version of it, or {_OTHERS}.")
     try:
         return import_onnxruntime()
     except ImportError as error:
         raise DeviceError(
             f"ONNX Runtime cannot be imported ({error}): install it with `{install('ort')}`, or for NVIDIA GPUs with "
-            "`pip install onnxruntime-gpu`, or choose devices that OpenVINO drives."
+            f"`pip install onnxruntime-gpu`, or {_OTHERS}."
         ) from error
 
 
 def has_onnxruntime() -> bool:
-    """Return whether ONNX Runtime is installed, with the package that reads its files, without importing them."""
-    return all(map(installed, ("onnxruntime", "onnx")))
+    """Return whether ONNX Runtime, with the package that reads its files, is installed and can be imported."""
+    return all(map(installed, (_PACKAGE, "onnx"))) and not onnxruntime_failure()
+
+
+def onnxruntime_failure() -> str:
+    """Return why ONNX Runtime is installed and cannot be imported; empty if it can be, or is not installed."""
+    return import_failure(_PACKAGE, import_onnxruntime.__name__) if installed(_PACKAGE) else ""
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from placeit.core.errors import DeviceError, ModelError, NoRoomError
 from placeit.core.extras import install
 from placeit.core.sizes import SizeRange
 from placeit.devices.kinds import kind_of
-from placeit.devices.onnxruntime import has_onnxruntime
+from placeit.devices.onnxruntime import has_onnxruntime, onnxruntime_failure
 from placeit.devices.openvino import explaining, supported_nodes
 
 __all__ = ["OpenVinoOnnxModel", "load"]
@@ -76,6 +76,7 @@ def load(
             raise
         if not has_onnxruntime():
             hint = f" ONNX Runtime may be able to run it: install it with `{install('ort')}`, and give -d ort:CPU."
+            hint = f" ONNX Runtime cannot be used: {why}." if (why := onnxruntime_failure()) else hint
             raise ModelError(f"{error}{hint if UNKNOWN_OPS in str(error) else ''}") from error.__cause__
         from placeit.backends.onnx.reading import read_onnx
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from placeit.core.cluster import Device
-from placeit.devices.onnxruntime import has_onnxruntime, onnxruntime
+from placeit.devices.onnxruntime import has_onnxruntime, onnxruntime, onnxruntime_failure
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.nodes.elsewhere import at_device
@@ -34,8 +34,12 @@ class _OrtKind(DeviceKind):
     on_nodes = True
 
     def installed(self) -> bool:
-        """Return whether ONNX Runtime is installed, with the package that reads its files."""
+        """Return whether ONNX Runtime is installed, with the package that reads its files, and can be imported."""
         return has_onnxruntime()
+
+    def unusable(self) -> str:
+        """Return why importing ONNX Runtime fails or ends a process; empty if it does not, or is not installed."""
+        return onnxruntime_failure()
 
     def version(self) -> str:
         """Return ONNX Runtime's version. Raises DeviceError if it is not installed."""
