@@ -15,6 +15,7 @@ import pytest
 import placeit
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError
+from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.options import Candidates
 from placeit.planning.segments import Costs, Plan, Segmenter
@@ -123,6 +124,48 @@ def test_a_model_with_an_op_that_a_gpu_does_not_compile_is_optimized(recorded: S
     recorded(GPU_0=replace(GPU, compiling=refusing("Tanh", *NO_KERNEL)))
     with optimized() as found:
         assert found.chosen.placement.as_dict()["bend"] == CORE
+
+
+def combined(*lines: str) -> Callable[[Any], None]:
+    """Refuse segments with one of the branches, and nothing of the other one: profiling compiles none of them."""
+
+    def compiling(model: Any) -> None:
+        kinds = [op.get_type_name() for op in model.get_ordered_ops()]
+        if "Tanh" in kinds and kinds.count("MatMul") == 2 and "Relu" not in kinds:
+            raise RuntimeError(thrown(*(line.format("bend") for line in lines)))
+
+    return compiling
+
+
+def split(session: Session) -> Placement:
+    """Place the branch with the hyperbolic tangent on the GPU, and all else on the core."""
+    graph, group_of = session.model.graph, session.grouping.group_of
+    branch = {int(group_of[graph.index["bend"]])}
+    for _ in graph.names:
+        branch |= {int(group_of[u]) for u, v in graph.edges.tolist() if group_of[v] in branch and graph.kinds[u] == "MatMul"}
+    return session.placement(np.isin(np.arange(len(session.grouping.groups)), [*branch]).astype(np.int32))
+
+
+@pytest.mark.parametrize("lines", [NO_KERNEL, NO_NAME], ids=["named", "not named"])
+def test_a_segment_that_a_gpu_does_not_compile_is_placed_anew_and_the_search_goes_on(
+    recorded: See, caplog: pytest.LogCaptureFixture, lines: tuple[str, ...]
+) -> None:
+    recorded(GPU_0=replace(GPU, compiling=combined(*lines)))
+    with Session(branches(), f"{CORE},GPU.0", cache=None, policy=STEADY) as session:
+        session.profile(budget_s=2.0)
+        start = split(session)
+        with pytest.raises(DeviceError, match=r"for GPU\.0: \[GPU\] ProgramBuilder build failed!.*bend'?"):
+            session.run(start, runs=1)
+        found = session.optimize(budget=4.0, candidates=Candidates(placers=["heft"], start=start))
+        assert found.chosen.failed is None
+        assert "start" in [one.name for one in found.candidates if one.failed is not None]
+        group = session.grouping.members(int(session.grouping.group_of[session.model.graph.index["bend"]]))
+        again = dict.fromkeys(group if lines is NO_KERNEL else start.op_names, CORE)
+        (other,) = (one for one in found.candidates if one.placement.as_dict() == start.as_dict() | again)
+        assert other.failed is None
+    (warned,) = (record.message for record in caplog.records if "placed on" in record.message)
+    assert "bend" in warned
+    assert warned.endswith(f"It is placed on {CORE} only.")
 
 
 def test_an_op_that_no_other_device_supports_is_an_error_that_names_it(recorded: See) -> None:

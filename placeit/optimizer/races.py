@@ -25,6 +25,7 @@ from placeit.optimizer.ledger import COMPILING
 from placeit.optimizer.output_checks import OutputChecks
 from placeit.optimizer.runner import Runner
 from placeit.optimizer.runs import Runs
+from placeit.profiler.support import refuses_ops
 
 __all__ = ["Races", "too_late"]
 
@@ -134,7 +135,8 @@ class Races(Runs):
                         with self.ledger.on(COMPILING):
                             deployed = stack.enter_context(self.deploy(candidate))
                     except FAILURES as error:
-                        if may_wait and isinstance(error, DeviceError | MemoryError):  # there may be room without the others
+                        lacking = isinstance(error, MemoryError | DeviceError) and not refuses_ops(error)
+                        if may_wait and lacking:  # there may be room without the others
                             later.append(candidate)
                         else:
                             self.fail(candidate.name, error)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import FileError, UsageError
+from placeit.core.errors import DeviceError, FileError, UsageError
 from placeit.core.memory_reads import MemoryReads
 from placeit.measuring.budget import needed, rounds_within
 from placeit.measuring.measure import FAILURES
@@ -31,8 +31,9 @@ from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.wholes import in_other_precision, plain_candidates
 from placeit.placers.base import Placer
 from placeit.placers.bound import lower_bound
-from placeit.placers.feasibility import fits
+from placeit.placers.feasibility import fits, repair
 from placeit.planning.segments import Plan
+from placeit.profiler.support import refuses_ops, warn_of_refused
 
 __all__ = ["ROUNDS", "SELECTION_ROUNDS", "Explores", "Proposal", "Search"]
 
@@ -70,6 +71,7 @@ class Search(Races):
         steady = self.objective.steady
         self.segmenter = self.segmenter_of(self.session.costs) if steady else self.session.segmenter
         self.problem = self.segmenter.problem()
+        self._refused = np.zeros(self.problem.compute.shape, bool)  # groups with ops that a device did not compile
         self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> its placer, and why there is no plan
         self.unable: set[str] = set()  # unplanned candidates whose placer cannot place this model with its options
         self.excluded: Excluded | None = None  # why no split can be the answer, if that is known
@@ -112,6 +114,8 @@ class Search(Races):
         """
         try:
             groups = propose()
+            if self._refused[np.arange(len(groups)), groups].any():
+                groups = repair(self.problem, groups)
             known = self.find(groups)
             if known is None:
                 candidate = self.enter_plan(name, placer, self.segmenter.plan(groups), start)
@@ -124,6 +128,21 @@ class Search(Races):
             self.story.tell("no placement", None, f"{name}: {reason_of(error)}")
             if isinstance(error, UsageError | FileError):
                 self.unable.add(name)
+
+    def fail(self, name: str, why: BaseException | str) -> None:
+        """Mark a candidate as failed; if a device did not compile some ops, keep them off it, and enter a candidate without."""
+        super().fail(name, why)
+        one = self.known[name]
+        if not isinstance(why, DeviceError) or not refuses_ops(why) or not self.is_placed(one):
+            return
+        kept, device = self._refused.copy(), self.problem.device_names.index(why.device)
+        kept[self.session.grouping.group_of[[self.session.model.graph.index[op] for op in why.ops]], device] = True
+        compute = np.where(kept, np.inf, self.problem.compute)
+        if (kept == self._refused).all() or not np.isfinite(compute).any(axis=1).all():  # nothing new, or no other device
+            return
+        self._refused, self.problem = kept, replace(self.problem, compute=compute)
+        warn_of_refused(why, self.session.cluster)
+        self.add(name, one.placer, one.groups.copy)
 
     def enter_plan(self, name: str, placer: str, plan: Plan, start: str | None = None) -> Candidate:
         """Enter a plan as a candidate, under a numbered name if the name is taken, as by an earlier search."""

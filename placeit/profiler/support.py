@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Model
 from placeit.core.cluster import Cluster
-from placeit.core.errors import DeviceError, InfeasibleError
+from placeit.core.errors import DeviceError, InfeasibleError, NoRoomError
 from placeit.planning.coarsen import Grouping
 from placeit.planning.placing import Placing
 from placeit.runtime.devices.kinds import device_kind
 
-__all__ = ["divided_by_support", "supported", "supported_ops", "without_refused"]
+__all__ = ["divided_by_support", "refuses_ops", "supported", "supported_ops", "warn_of_refused", "without_refused"]
 
 _log = logging.getLogger("placeit")
 
@@ -98,9 +98,19 @@ def without_refused(model: Model, cluster: Cluster, error: DeviceError) -> Model
         supported_ops(refusing, cluster)
     except InfeasibleError:
         raise error from error.__cause__
+    warn_of_refused(error, cluster)
+    return refusing
+
+
+def refuses_ops(error: BaseException) -> bool:
+    """Return whether an error says that a device did not compile some ops, for another reason than a lack of memory."""
+    return isinstance(error, DeviceError) and bool(error.device and error.ops) and not isinstance(error, NoRoomError)
+
+
+def warn_of_refused(error: DeviceError, cluster: Cluster) -> None:
+    """Log a warning about ops that a device did not compile (:func:`refuses_ops`), and are placed on others."""
     others = ", ".join(name for name in cluster.names if name != error.device)
     _log.warning("%s. It is placed on %s only.", str(error).rstrip("."), others)
-    return refusing
 
 
 def _advice(cluster: Cluster) -> str:
