@@ -278,6 +278,12 @@ SLOWLY = [
         {"runtime": ("openvino", "onnxruntime"), "form": FORMS},
         hold=("unclear", "wrong", "crashed", "hung"),
     ),
+    Smoke(
+        "open_sizes --quick --models gru",
+        {"devices": ("OpenVINO", "ONNX Runtime", "both")},
+        hold=("other outputs", "without a reason"),
+        least={"QUICK_SPLITS": 1},
+    ),
     Smoke("optimize --quick", {"cache": ("cold", "warm")}, ("cold cache", "warm cache")),
     Smoke(
         "papers.doppler --part table1 table2 table3 table9 fidelity --quick --workers 0",
