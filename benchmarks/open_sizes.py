@@ -57,7 +57,7 @@ OPEN: Mapping[str, Shapes] = {
     "voice_rate": _VOICE | {"sr": ()},
     "voice_half": _VOICE,
     "mobilenet_batch": {"image": ("1..4@2", 3, 96, 96)},
-    "encoder_dynamic": {"ids": ("1..3@2", "4..48@16")},
+    "encoder_dynamic": {"ids": (1, "4..48@16")},
     "gru": {"frames": (1, 40, "4..32@16")},
     "llama_decoder": dict[str, tuple[int | str, ...]].fromkeys(PAST, (1, LlamaDecoder.CACHED, "1..64@32", LlamaDecoder.EACH))
     | {"attention_mask": (1, "2..65@33")},
