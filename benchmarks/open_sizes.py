@@ -33,7 +33,7 @@ from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress, random_splits, two_cores
 from placeit.core.errors import PlaceitError
 from placeit.core.sizes import SizeRange
-from placeit.core.telemetry import import_onnxruntime
+from placeit.core.telemetry import import_onnxruntime, import_openvino
 from placeit.devices.openvino import openvino_core
 from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Costs, Segmenter
@@ -214,8 +214,8 @@ def _plain(path: Path, inputs: Arrays, runtime: str, session: placeit.Session) -
         plain = import_onnxruntime().InferenceSession(path, providers=["CPUExecutionProvider"])
         made = dict(zip([one.name for one in plain.get_outputs()], plain.run(None, dict(inputs)), strict=True))
         return {name: made[name] for name in names}
-    model = openvino_core().read_model(path)
-    model.reshape({name: list(value.shape) for name, value in inputs.items()})
+    sizes = [(name, list(value.shape)) for name, value in inputs.items()]
+    model = import_openvino().convert_model(path, input=sizes)  # some models can be read only with known sizes
     compiled = openvino_core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     answer = compiled(dict(inputs))
     return {name: np.array(answer[i]) for i, name in enumerate(names)}
