@@ -47,7 +47,8 @@ from placeit.optimizer.result import Candidate
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
+from placeit.runtime.accelerators.stream_accelerator import StreamAccelerator
+from placeit.runtime.accelerators.torch_library import open_torch, torch_streams
 from placeit.runtime.devices.accelerator import HOST, Memory
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.runtime import Runtime
@@ -73,7 +74,7 @@ _PLAIN = "PyTorch, uncut"
 def missing() -> str | None:
     """Return what is missing: the driver or a GPU, or a PyTorch with CUDA; None if nothing is missing."""
     try:
-        TorchAccelerator([Device("cuda:0", address=Address("cuda:0"))]).close()
+        open_torch([Device("cuda:0", address=Address("cuda:0"))]).close()
     except DeviceError as error:
         return str(error)
     return None
@@ -93,7 +94,7 @@ def measure(cluster: Cluster, args: Args, report: Report) -> None:
     """Measure devices that PyTorch drives through streams."""
     for device in cluster.devices:
         report.row(device=device.name, card=device.full_name, memory_gb=device.memory_bytes / 1e9, driver=device.driver)
-    with contextlib.closing(TorchAccelerator(cluster.devices)) as accelerator:
+    with contextlib.closing(open_torch(cluster.devices)) as accelerator:
         progress("copying")
         copies(accelerator, report)
         progress("launching chains")
@@ -102,7 +103,7 @@ def measure(cluster: Cluster, args: Args, report: Report) -> None:
         (_network if name in MODELS else _graph)(name, cluster, args, report)
 
 
-def copies(accelerator: TorchAccelerator, report: Report) -> None:
+def copies(accelerator: StreamAccelerator, report: Report) -> None:
     """Measure copies between pinned memory of the host and each device, and between devices.
 
     A pair of devices that cannot reach each other's memory copies through the host, as the executor does: one step after the
@@ -125,7 +126,7 @@ def copies(accelerator: TorchAccelerator, report: Report) -> None:
         report.row(copy=f"{ends[src]} -> {ends[dst]}", gb_per_s=rate / 1e9, latency_us=quick * 1e6, peer_access=peer)
 
 
-def _copy_seconds(accelerator: TorchAccelerator, src: int, dst: int, size: int) -> float:
+def _copy_seconds(accelerator: StreamAccelerator, src: int, dst: int, size: int) -> float:
     """Return the median seconds of a copy that the host launches and waits for."""
     spec = BufferSpec((size,), "uint8")
     ends: list[Memory] = []
@@ -147,7 +148,7 @@ def _copy_seconds(accelerator: TorchAccelerator, src: int, dst: int, size: int) 
             accelerator.close_stream(stream)
 
 
-def overhead(cluster: Cluster, accelerator: TorchAccelerator, report: Report) -> None:
+def overhead(cluster: Cluster, accelerator: StreamAccelerator, report: Report) -> None:
     """Measure the time of an op that computes next to nothing, launched by placeit and by plain PyTorch."""
     model = tensor_model("chain-mm", size=1).chain(1, _HOPS)
     values = {name: value.to(accelerator.place(0)) for name, value in model.values.items()}

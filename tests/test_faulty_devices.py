@@ -40,7 +40,7 @@ from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.runtime.accelerators.module_program import ModuleProgram
-from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
+from placeit.runtime.accelerators.stream_accelerator import StreamAccelerator
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.openvino import OpenVinoDevice
@@ -307,7 +307,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, while_waiting: Any) -> Iterator[Call
     for kind in (OpenVinoDevice, OrtDevice, TorchDevice):
         on_devices(kind)
 
-    load_program, copy, close = ModuleProgram.load, TorchAccelerator.copy, PlanExecutor.close
+    load_program, copy, close = ModuleProgram.load, StreamAccelerator.copy, PlanExecutor.close
 
     def loaded(self: Any, place: object) -> Any:
         program, fault = load_program(self, place), now[0]
@@ -358,7 +358,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, while_waiting: Any) -> Iterator[Call
     while_waiting(lambda: now[0] is not None and now[0].end())
     monkeypatch.setattr(ModuleProgram, "load", loaded)
     monkeypatch.setattr(PlanExecutor, "close", closed)
-    monkeypatch.setattr(TorchAccelerator, "copy", copied)
+    monkeypatch.setattr(StreamAccelerator, "copy", copied)
 
     def put_in(fault: Fault | None) -> None:
         if now[0] is not None:

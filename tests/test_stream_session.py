@@ -22,7 +22,7 @@ from placeit.optimizer.options import Candidates
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.support import supported
-from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
+from placeit.runtime.accelerators.torch_library import open_torch, torch_streams
 from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
@@ -89,7 +89,7 @@ def test_core_sets_run_side_by_side_and_wait_for_each_other():
     model = load(Transformer(), (torch.randint(20, (2, 8)),))
     run = model.reference(None, "f32")
     cluster = Cluster(tuple(map(core_set, CORES)))
-    accelerator = TorchAccelerator(cluster.devices)
+    accelerator = open_torch(cluster.devices)
     for seed in range(6):
         grouping, plan = plan_of(model, cluster, seed)
         runtime = Runtime(model, grouping, cluster, streams=torch_streams(accelerator))
@@ -106,7 +106,7 @@ def test_core_sets_run_side_by_side_and_wait_for_each_other():
 def test_after_its_session_is_closed_an_executor_is_an_error_and_not_a_wait_for_ever():
     model = load(torch.nn.ReLU(), (torch.randn(4),))
     cluster = Cluster((core_set(CORES[0]),))
-    accelerator = TorchAccelerator(cluster.devices)
+    accelerator = open_torch(cluster.devices)
     grouping, plan = plan_of(model, cluster, 0)
     executor = Runtime(model, grouping, cluster, streams=torch_streams(accelerator)).executor(plan)
     executor.time()
@@ -122,7 +122,7 @@ def test_after_its_session_is_closed_an_executor_is_an_error_and_not_a_wait_for_
 def test_a_core_set_beside_an_accelerator_has_copies_on_streams_of_the_accelerator(eager):
     model = load(Transformer(), (torch.randint(20, (2, 8)),))
     run = model.reference(None, "f32")
-    accelerator = TorchAccelerator(MIXED.devices)
+    accelerator = open_torch(MIXED.devices)
     for seed in range(6):
         grouping, plan = plan_of(model, MIXED, seed)
         runtime = Runtime(model, grouping, MIXED, streams=torch_streams(accelerator))
@@ -245,7 +245,7 @@ def test_precision_is_that_of_the_module(eager):
 
 
 def test_convolutions_on_gpus_do_not_round_to_tf32_and_others_do_as_before(monkeypatch):
-    from placeit.runtime.accelerators import torch_accelerator
+    from placeit.runtime.accelerators import torch_library
 
     class Gpus:
         @staticmethod
@@ -256,9 +256,9 @@ def test_convolutions_on_gpus_do_not_round_to_tf32_and_others_do_as_before(monke
         def close(self):
             pass
 
-    monkeypatch.setattr(torch_accelerator, "_module", lambda kind: Gpus)
+    monkeypatch.setattr(torch_library, "_module", lambda kind: Gpus)
     before = torch.backends.cudnn.allow_tf32
-    accelerator = TorchAccelerator(devices("cuda:0"), NoReports())
+    accelerator = open_torch(devices("cuda:0"), NoReports())
     assert torch.backends.cudnn.allow_tf32 is False
     accelerator.close()
     assert torch.backends.cudnn.allow_tf32 is before

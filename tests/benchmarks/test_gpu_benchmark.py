@@ -8,14 +8,14 @@ import torch
 from benchmarks import gpu
 from benchmarks._harness import Args, Report
 from placeit.core.cluster import Cluster
-from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
+from placeit.runtime.accelerators.stream_accelerator import StreamAccelerator
 from tests.eager_streams import devices, run_at_once
 
 
 @pytest.mark.slow
 def test_everything_that_a_gpu_is_asked_for_is_in_the_report(monkeypatch):
     run_at_once(monkeypatch)
-    monkeypatch.setattr(TorchAccelerator, "free_bytes", lambda self, device: 1e9)
+    monkeypatch.setattr(StreamAccelerator, "free_bytes", lambda self, device: 1e9)
     for name, value in {"COPY_BYTES": (16, 1 << 16), "_SAMPLED_S": 0.001, "_BUDGET_S": 0.5}.items():
         monkeypatch.setattr(gpu, name, value)
     monkeypatch.setattr(gpu, "LARGE", {"ffnn": {"batch": 24, "features": 6, "hidden": 20}})

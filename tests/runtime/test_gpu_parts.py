@@ -16,7 +16,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.runtime.accelerators import gpu_parts
 from placeit.runtime.accelerators.executor import StreamExecutor
-from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
+from placeit.runtime.accelerators.torch_library import open_torch
 from placeit.runtime.devices import ort
 from tests.eager_streams import devices
 from tests.runtime.test_streams_torch import Recordable, expected, torch_work
@@ -122,9 +122,9 @@ def parts() -> list[Device]:
 
 def test_parts_have_one_memory(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "placeit.runtime.accelerators.torch_accelerator._module", lambda kind: SimpleNamespace(device_count=lambda: 2)
+        "placeit.runtime.accelerators.torch_library._module", lambda kind: SimpleNamespace(device_count=lambda: 2)
     )
-    accelerator = TorchAccelerator([*devices("cuda:1"), *parts()])
+    accelerator = open_torch([*devices("cuda:1"), *parts()])
     assert [accelerator.memory(device) for device in range(3)] == [0, 1, 1]
     assert accelerator.place(1) == accelerator.place(2) == torch.device("cuda", 0)
     accelerator.close()
@@ -134,7 +134,7 @@ def test_parts_have_one_memory(driver: Driver, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and a PyTorch built with CUDA")
 def test_two_parts_of_a_gpu_compute_what_numpy_does_without_a_copy_between_them() -> None:
     pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
-    accelerator = TorchAccelerator(parts())
+    accelerator = open_torch(parts())
     case, work = torch_work([0, 1, 0, 1], Recordable)
     with StreamExecutor(work, accelerator, in_flight=2) as executor:
         for number in range(20):

@@ -16,7 +16,7 @@ from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.accelerators import ort_program
 from placeit.runtime.accelerators.ort_program import ort_streams
-from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
+from placeit.runtime.accelerators.torch_library import open_torch
 from placeit.runtime.devices import ort
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
@@ -27,7 +27,7 @@ from tests.runtime.test_ort import OTHER, grouped, model  # noqa: F401 (a fixtur
 @pytest.fixture
 def accelerator(monkeypatch):
     run_at_once(monkeypatch)
-    opened = TorchAccelerator(devices("cpu", "cpu:0"))
+    opened = open_torch(devices("cpu", "cpu:0"))
     yield opened
     opened.close()
 
@@ -96,7 +96,8 @@ def test_what_fails_names_the_segment_the_device_and_the_cause(model, accelerato
 def test_gpus_alone_are_driven_through_streams_and_others_are_not(monkeypatch):
     opened = []
     monkeypatch.setattr(ort_program, "check_device", lambda device, precision: opened.append((device.name, precision)))
-    monkeypatch.setattr(ort_program, "TorchAccelerator", lambda devices: [device.where.hardware for device in devices])
+    monkeypatch.setattr(ort_program, "_library", lambda name: "a library")
+    monkeypatch.setattr(ort_program, "StreamAccelerator", lambda devices, _: [device.where.hardware for device in devices])
     first, second = Device("cuda:0", "ort", Address("cuda:0")), Device("mine", "ort", Address("cuda:1", runtime="ort"))
     streams = device_kind(first).streams((first, second), "f32")
     assert streams.accelerator == ["cuda:0", "cuda:1"]
@@ -111,12 +112,13 @@ def test_a_session_on_a_gpu_computes_on_the_stream_of_its_device_without_tf32(mo
 
     class Gpus:
         names = ("fast", "slow")
+        library = SimpleNamespace(number=lambda place: place.index, handle=lambda stream: stream)
 
         def place(self, device):
             return torch.device("cuda", device)
 
         def shared_stream(self, device):
-            return SimpleNamespace(cuda_stream=1000 + device)
+            return 1000 + device
 
     class Segment:
         inputs = outputs = ()

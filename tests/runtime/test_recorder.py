@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from placeit.runtime.accelerators import torch_library
 from placeit.runtime.accelerators.module_program import ModuleProgram
-from placeit.runtime.accelerators.recorder import CudaGraphs, Recorder, Recording
+from placeit.runtime.accelerators.recorder import Recorder, Recording, StreamGraphs
+from placeit.runtime.accelerators.torch_library import TorchLibrary
 
 
 class Recorded:
@@ -87,6 +87,21 @@ def test_records_end_with_what_launches_them() -> None:
     assert kept[0]() is None
 
 
+class CudaStream:
+    def __init__(self, cuda: Cuda, name: str) -> None:
+        self.name, self._cuda, self._before = name, cuda, list[CudaStream]()
+
+    def wait_stream(self, other: CudaStream) -> None:
+        self._cuda.told.append(f"{self.name} waits for {other.name}")
+
+    def __enter__(self) -> None:
+        self._before.append(self._cuda.current)
+        self._cuda.current = self
+
+    def __exit__(self, *_: object) -> None:
+        self._cuda.current = self._before.pop()
+
+
 class Cuda:
     """What of ``torch.cuda`` records a graph, which notes who waits for whom and what is launched where."""
 
@@ -97,9 +112,8 @@ class Cuda:
         self.current, self.broken = self.here, False
 
     def Stream(self, device: Any) -> Any:  # noqa: N802
-        name = "compute" if self.streams == 0 else f"recording {self.streams}"
         self.streams += 1
-        return SimpleNamespace(name=name, wait_stream=lambda other: self.told.append(f"{name} waits for {other.name}"))
+        return CudaStream(self, "compute" if self.streams == 1 else f"recording {self.streams - 1}")
 
     def graph_pool_handle(self) -> int:
         self.pools += 1
@@ -107,14 +121,6 @@ class Cuda:
 
     def current_stream(self, device: Any) -> Any:
         return self.current
-
-    @contextlib.contextmanager
-    def stream(self, stream: Any) -> Iterator[None]:
-        before, self.current = self.current, stream
-        try:
-            yield
-        finally:
-            self.current = before
 
     def CUDAGraph(self) -> Any:  # noqa: N802
         def begin(*, pool: int, capture_error_mode: str) -> None:
@@ -131,15 +137,16 @@ class Cuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     made = Cuda()
-    for name in ("Stream", "graph_pool_handle", "current_stream", "stream", "CUDAGraph"):
+    for name in ("Stream", "graph_pool_handle", "current_stream", "CUDAGraph"):
         assert hasattr(torch.cuda, name)
         monkeypatch.setattr(torch.cuda, name, getattr(made, name))
+    monkeypatch.setattr(torch_library, "_module", lambda kind: made)
     return made
 
 
-def graphs_of(cuda: Cuda) -> CudaGraphs:
+def graphs_of(cuda: Cuda) -> StreamGraphs:
     device = torch.device("cuda", 0)
-    return CudaGraphs(device, Recording(lambda: cuda.Stream(device)))
+    return StreamGraphs(TorchLibrary("cuda"), device, Recording(lambda: cuda.Stream(device)))
 
 
 def test_a_graph_is_recorded_behind_a_launch_on_a_stream_of_its_own(cuda: Cuda) -> None:
@@ -164,7 +171,7 @@ def test_a_graph_is_recorded_behind_a_launch_on_a_stream_of_its_own(cuda: Cuda) 
 def test_streams_of_a_device_record_on_one_stream_and_have_pools_of_their_own(cuda: Cuda) -> None:
     device = torch.device("cuda", 0)
     recording = Recording(lambda: cuda.Stream(device))
-    for graphs in (CudaGraphs(device, recording), CudaGraphs(device, recording)):
+    for graphs in [StreamGraphs(TorchLibrary("cuda"), device, recording) for _ in range(2)]:
         graphs.record(lambda stream: None)
     assert [line for line in cuda.told if "pool" in line] == [f"record on recording 1 from pool {pool}" for pool in (1, 2)]
 

@@ -9,7 +9,7 @@ import torch
 
 from placeit.core.errors import DeviceError
 from placeit.runtime.accelerators.stream_device import PinnedBuffer, StreamDevice
-from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
+from placeit.runtime.accelerators.torch_library import open_torch, torch_streams
 from placeit.runtime.devices.accelerator import HOST, Streams
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.emulated import SlowedDevice
@@ -22,7 +22,7 @@ class Conformance(ComputingDeviceConformance):
     """An accelerator of PyTorch, by stand-ins for its streams."""
 
     def open(self):
-        return StreamDevice(torch_streams(TorchAccelerator(devices("cpu"))))
+        return StreamDevice(torch_streams(open_torch(devices("cpu"))))
 
 
 class TestAtOnce(Conformance):
@@ -90,7 +90,7 @@ def test_its_memory_is_freed_with_its_buffers_and_with_the_device():
 
 def test_what_is_seen_of_pinned_memory_is_no_copy_and_keeps_it(monkeypatch):
     run_at_once(monkeypatch)
-    accelerator, spec = TorchAccelerator(devices("cpu")), BufferSpec((1, 2, 3, 4), "int32", channels_last=True)
+    accelerator, spec = open_torch(devices("cpu")), BufferSpec((1, 2, 3, 4), "int32", channels_last=True)
     freed = []
     free = accelerator.free
     accelerator.free = lambda memory: freed.append(True) or free(memory)
@@ -139,7 +139,7 @@ def test_a_bfloat16_tensor_keeps_its_value_between_memories(monkeypatch):
     from placeit.runtime.devices.pytorch import TorchBuffer
 
     run_at_once(monkeypatch)
-    device, spec = StreamDevice(torch_streams(TorchAccelerator(devices("cpu")))), BufferSpec((2, 2), "bfloat16")
+    device, spec = StreamDevice(torch_streams(open_torch(devices("cpu")))), BufferSpec((2, 2), "bfloat16")
     value = torch.tensor([[1.5, -2.0], [3.25, 1e30]], dtype=torch.bfloat16)
     here, there, back = TorchBuffer(spec, value), device.allocate(spec), TorchBuffer(spec)
     link, reports = HandOver("there and back"), []

@@ -17,11 +17,11 @@ from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.devices.host import allowed_cores
-from placeit.runtime.accelerators import torch_accelerator as accelerators
+from placeit.runtime.accelerators import torch_library
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.module_program import ModuleProgram
 from placeit.runtime.accelerators.reports import ThreadReports
-from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
+from placeit.runtime.accelerators.torch_library import open_torch
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.devices.accelerator import Inbox
 from tests.alarms import alarm
@@ -98,7 +98,7 @@ def core_sets(count):
 @pytest.fixture
 def cores():
     """Two core sets; all tests below leave them as good as they were."""
-    accelerator = TorchAccelerator(core_sets(2))
+    accelerator = open_torch(core_sets(2))
     LOST.clear()
     yield accelerator
     case, work = work_of(Add(), Add(), places=[0, 1])
@@ -171,7 +171,7 @@ def test_whatever_a_kernel_raises_is_an_execution_error_and_its_thread_lives_on(
 @pytest.mark.parametrize("error", [RuntimeError("odd"), ArithmeticError("odd"), TypeError("odd")])
 def test_whatever_a_kernel_raises_as_it_is_launched_is_an_execution_error(monkeypatch, error, late):
     driver = run_late(monkeypatch) if late else run_at_once(monkeypatch)
-    accelerator = TorchAccelerator(devices("cpu", "cpu:0"))
+    accelerator = open_torch(devices("cpu", "cpu:0"))
     case, work = work_of(Add(), Fail(error), places=[0, 1])
     with StreamExecutor(work, accelerator) as executor, pytest.raises(ExecutionError, match=r"'op2' failed on cpu:0: .*odd"):
         executor.run(case.inputs())
@@ -196,7 +196,7 @@ def three_beside_each_other(modules):
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_after_failures_every_device_is_waited_for(failing):
-    accelerator = TorchAccelerator(core_sets(3))
+    accelerator = open_torch(core_sets(3))
     first, second, last = (Hold(RuntimeError(f"failure {d}") if d < failing else None) for d in range(3))
     work = three_beside_each_other([first, second, last])
     executor = StreamExecutor(work, accelerator)
@@ -292,7 +292,7 @@ def test_an_accelerator_that_is_closed_while_an_executor_is_made_waits_for_that(
 def test_cores_that_are_not_there_leave_no_thread_behind():
     missing = Device("missing", kind="torch", address=Address("CPU", (4000,)))
     with pytest.raises(DeviceError, match="CPU cores 4000"):
-        TorchAccelerator([*core_sets(1), missing])
+        open_torch([*core_sets(1), missing])
     while any(thread.name.startswith("placeit set") for thread in threading.enumerate()):
         time.sleep(0.001)
 
@@ -407,7 +407,7 @@ def test_after_an_interrupt_at_any_moment_nothing_hangs_and_the_next_run_is_righ
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_while_an_accelerator_reports(monkeypatch, trials):
     driver = run_late(monkeypatch)
-    accelerator = TorchAccelerator([*devices("cpu"), *core_sets(1)])
+    accelerator = open_torch([*devices("cpu"), *core_sets(1)])
     interrupted(accelerator, trials, places=[0, 1, 1, 0, 1])
     interrupted(accelerator, trials, places=[0, 1, 1, 0, 1], times=3, seed=2)
     accelerator.close()
@@ -419,7 +419,7 @@ def test_interrupts_while_an_accelerator_reports(monkeypatch, trials):
 
 def test_no_python_runs_on_the_drivers_thread(monkeypatch):
     driver = run_late(monkeypatch)
-    accelerator = TorchAccelerator(devices("cpu", "cpu:0"))
+    accelerator = open_torch(devices("cpu", "cpu:0"))
     case, work = work_of(*(Add() for _ in range(5)), places=[0, 1, 0, 1, 1])
     with StreamExecutor(work, accelerator, in_flight=2) as executor:
         for _ in range(5):
@@ -433,7 +433,7 @@ def test_no_python_runs_on_the_drivers_thread(monkeypatch):
 
 def test_an_event_that_fails_is_told_to_the_executor_that_waits_for_it(monkeypatch):
     driver = run_late(monkeypatch)
-    accelerator = TorchAccelerator(devices("cpu", "cpu:0"))
+    accelerator = open_torch(devices("cpu", "cpu:0"))
     case, work = work_of(Add(), Add(), places=[0, 1])
     with StreamExecutor(work, accelerator) as executor:
         executor.run(case.inputs())
@@ -449,7 +449,7 @@ def test_an_event_that_fails_is_told_to_the_executor_that_waits_for_it(monkeypat
 
 def test_a_device_that_has_failed_is_told_by_its_own_error_and_can_be_closed(monkeypatch):
     driver = run_late(monkeypatch)
-    accelerator = TorchAccelerator(devices("cpu"))
+    accelerator = open_torch(devices("cpu"))
     case, work = work_of(Add(), places=[0])
     executor = StreamExecutor(work, accelerator)
     executor.run(case.inputs())
@@ -468,7 +468,7 @@ def test_a_device_that_has_failed_is_told_by_its_own_error_and_can_be_closed(mon
 
 def test_reports_that_are_closed_start_no_thread(monkeypatch):
     run_at_once(monkeypatch)
-    accelerator = TorchAccelerator(devices("cpu"))
+    accelerator = open_torch(devices("cpu"))
     stream, event = accelerator.open_stream(0), accelerator.event(0)
     accelerator.record(event, stream)
     accelerator.close()
@@ -488,15 +488,15 @@ class Gpus:
 @pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_rounding_is_forbidden_until_the_last_accelerator_closes_and_then_as_before(monkeypatch, wanted, order):
-    monkeypatch.setattr(accelerators, "_module", lambda kind: Gpus)
+    monkeypatch.setattr(torch_library, "_module", lambda kind: Gpus)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", wanted)
-    opened = [TorchAccelerator(devices("cuda:0"), ThreadReports()) for _ in range(3)]
+    opened = [open_torch(devices("cuda:0"), ThreadReports()) for _ in range(3)]
     for number in order:
         assert torch.backends.cudnn.allow_tf32 is False
         opened[number].close()
         opened[number].close()
     assert torch.backends.cudnn.allow_tf32 is wanted
-    one = TorchAccelerator(devices("cuda:0"), ThreadReports())
+    one = open_torch(devices("cuda:0"), ThreadReports())
     opened[0].close()  # once more, while another is open
     assert torch.backends.cudnn.allow_tf32 is False
     one.close()
@@ -504,11 +504,11 @@ def test_rounding_is_forbidden_until_the_last_accelerator_closes_and_then_as_bef
 
 
 def test_what_the_user_allows_meanwhile_holds_in_the_end(monkeypatch):
-    monkeypatch.setattr(accelerators, "_module", lambda kind: Gpus)
+    monkeypatch.setattr(torch_library, "_module", lambda kind: Gpus)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    first = TorchAccelerator(devices("cuda:0"), ThreadReports())
+    first = open_torch(devices("cuda:0"), ThreadReports())
     torch.backends.cudnn.allow_tf32 = True
-    second = TorchAccelerator(devices("cuda:0"), ThreadReports())
+    second = open_torch(devices("cuda:0"), ThreadReports())
     assert torch.backends.cudnn.allow_tf32 is False
     first.close()
     second.close()
@@ -520,14 +520,14 @@ def test_what_the_user_allows_meanwhile_holds_in_the_end(monkeypatch):
 @pytest.mark.parametrize("rnn", ["tf32", "ieee", "none"])
 @pytest.mark.parametrize("everywhere", ["tf32", "none"])
 def test_rounding_is_forbidden_by_whatever_name_of_pytorchs_it_was_allowed(monkeypatch, conv, rnn, everywhere):
-    monkeypatch.setattr(accelerators, "_module", lambda kind: Gpus)
+    monkeypatch.setattr(torch_library, "_module", lambda kind: Gpus)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # after the test, this makes all names agree again
     monkeypatch.setattr(torch.backends, "fp32_precision", everywhere)
     layers = torch.backends.cudnn.conv, torch.backends.cudnn.rnn
     for layer, precision in zip(layers, (conv, rnn), strict=True):
         layer.fp32_precision = precision
     before = [layer.fp32_precision for layer in layers]
-    accelerator = TorchAccelerator(devices("cuda:0"), ThreadReports())
+    accelerator = open_torch(devices("cuda:0"), ThreadReports())
     assert [layer.fp32_precision for layer in layers] == ["ieee", "ieee"]
     assert torch.backends.cudnn.allow_tf32 is False  # it can be read: PyTorch itself does, in torch.backends.cudnn.flags
     accelerator.close()
@@ -535,10 +535,10 @@ def test_rounding_is_forbidden_by_whatever_name_of_pytorchs_it_was_allowed(monke
 
 
 def test_an_accelerator_that_was_refused_forbids_nothing(monkeypatch):
-    monkeypatch.setattr(accelerators, "_module", lambda kind: Gpus)
+    monkeypatch.setattr(torch_library, "_module", lambda kind: Gpus)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     missing = Device("missing", kind="torch", address=Address("CPU", (4000,)))
     for refused in ([*devices("cuda:0", "cuda:3")], [*devices("cuda:0"), missing]):
         with pytest.raises(DeviceError):
-            TorchAccelerator(refused)
+            open_torch(refused)
         assert torch.backends.cudnn.allow_tf32 is True

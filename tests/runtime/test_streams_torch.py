@@ -11,11 +11,11 @@ from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.accelerators import torch_accelerator as accelerators
-from placeit.runtime.accelerators import torch_launches
+from placeit.runtime.accelerators import stream_accelerator, torch_library
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.module_program import ModuleProgram
-from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
+from placeit.runtime.accelerators.stream_accelerator import StreamAccelerator
+from placeit.runtime.accelerators.torch_library import open_torch, torch_streams
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.devices.accelerator import HOST, Inbox
 from placeit.runtime.devices.base import BufferSpec
@@ -61,7 +61,7 @@ def expected(value, steps):
 @pytest.fixture
 def cpu(monkeypatch):
     run_at_once(monkeypatch)
-    accelerator = TorchAccelerator(devices("cpu", "cpu"))
+    accelerator = open_torch(devices("cpu", "cpu"))
     yield accelerator
     accelerator.close()
 
@@ -245,12 +245,12 @@ class Counted(Step):
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_a_plan_on_one_device_is_one_graph_or_else_one_for_each_segment_or_none(monkeypatch, most, in_flight):
-    monkeypatch.setattr(torch_launches, "can_time_graphs", lambda: True)
-    monkeypatch.setattr(TorchAccelerator, "_graphs", lambda self, device, priority: graphs)
+    monkeypatch.setattr(torch_library, "_can_time_graphs", lambda: True)
+    monkeypatch.setattr(StreamAccelerator, "_graphs", lambda self, device, priority: graphs)
     monkeypatch.setattr(Recorded, "record", lambda self, stream: setattr(self, "recorded", True) or setattr(self, "at", 1.0))
     graphs = Refusing(most)
     run_at_once(monkeypatch)
-    accelerator = TorchAccelerator(devices("cpu"))
+    accelerator = open_torch(devices("cpu"))
     case, work = torch_work([0, 0, 0], Counted)
     with StreamExecutor(work, accelerator, in_flight=in_flight) as executor:
         for number in range(6):
@@ -290,28 +290,28 @@ def test_a_pytorch_without_cuda_says_what_to_install(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(DeviceError, match=r"is built without CUDA: install one built with it .*placeit\[cuda\]"):
-        TorchAccelerator(devices("cuda:0"))
+        open_torch(devices("cuda:0"))
 
 
 def test_a_missing_driver_says_what_to_check(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     with pytest.raises(DeviceError, match=r"built for CUDA 12\.8 and finds no GPU to use: check that `nvidia-smi`"):
-        TorchAccelerator(devices("cuda:0"))
+        open_torch(devices("cuda:0"))
 
 
 def test_a_gpu_that_is_not_there_lists_those_that_are(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(DeviceError, match=r"There is no device cuda:7; PyTorch sees cuda:0, cuda:1"):
-        TorchAccelerator(devices("cuda:0", "cuda:7"))
+        open_torch(devices("cuda:0", "cuda:7"))
 
 
 def test_devices_of_different_types_are_refused(monkeypatch):
     with pytest.raises(DeviceError, match=r"different types"):
-        TorchAccelerator(devices("cpu", "meta"))
+        open_torch(devices("cpu", "meta"))
     with pytest.raises(DeviceError, match=r"knows no devices of type 'meta'|finds no device of type 'meta'"):
-        TorchAccelerator(devices("meta"))
+        open_torch(devices("meta"))
 
 
 def test_a_device_that_breaks_while_the_host_waits_is_an_error(cpu, monkeypatch):
@@ -319,7 +319,7 @@ def test_a_device_that_breaks_while_the_host_waits_is_an_error(cpu, monkeypatch)
         def query(self):
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCompile with")
 
-    monkeypatch.setattr(accelerators, "_LOOK_S", 0.01)
+    monkeypatch.setattr(stream_accelerator, "_LOOK_S", 0.01)
     monkeypatch.setattr(torch, "Stream", lambda device: Broken())
     cpu.open_stream(0)
     with pytest.raises(DeviceError, match=r"cpu refused: CUDA error: an illegal memory access was encountered$"):
@@ -345,7 +345,7 @@ two_gpus = pytest.mark.skipif(GPUS < 2, reason=f"needs two NVIDIA GPUs; this mac
 
 @pytest.fixture
 def gpus():
-    accelerator = TorchAccelerator(devices(*(f"cuda:{d}" for d in range(GPUS))))
+    accelerator = open_torch(devices(*(f"cuda:{d}" for d in range(GPUS))))
     yield accelerator
     accelerator.close()
 

@@ -10,16 +10,14 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from queue import Empty, SimpleQueue
 from time import perf_counter
-
-import torch
 
 from placeit.core.cluster import Device
 from placeit.core.errors import ExecutionError
 from placeit.core.threads import Worker
 from placeit.runtime.devices.accelerator import Inbox, Token
-from placeit.runtime.devices.pytorch import use_threads
 
 __all__ = ["HostEvent", "HostStream"]
 
@@ -64,13 +62,17 @@ class HostStream:
 
     Args:
         device: a CPU core set.
+        around: makes the context that the thread runs in.
+        use_threads: sets how many threads compute what the calling thread runs.
 
     Raises:
         DeviceError: this process may not use the cores.
     """
 
-    def __init__(self, device: Device) -> None:
-        self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
+    def __init__(
+        self, device: Device, around: Callable[[], AbstractContextManager[object]], use_threads: Callable[[int], object]
+    ) -> None:
+        self._worker = Worker(f"placeit {device.name}", device.cores, around)
         self._worker.submit(functools.partial(use_threads, max(1, len(device.cores))))
 
     def launch(self, job: Callable[[], None]) -> None:

@@ -68,14 +68,14 @@ class ModuleProgram:
 
     def weight_bytes(self, place: object) -> int:
         """Return the bytes of parameters and buffers that are not loaded yet."""
-        assert isinstance(place, torch.device)  # noqa: S101 (what TorchAccelerator.place returns)
+        assert isinstance(place, torch.device)  # noqa: S101 (what TorchLibrary.place returns)
         if place.type == "cpu":
             return 0
         return sum(tensor.nbytes for tensor in self._tensors.values() if _weight(tensor, place) not in _copies)
 
     def load(self, place: object) -> LoadedModule:
         """Copy the weights to a device. Raises NoRoomError if they do not fit."""
-        assert isinstance(place, torch.device)  # noqa: S101 (what TorchAccelerator.place returns)
+        assert isinstance(place, torch.device)  # noqa: S101 (what TorchLibrary.place returns)
         if place.type == "cpu":
             return LoadedModule(self._module, self._module)
         moved: dict[int, torch.Tensor] = {}

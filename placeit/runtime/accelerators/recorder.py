@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-import torch
+from placeit.runtime.accelerators.library import Place, StreamLibrary
 
-__all__ = ["CudaGraphs", "Graphs", "Launch", "Recorder", "Recording"]
+__all__ = ["Graphs", "Launch", "Recorder", "Recording", "StreamGraphs"]
 
 Launch: TypeAlias = Callable[[Any], None]
 """Launches some work on a stream, which is the current one."""
@@ -53,55 +54,37 @@ class Recording:
         self.stream = self._open()
 
 
-class CudaGraphs:
-    """Records CUDA graphs with PyTorch, on a separate stream: elsewhere, launches of other executors would be recorded, too.
+class StreamGraphs:
+    """Records graphs on a separate stream: elsewhere, launches of other executors would be recorded, too.
 
     All graphs that are replayed on one stream allocate intermediate tensors from one memory pool: no two of them run at the
     same time, and results are in buffers of the executor. Streams do not share pools.
 
     Args:
-        device: as PyTorch spells it.
+        library: makes the graphs.
+        place: the device.
         recording: of the device.
     """
 
-    def __init__(self, device: torch.device, recording: Recording) -> None:
-        self._device, self._recording = device, recording
-        self._pool = self._new_pool()
-
-    def _new_pool(self) -> Any:
-        cuda: Any = torch.cuda
-        return cuda.graph_pool_handle()
+    def __init__(self, library: StreamLibrary, place: Place, recording: Recording) -> None:
+        self._library, self._place, self._recording = library, place, recording
+        self._pool = library.graph_pool()
 
     def record(self, launch: Launch) -> Callable[[], None] | None:
         """Launch the work, and record it on the separate stream; see :meth:`Graphs.record`."""
-        cuda: Any = torch.cuda
+        library = self._library
         with self._recording.lock:
-            stream = self._recording.stream
-            here, graph = cuda.current_stream(self._device), cuda.CUDAGraph()
-            stream.wait_stream(here)
+            stream, here = self._recording.stream, library.current(self._place)
+            library.follow(stream, here)
             try:
-                with cuda.stream(stream):
-                    launch(stream)
+                library.launch_on(stream, functools.partial(launch, stream))
             finally:
-                here.wait_stream(stream)
-            try:
-                with cuda.stream(stream):
-                    graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                    try:
-                        launch(stream)
-                    finally:
-                        graph.capture_end()
-            except RuntimeError:  # torch.OutOfMemoryError and torch.AcceleratorError among others
-                # PyTorch's allocator may still refer to the graph, and treat the pool and the stream as being recorded
-                _failed.append(graph)
+                library.follow(here, stream)
+            replay = library.capture(stream, self._pool, launch)
+            if replay is None:
                 self._recording.renew()
-                self._pool = self._new_pool()
-                return None
-        replay: Callable[[], None] = graph.replay
+                self._pool = library.graph_pool()
         return replay
-
-
-_failed: list[Any] = []  # a few bytes each
 
 
 class Recorder:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
-
-import torch
+from typing import Protocol
 
 from placeit.core.errors import ExecutionError
 from placeit.core.threads import Worker
-from placeit.runtime.accelerators.host_stream import HostStream
+from placeit.runtime.accelerators.library import LibraryEvent, LibraryStream
 from placeit.runtime.devices.accelerator import Inbox, Token
 
-__all__ = ["Reports", "ThreadReports", "wait_for"]
+__all__ = ["Reports", "ThreadReports"]
 
 
 class Reports(Protocol):
     """A way to report events."""
 
-    def report(self, stream: torch.Stream, event: torch.Event, inbox: Inbox, token: Token) -> None:
+    def report(self, stream: LibraryStream, event: LibraryEvent, inbox: Inbox, token: Token) -> None:
         """Put a token into an inbox once the event, last recorded in the stream, has happened; or put the error."""
         ...
 
@@ -39,14 +37,14 @@ class ThreadReports:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._closed = False
-        self._waiters: dict[int, tuple[Worker, torch.Stream]] = {}  # by the stream's id, which is unique while it is kept
+        self._waiters: dict[int, tuple[Worker, LibraryStream]] = {}  # by the stream's id, which is unique while it is kept
 
-    def report(self, stream: torch.Stream, event: torch.Event, inbox: Inbox, token: Token) -> None:
+    def report(self, stream: LibraryStream, event: LibraryEvent, inbox: Inbox, token: Token) -> None:
         """Hand the event to the stream's thread. Raises ExecutionError after :meth:`close`."""
         found = self._waiters.get(id(stream)) or self._start(stream)
         found[0].submit(functools.partial(_report, event.synchronize, inbox, token))
 
-    def _start(self, stream: torch.Stream) -> tuple[Worker, torch.Stream]:
+    def _start(self, stream: LibraryStream) -> tuple[Worker, LibraryStream]:
         with self._lock:
             if self._closed:
                 raise ExecutionError("Reports are closed, and nothing more can run there: open a new session or runtime.")
@@ -60,17 +58,6 @@ class ThreadReports:
             self._closed = True
         for waiter, *_ in self._waiters.values():
             waiter.close()
-
-
-def wait_for(stream: torch.Stream | HostStream) -> None:
-    """Wait for everything launched on a stream, asleep."""
-    if isinstance(stream, HostStream) or stream.device.type != "cuda":
-        stream.synchronize()
-    else:
-        make: Any = torch.cuda.Event  # CUDA spins while it waits for any event that was not made with ``blocking=True``
-        event = make(blocking=True)
-        event.record(stream)
-        event.synchronize()
 
 
 def _report(wait: Callable[[], object], inbox: Inbox, token: Token) -> None:

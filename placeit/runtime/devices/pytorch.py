@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import linecache
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.devices.host import one_per_physical_core
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
+from placeit.runtime.devices.failing import failing_op
 from placeit.runtime.devices.worker import OnWorker
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "TorchDevice",
     "check_precision",
     "explaining",
-    "failing_op",
     "module_of",
     "use_threads",
 ]
@@ -213,23 +212,6 @@ def module_of(segment: SegmentSource, device: str) -> torch.nn.Module:
                 f"module takes {takes} and gives {gives}."
             )
     return module
-
-
-def failing_op(error: BaseException) -> str | None:
-    """Return the op of a segment that raised an error; None if the error came from elsewhere.
-
-    The op is the node of a module that torch.fx has generated. For any other module, a note ``op: NAME`` of the error names it.
-    """
-    for note in getattr(error, "__notes__", ()):
-        if note.startswith("op: "):
-            return str(note.removeprefix("op: "))
-    trace, name = error.__traceback__, None
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if code.co_filename.startswith("<eval_with_key>"):  # the code that torch.fx generates: one op a line
-            name = linecache.getline(code.co_filename, trace.tb_lineno).partition(" = ")[0].strip()
-        trace = trace.tb_next
-    return name
 
 
 @contextlib.contextmanager

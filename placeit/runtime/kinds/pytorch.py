@@ -54,7 +54,7 @@ class _TorchKind(DeviceKind):
 
             return TorchDevice(device, precision=precision)
         from placeit.runtime.accelerators.stream_device import StreamDevice
-        from placeit.runtime.accelerators.torch_accelerator import open_accelerator
+        from placeit.runtime.accelerators.torch_library import open_accelerator
 
         return StreamDevice(open_accelerator([device], precision))
 
@@ -63,7 +63,7 @@ class _TorchKind(DeviceKind):
         own = {device.where.family for device in devices if device.kind == "torch" and not device.core_set}
         if len(own) != 1 or any(device.kind != "torch" for device in devices):
             return None
-        from placeit.runtime.accelerators.torch_accelerator import open_accelerator
+        from placeit.runtime.accelerators.torch_library import open_accelerator
 
         return open_accelerator(devices, precision)
 

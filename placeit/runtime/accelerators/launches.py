@@ -1,31 +1,33 @@
-"""Launches of PyTorch on streams: one program, or several steps at once, recorded as CUDA graphs where that is possible."""
+"""Launches on streams: one program, or several steps at once, recorded as CUDA graphs where that is possible."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from placeit.core.errors import DeviceError, NoRoomError, PlaceitError, first_line
+from placeit.runtime.accelerators.library import StreamLibrary
 from placeit.runtime.accelerators.recorder import Graphs, Recorder
 from placeit.runtime.devices.accelerator import Inbox, LoadedProgram, Replayable, Step, Token
-from placeit.runtime.devices.pytorch import failing_op
+from placeit.runtime.devices.failing import failing_op
 
-__all__ = ["DeviceErrors", "LaunchBatch", "PreparedProgram", "Queue", "can_time_graphs", "is_replayable", "launch_on"]
+__all__ = ["DeviceErrors", "LaunchBatch", "PreparedProgram", "Queue", "is_replayable"]
 
 
 class DeviceErrors:
     """A context that turns errors of a device into DeviceError.
 
     It passes on a TimeoutError, which a signal handler may raise at any time.
+
+    Args:
+        device: the name of the device.
+        out_of_memory: the error that means that it has no more memory.
     """
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    def __init__(self, device: str, out_of_memory: type[BaseException]) -> None:
+        self._device, self._out_of_memory = device, out_of_memory
 
     def __enter__(self) -> None:
         pass
@@ -36,8 +38,8 @@ class DeviceErrors:
 
     def told(self, error: BaseException) -> None:
         """Raise a DeviceError if the error is the device's; return otherwise."""
-        if isinstance(error, torch.OutOfMemoryError):
-            first = ". ".join(str(error).split(". ")[:2])  # the size asked for; the rest is advice on PyTorch's allocator
+        if isinstance(error, self._out_of_memory):
+            first = ". ".join(str(error).split(". ")[:2])  # the size asked for; the rest is advice on the allocator
             raise NoRoomError(
                 f"{self._device} is out of memory ({first}). Place fewer ops there, keep fewer requests in flight, or free "
                 "memory that other processes use."
@@ -53,19 +55,30 @@ class Queue:
 
     Attributes:
         of: its device and its priority.
-        stream: ``torch.cuda.Stream``, ``torch.Stream`` or HostStream.
+        stream: the library's stream, or a HostStream.
+        library: the library.
         errors: turns errors of its device into DeviceError.
         graphs: makes graphs of launches on it; None if that is not possible.
     """
 
-    def __init__(self, of: tuple[int, int], stream: Any, errors: DeviceErrors, graphs: Graphs | None = None) -> None:
-        self.of, self.stream, self.errors, self.graphs = of, stream, errors, graphs
+    def __init__(
+        self, of: tuple[int, int], stream: Any, library: StreamLibrary, errors: DeviceErrors, graphs: Graphs | None = None
+    ) -> None:
+        self.of, self.stream, self.library, self.errors, self.graphs = of, stream, library, errors, graphs
+
+    def launch(self, launch: Callable[[], object]) -> None:
+        """Call a function that launches something, with the stream as the current one. Raises DeviceError."""
+        try:
+            self.library.launch_on(self.stream, launch)
+        except Exception as error:
+            self.errors.told(error)
+            raise
 
 
 class PreparedProgram:
     """A program that is ready to launch on a stream, with fixed inputs and outputs.
 
-    The stream is the current one while it is launched, so that PyTorch allocates intermediate tensors from the stream's pool.
+    The stream is the current one while it is launched, so that intermediate tensors are allocated from the stream's pool.
     """
 
     def __init__(self, queue: Queue, launch: Callable[[], object], graphs: Graphs | None) -> None:
@@ -73,12 +86,7 @@ class PreparedProgram:
 
     def __call__(self, _inbox: Inbox, _token: Token) -> None:
         """Launch it. Raises DeviceError."""
-        queue = self._queue
-        try:
-            launch_on(queue.stream, self._go)
-        except Exception as error:
-            queue.errors.told(error)
-            raise
+        self._queue.launch(self._go)
 
 
 class LaunchBatch:
@@ -93,8 +101,9 @@ class LaunchBatch:
         self.at = 0
         self._queue, self._begin, self._end = queue, begin, steps[-1].end
         self._programs = [step.program for step in steps]
-        self._steps = [(_launch_of(step), step.end) for step in steps]
-        self._whole = queue.graphs is not None and can_time_graphs() and all(map(is_replayable, filter(None, self._programs)))
+        self._steps = [(_launch_of(queue.library, step), step.end) for step in steps]
+        replayable = all(map(is_replayable, filter(None, self._programs)))
+        self._whole = queue.graphs is not None and queue.library.times_graphs and replayable
         self._go = Recorder(queue.graphs if self._whole else None, queue.stream)
         self.recorders = [self._go]
         if not self._whole:
@@ -112,15 +121,12 @@ class LaunchBatch:
     def start(self) -> None:
         """Launch the steps. The last event is outside the graph, so that threads can wait for it as soon as this returns."""
         queue = self._queue
-        try:
-            if self._whole and self._go.refused:
-                self._whole = False
-                self._divide()
-            launch_on(queue.stream, functools.partial(self._go, self._launch))
+        if self._whole and self._go.refused:
+            self._whole = False
+            self._divide()
+        queue.launch(functools.partial(self._go, self._launch))
+        with queue.errors:
             self._end.record(queue.stream)
-        except Exception as error:
-            queue.errors.told(error)
-            raise
 
     def _launch(self, stream: Any) -> None:
         self._begin.record(stream)
@@ -131,9 +137,9 @@ class LaunchBatch:
                 event.record(stream)
 
 
-def _launch_of(step: Step) -> Callable[[], object]:
+def _launch_of(library: StreamLibrary, step: Step) -> Callable[[], object]:
     if step.program is None:
-        return functools.partial(step.writes[0].copy_, step.reads[0], non_blocking=True)
+        return functools.partial(library.copy, step.reads[0], step.writes[0])
     return functools.partial(step.program.launch, step.reads, step.writes)
 
 
@@ -144,20 +150,3 @@ def is_replayable(program: LoadedProgram) -> bool:
 
 def _on(launch: Callable[[], object], _stream: Any) -> None:
     launch()
-
-
-def launch_on(stream: Any, launch: Callable[[], object]) -> None:
-    """Launch in inference mode, with a stream as the current one of its device, and that as the current device."""
-    if torch.is_inference_mode_enabled():
-        with stream:
-            launch()
-    else:
-        with stream, torch.inference_mode():
-            launch()
-
-
-@functools.cache
-def can_time_graphs() -> bool:
-    """Return whether this PyTorch has events that are recorded as parts of graphs (2.9 or newer)."""
-    make: Any = torch.cuda.Event
-    return "external" in inspect.signature(make.__new__).parameters
