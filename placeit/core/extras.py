@@ -11,6 +11,7 @@ from placeit.core.errors import PlaceitError, UsageError
 __all__ = ["import_extra", "install", "installed", "need"]
 
 _NAMES = {
+    "cupy": "CuPy",
     "torch": "PyTorch",
     "torch_geometric": "PyTorch Geometric",
     "ortools": "OR-tools",

@@ -294,6 +294,13 @@ def test_devices_shows_how_busy_gpus_are(nvml: FakeNvml, monkeypatch: pytest.Mon
     assert "cuda:1 25 % 2.15 GB -" in lines
 
 
+def test_a_gpu_that_no_package_drives_is_listed_with_what_to_install(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("placeit.runtime.kinds.cuda.installed", lambda module: False)
+    found = json.loads(CliRunner().invoke(app, ["devices", "--no-links", "--json"]).stdout)
+    (gpu,) = [device for device in found["devices"] if device["name"] == "cuda:0"]
+    assert re.search(r"ONNX models need CuPy.*pip install 'placeit\[cuda\]' onnxruntime-gpu", gpu["unusable"])
+
+
 def test_devices_shows_nothing_about_gpus_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     without_package(monkeypatch)
     result = devices()

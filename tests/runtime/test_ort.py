@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,11 +31,12 @@ from placeit.devices import discover
 from placeit.devices.clusterfile import read_cluster, write_cluster
 from placeit.devices.host import allowed_cores
 from placeit.devices.names import parse_device, parse_devices
-from placeit.devices.onnxruntime import onnxruntime
 from placeit.measuring.check import OutputDifference
 from placeit.planning.coarsen import Grouping, coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.costs import profile
+from placeit.runtime.accelerators import ort_program, torch_library
+from placeit.runtime.accelerators.library import StreamLibrary
 from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.host_buffer import HostBuffer
@@ -45,7 +47,9 @@ from placeit.runtime.kinds.ort import KIND
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
 from placeit.testing.devices import ComputingDeviceConformance
+from tests.gpu_libraries import ON_GPU, needs_ort_gpu
 from tests.open_models import divided
+from tests.recorded_cuda import RecordedCuda, recorded_cupy
 
 CORES = allowed_cores()
 ONE = Device("one", "ort", Address("CPU", CORES[:1], runtime="ort"))
@@ -404,12 +408,47 @@ def test_a_build_without_cuda_is_an_error_that_names_the_package(monkeypatch: py
         KIND.open(Device("cuda:0", "ort", Address("cuda:0")), "f32")
 
 
-def test_a_gpu_that_pytorch_does_not_find_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     build = SimpleNamespace(get_available_providers=lambda: ["CUDAExecutionProvider"], __version__="1.0")
     monkeypatch.setitem(sys.modules, "onnxruntime", build)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(DeviceError, match=r"finds 1 NVIDIA GPUs"):
+
+
+@pytest.mark.usefixtures("for_cuda")
+def test_a_gpu_without_cupy_and_pytorch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_program, "installed", lambda module: False)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match=r"cuda:0: ONNX Runtime on an NVIDIA GPU needs CuPy, .*pip install 'placeit\[cuda\]'"):
+        KIND.open(Device("cuda:0", "ort", Address("cuda:0")), "f32")
+
+
+@pytest.mark.usefixtures("for_cuda")
+def test_pytorch_has_the_streams_where_cupy_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_program, "installed", lambda module: module != "cupy")
+    monkeypatch.setattr(torch_library, "_module", lambda kind: SimpleNamespace(device_count=lambda: 1))
+    with pytest.raises(DeviceError, match=r"There is no device cuda:1; PyTorch sees cuda:0"):
         KIND.open(Device("gpu", "ort", Address("cuda:1", runtime="ort")), "f32")
+
+
+@pytest.mark.usefixtures("for_cuda")
+def test_cupy_has_the_streams_even_where_pytorch_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_cupy(RecordedCuda(2), monkeypatch)
+    monkeypatch.setattr(ort_program, "installed", lambda module: True)
+    with pytest.raises(DeviceError, match=r"There is no device cuda:2; CuPy sees cuda:0, cuda:1"):
+        KIND.open(Device("gpu", "ort", Address("cuda:2", runtime="ort")), "f32")
+
+
+@pytest.mark.usefixtures("for_cuda")
+def test_cupy_without_a_driver_says_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_cupy(RecordedCuda(1), monkeypatch)
+
+    def fail() -> int:
+        raise sys.modules["cupy"].cuda.runtime.CUDARuntimeError(35)
+
+    monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "getDeviceCount", fail)
+    monkeypatch.setattr(ort_program, "installed", lambda module: True)
+    with pytest.raises(DeviceError, match=r"CuPy 0 for CUDA 12\.9 finds no GPU .*\(cudaError 35\): check that `nvidia-smi`"):
+        KIND.open(Device("cuda:0", "ort", Address("cuda:0")), "f32")
 
 
 def test_another_precision_is_refused() -> None:
@@ -501,12 +540,12 @@ def test_one_core_needs_no_threads_besides_the_worker_and_those_of_larger_sets_a
     assert found == [str(CORES[-1])] * 2
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or "CUDAExecutionProvider" not in onnxruntime().get_available_providers(),
-    reason="needs an NVIDIA GPU and onnxruntime-gpu",
-)
-def test_a_model_on_an_nvidia_gpu_gives_openvinos_answer(model: OnnxModel) -> None:
+@pytest.mark.parametrize("library", ON_GPU)
+@needs_ort_gpu
+def test_a_model_on_an_nvidia_gpu_gives_openvinos_answer(
+    model: OnnxModel, library: Callable[[], StreamLibrary], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ort_program, "_library", lambda name: library())
     with Session(model.path, f"cuda:0,CPU@{CORES[0]}", cache=None) as session:
         session.profile(budget_s=0.2)
         for groups in (np.zeros(len(session.grouping.groups), int), np.arange(len(session.grouping.groups)) % 2):

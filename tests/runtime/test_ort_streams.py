@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ExecutionError
-from placeit.devices.onnxruntime import onnxruntime
 from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.accelerators import ort_program
@@ -21,6 +20,7 @@ from placeit.runtime.devices import ort
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 from tests.eager_streams import devices, run_at_once
+from tests.gpu_libraries import ON_GPU, needs_ort_gpu
 from tests.runtime.test_ort import OTHER, grouped, model  # noqa: F401 (a fixture)
 
 
@@ -128,12 +128,10 @@ def test_a_session_on_a_gpu_computes_on_the_stream_of_its_device_without_tf32(mo
     assert asked == [("slow", ("CUDAExecutionProvider", options))]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or "CUDAExecutionProvider" not in onnxruntime().get_available_providers(),
-    reason="needs an NVIDIA GPU and onnxruntime-gpu",
-)
-def test_segments_on_a_gpu_hand_tensors_over_there(model):  # noqa: F811
+@pytest.mark.parametrize("library", ON_GPU)
+@needs_ort_gpu
+def test_segments_on_a_gpu_hand_tensors_over_there(model, library, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(ort_program, "_library", lambda name: library())
     cluster = Cluster((Device("cuda:0", "ort", Address("cuda:0")),))
     with Runtime(model, grouped(model), cluster) as runtime:
         plan = plan_of(runtime, np.zeros(len(runtime.grouping.groups), int), merge=False)

@@ -10,7 +10,7 @@ the current stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from placeit.runtime.devices.accelerator import Memory, View
 from placeit.runtime.devices.base import BufferSpec
 
-__all__ = ["GraphPool", "LibraryEvent", "LibraryStream", "Place", "StreamLibrary"]
+__all__ = ["GraphPool", "LibraryEvent", "LibraryStream", "Place", "StreamLibrary", "array_at"]
 
 Place: TypeAlias = Hashable
 """A device, or the host's memory, as the library names it."""
@@ -203,3 +203,28 @@ class StreamLibrary(Protocol):
             A call that launches all of it on the current stream; None if it cannot be recorded.
         """
         ...
+
+
+class _Held:
+    """Memory with NumPy's array interface, which keeps its owner."""
+
+    def __init__(self, owner: object, interface: dict[str, object]) -> None:
+        self.owner, self.__array_interface__ = owner, interface
+
+
+def array_at(
+    address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object, strides: Sequence[int] | None = None
+) -> NDArray[Any]:
+    """Return memory of the host as an array.
+
+    Args:
+        address: of the first element.
+        shape: of the array.
+        dtype: of the array.
+        owner: the object that the memory lives as long as; the array keeps it alive.
+        strides: in bytes; None for a contiguous array.
+    """
+    interface: dict[str, object] = {"version": 3, "shape": tuple(shape), "typestr": dtype.str, "data": (address, False)}
+    if strides is not None:
+        interface["strides"] = tuple(strides)
+    return np.asarray(_Held(owner, interface))

@@ -10,7 +10,7 @@ import numpy as np
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
-from placeit.core.extras import import_extra
+from placeit.core.extras import import_extra, installed
 from placeit.devices.onnxruntime import onnxruntime
 from placeit.runtime.accelerators.library import LibraryStream, Place, StreamLibrary
 from placeit.runtime.accelerators.stream_accelerator import StreamAccelerator
@@ -29,11 +29,15 @@ def open_streams(devices: Sequence[Device], precision: str) -> Streams:
 
 
 def _library(name: str) -> StreamLibrary:
-    """Return the library of streams. Raises DeviceError if it is not installed."""
-    import_extra(f"{name}: ONNX Runtime on an NVIDIA GPU", "torch", "torch", DeviceError)
-    from placeit.runtime.accelerators.torch_library import TorchLibrary
+    """Return CuPy as the library of streams; PyTorch if only that is installed. Raises DeviceError if both are missing."""
+    if not installed("cupy") and installed("torch"):
+        from placeit.runtime.accelerators.torch_library import TorchLibrary
 
-    return TorchLibrary("cuda")
+        return TorchLibrary("cuda")
+    import_extra(f"{name}: ONNX Runtime on an NVIDIA GPU", "cuda", "cupy", DeviceError)
+    from placeit.runtime.accelerators.cupy_library import CupyLibrary
+
+    return CupyLibrary()
 
 
 def ort_streams(accelerator: StreamAccelerator) -> Streams:

@@ -21,7 +21,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
 from placeit.runtime.accelerators.gpu_parts import check_parts, part_stream
-from placeit.runtime.accelerators.library import Place
+from placeit.runtime.accelerators.library import Place, array_at
 from placeit.runtime.accelerators.module_program import ModuleProgram, wait_for_default_stream
 from placeit.runtime.accelerators.reports import Reports
 from placeit.runtime.accelerators.stream_accelerator import StreamAccelerator
@@ -167,7 +167,8 @@ class TorchLibrary:
         if view.dtype is torch.bfloat16 or not view.numel():
             return self.read(view)
         dtype = np.dtype(str(view.dtype).removeprefix("torch."))
-        return np.asarray(_Held(owner, view, dtype))
+        strides = [step * dtype.itemsize for step in view.stride()]
+        return array_at(view.data_ptr(), view.shape, dtype, owner, strides)
 
     def blank(self, view: torch.Tensor, sentinel: int) -> None:
         """Fill a tensor on the default stream, and wait for it, as no other stream does."""
@@ -267,20 +268,6 @@ _failed: list[Any] = []  # a few bytes each
 def _can_time_graphs() -> bool:
     make: Any = torch.cuda.Event
     return "external" in inspect.signature(make.__new__).parameters
-
-
-class _Held:
-    """A tensor with NumPy's array interface, which keeps the owner of the memory."""
-
-    def __init__(self, owner: object, view: torch.Tensor, dtype: np.dtype[Any]) -> None:
-        self.owner = owner
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": tuple(view.shape),
-            "typestr": dtype.str,
-            "data": (view.data_ptr(), False),
-            "strides": tuple(step * dtype.itemsize for step in view.stride()),
-        }
 
 
 def _module(kind: str) -> Any:

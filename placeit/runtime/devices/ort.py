@@ -14,7 +14,6 @@ from placeit.backends.onnx.whole import WholeOnnxModel
 from placeit.backends.onnx_external import OnnxFile, session_source
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
-from placeit.core.extras import import_extra
 from placeit.core.narrowing import narrowed
 from placeit.core.sizes import fits
 from placeit.core.telemetry import import_openvino
@@ -231,7 +230,7 @@ class OrtDevice(OnWorker):
 
 
 def check_device(device: Device, precision: str) -> None:
-    """Check that ONNX Runtime supports a device, and that PyTorch, which provides the stream, can use a GPU.
+    """Check that ONNX Runtime supports a device.
 
     Raises:
         DeviceError: says what is missing; or another precision than ``f32`` is asked for.
@@ -253,12 +252,6 @@ def check_device(device: Device, precision: str) -> None:
         raise DeviceError(
             f"{name}: this ONNX Runtime ({runtime.__version__}) has no CUDAExecutionProvider: replace it, with `pip uninstall "
             "onnxruntime` and `pip install onnxruntime-gpu`."
-        )
-    torch = import_extra(f"{name}: ONNX Runtime on an NVIDIA GPU", "torch", "torch", DeviceError)
-    if (_gpu(device) or 0) >= torch.cuda.device_count():
-        raise DeviceError(
-            f"{name}: PyTorch, whose stream ONNX Runtime is to compute on, finds {torch.cuda.device_count()} NVIDIA GPUs: "
-            "check the driver with `nvidia-smi`, and that PyTorch is installed for CUDA."
         )
 
 

@@ -7,11 +7,17 @@ from dataclasses import replace
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
+from placeit.core.extras import install, installed
 from placeit.devices.kinds import Kind
 from placeit.devices.nvml import Gpu, gpus, why_not
 from placeit.devices.openvino import openvino_core
 
 __all__ = ["KIND"]
+
+_LACKING = (
+    f"no package that drives it is installed. ONNX models need CuPy and onnxruntime-gpu: {install('cuda')} onnxruntime-gpu. "
+    "PyTorch models need a PyTorch built with CUDA."
+)
 
 
 class _NvidiaGpus(Kind):
@@ -21,8 +27,9 @@ class _NvidiaGpus(Kind):
     on_nodes = True
 
     def devices(self) -> list[Device]:
-        """Return the GPUs of this machine."""
-        return [_device(gpu) for gpu in gpus()]
+        """Return the GPUs of this machine; they are unusable if no package that drives them is installed."""
+        lacking = "" if installed("cupy") or installed("torch") else _LACKING
+        return [replace(_device(gpu), unusable=lacking) for gpu in gpus()]
 
     def find(self, address: Address) -> Device:
         """Return a GPU, or a part of one, by its address. Raises DeviceError if the driver does not list it."""
