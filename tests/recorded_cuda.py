@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from placeit.core.address import Address
@@ -29,7 +30,7 @@ from placeit.runtime.accelerators.stream_accelerator import StreamAccelerator
 from tests.fake_streams import Turn
 from tests.happens_before import Access, HappensBefore
 
-__all__ = ["OnCuda", "RecordedAccelerator", "RecordedCuda", "open_recorded"]
+__all__ = ["CallersArray", "OnCuda", "RecordedAccelerator", "RecordedCuda", "open_recorded"]
 
 _host = threading.get_ident  # identifies the calling thread
 
@@ -42,11 +43,15 @@ class RecordedCuda:
         waits: how many times a stream was told to wait for an event.
         replays: how many graphs were launched.
         enabled: pairs of devices of which the first may write the second's memory.
+        copies: devices that copies were launched from and to; None for the host.
+        hosts: threads of the host that have launched something.
     """
 
     def __init__(self, devices: int, *, peers: frozenset[tuple[int, int]] | None = None, skip_wait: int | None = None) -> None:
         self.devices, self.order, self.waits, self.replays = devices, HappensBefore(), 0, 0
         self.enabled: set[tuple[int, int]] = set()
+        self.copies: list[tuple[int | None, int | None]] = []
+        self.hosts: set[int] = set()
         self.lock = threading.RLock()
         self.events: dict[int, RecordedEvent] = {}
         self.streams: dict[int, RecordedStream] = {}
@@ -71,6 +76,7 @@ class RecordedCuda:
 
     def freed(self, number: int) -> None:
         with self.lock:
+            self.told()  # the last reference may end on any thread, after all others
             self.order.free(number, host=_host())
             del self._memory[number]
 
@@ -108,12 +114,21 @@ class RecordedCuda:
             stream.capture.append(lambda on: self.launch(on, what, reads, writes, work))
             return
         with self.lock:
+            self.hosts.add(_host())
             self.order.use(stream, what, self.accesses(*reads), self.accesses(*writes), host=_host())
             work()
 
     def copy(self, stream: RecordedStream, source: int, destination: int, nbytes: int) -> None:
+        ends = [self.find(address) for address in (source, destination)]
+        self.copies.append(tuple(None if end is None else end[1] for end in ends))  # type: ignore[arg-type]
         move = functools.partial(ctypes.memmove, destination, source, nbytes)
         self.launch(stream, f"the copy from {source}", (source,), (destination,), move)
+
+    def told(self) -> None:
+        """The calling thread learns what all others know, as when it gets the result of a run."""
+        with self.lock:
+            for host in self.hosts:
+                self.order.after(_host(), dict(self.order.mark(host)))
 
     def wait(self, stream: RecordedStream, event: RecordedEvent) -> None:
         with self.lock:
@@ -265,7 +280,24 @@ def fake_cupy(cuda: RecordedCuda) -> ModuleType:
         malloc=lambda size: Pointer(cuda, size, cuda.device[-1]), free_bytes=lambda: 0, free_all_blocks=lambda: None
     )
     pinned = SimpleNamespace(malloc=lambda size: Pointer(cuda, size, None), free_all_blocks=lambda: None)
+
+    def from_dlpack(capsule: Any) -> Any:
+        tensor = torch.utils.dlpack.from_dlpack(capsule)
+        data, flags = (
+            SimpleNamespace(ptr=tensor.data_ptr(), tensor=tensor),
+            SimpleNamespace(c_contiguous=tensor.is_contiguous()),
+        )
+        return SimpleNamespace(data=data, shape=tuple(tensor.shape), dtype=_dtype(tensor), flags=flags)
+
+    class Array:
+        def __init__(self, shape: Any, dtype: Any, memptr: Any) -> None:
+            self.shape, self.dtype, self.data = shape, dtype, memptr
+
+        def get(self) -> Any:
+            return array_at(self.data.ptr, self.shape, self.dtype, self.data)
+
     module: Any = ModuleType("cupy")
+    module.from_dlpack, module.ndarray = from_dlpack, Array
     module.__version__ = "0"
     module.cuda = SimpleNamespace(
         Device=Current,
@@ -308,6 +340,8 @@ class Copies(TorchDispatchMode):
         destination, source = args[0], args[1]
         ends = [cuda.find(tensor.data_ptr()) for tensor in (source, destination)]
         src, dst = (None if end is None else end[1] for end in ends)
+        if src is None and dst is None:  # the host's own work
+            return func(*args, **(kwargs or {}))
         stream = next(stream for stream in reversed(cuda.current) if stream.device_id == (dst if src is None else src))
         beside = None
         if None not in (src, dst) and src != dst:
@@ -468,4 +502,35 @@ class OnCuda:
 
 
 def _array(address: int, view: Any) -> Any:
-    return array_at(address, tuple(view.shape), np.dtype(str(view.dtype).removeprefix("torch.")), view)
+    return array_at(address, tuple(view.shape), _dtype(view), view)
+
+
+def _dtype(view: Any) -> np.dtype[Any]:
+    return np.dtype(str(view.dtype).removeprefix("torch."))
+
+
+class CallersArray:
+    """An array on a GPU that a stream of the caller has written, with DLPack.
+
+    Args:
+        cuda: CUDA.
+        device: the GPU.
+        value: what is written there.
+        careless: whether it lets others read it before it was written.
+    """
+
+    def __init__(self, cuda: RecordedCuda, device: int, value: Any, *, careless: bool = False) -> None:
+        self.value, self.shape, self.dtype = np.zeros_like(value), value.shape, value.dtype
+        self._cuda, self._device, self._careless = cuda, device, careless
+        self._stream, address = RecordedStream(cuda, device), self.value.ctypes.data
+        cuda.allocated(address, value.nbytes, device)
+        cuda.launch(self._stream, "the caller", (), (address,), lambda: np.copyto(self.value, value))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._device
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        with self._cuda.lock:
+            if stream is not None and not self._careless:
+                self._cuda.order.after(self._cuda.streams[stream], self._cuda.order.mark(self._stream))
+        return self.value.__dlpack__()

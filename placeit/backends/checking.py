@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.arrays import host_array
 from placeit.core.errors import UsageError
 from placeit.core.sizes import Limits, fits, spelled_shape
 
@@ -49,7 +50,7 @@ def checked_inputs(inputs: Mapping[str, NDArray[np.generic]], wanted: Mapping[st
     """Return a model's inputs in the model's order and types, copied if the types differ.
 
     Args:
-        inputs: arrays by name.
+        inputs: arrays by name, of any library with DLPack or NumPy's protocols; arrays on GPUs are copied to the host.
         wanted: required shapes and types, by name; an array's type must be castable to the required type without becoming
             another kind of number.
 
@@ -59,12 +60,7 @@ def checked_inputs(inputs: Mapping[str, NDArray[np.generic]], wanted: Mapping[st
     """
     if len(inputs) == len(wanted) and all(_is_exactly(inputs.get(name), spec) for name, spec in wanted.items()):
         return {name: inputs[name] for name in wanted}  # the common case
-    values: dict[str, NDArray[np.generic]] = {}
-    for name, given in inputs.items():
-        try:
-            values[name] = np.asarray(given)
-        except ValueError as error:  # lists of different lengths
-            raise UsageError(f"The input '{name}' is not an array.") from error
+    values = {name: host_array(f"The input '{name}'", given) for name, given in inputs.items()}
     check_inputs({name: (value.shape, value.dtype) for name, value in values.items()}, wanted)
     if isinstance(wanted, InputSpecs):
         wanted.check({name: value.shape for name, value in values.items()})

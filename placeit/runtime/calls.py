@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays
+from placeit.core.arrays import DLPackArray, GpuArray, gpu_array, host_array
 from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
 from placeit.runtime.devices.entries import ExplainsEntries, MakesErrors
 
-__all__ = ["check_out", "check_process", "check_requests", "failure_of", "segment_failure"]
+__all__ = ["check_process", "check_requests", "checked_out", "failure_of", "segment_failure"]
 
 
 def failure_of(what: str, error: BaseException, said: str = "") -> ExecutionError:
@@ -45,22 +46,34 @@ def check_process(process: int) -> None:
         )
 
 
-def check_out(out: Mapping[str, NDArray[Any]], wanted: Mapping[str, BufferSpec], inputs: Arrays) -> None:
-    """Raise UsageError if outputs cannot be written to some arrays."""
-    others = [(f"the input '{name}'", value) for name, value in inputs.items()]
-    for name, array in out.items():
+def checked_out(
+    out: Mapping[str, Any], wanted: Mapping[str, BufferSpec], inputs: Arrays
+) -> dict[str, NDArray[np.generic] | GpuArray]:
+    """Return arrays to write outputs to, as NumPy's arrays where they are on the host.
+
+    Raises:
+        UsageError: an output cannot be written to one of them.
+    """
+    others: list[tuple[str, object]] = [(f"the input '{name}'", value) for name, value in inputs.items()]
+    found: dict[str, NDArray[np.generic] | GpuArray] = {}
+    for name, given in out.items():
         if name not in wanted:
             raise UsageError(f"'out' has '{name}', and the model has no such output; its outputs are {', '.join(wanted)}.")
-        spec = wanted[name]
-        if not isinstance(array, np.ndarray) or not array.flags.writeable:
-            raise UsageError(f"'out' needs a NumPy array that can be written to for '{name}'.")
+        spec, what = wanted[name], f"The array in 'out' for '{name}'"
+        array: NDArray[np.generic] | GpuArray | None = gpu_array(what, given)
+        if array is None and isinstance(given, np.ndarray | DLPackArray):
+            array = host_array(what, given)
+        if array is None or (isinstance(array, np.ndarray) and not array.flags.writeable):
+            raise UsageError(f"'out' needs an array that can be written to for '{name}', of NumPy or another library.")
+        found[name] = array
         shape = array.shape if spec.limits is not None else spec.shape
         if array.dtype != np.dtype(spec.dtype) or array.shape != shape:
             raise UsageError(f"'out' has {array.dtype} {list(array.shape)} for '{name}', which is {spec.dtype} {list(shape)}.")
         for other, memory in others:
-            if isinstance(memory, np.ndarray) and np.may_share_memory(array, memory):
+            if isinstance(memory, np.ndarray) and isinstance(array, np.ndarray) and np.may_share_memory(array, memory):
                 raise UsageError(f"'out' has an array for '{name}' that shares memory with {other}: use another one.")
         others.append((f"the array for '{name}'", array))
+    return found
 
 
 def check_requests(in_flight: int) -> None:

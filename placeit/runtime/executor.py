@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit import _core
+from placeit.core.arrays import GpuArray
 from placeit.core.errors import ExecutionError, PlaceitError
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
@@ -167,8 +168,9 @@ class Executor(PlanExecutor):
         for end in slot.outputs.values():
             end.make_room()
 
-    def _write_to(self, out: Mapping[str, NDArray[Any]]) -> Collection[str]:
-        return [name for name, array in out.items() if self._slots[0].outputs[name].write_to(array)]
+    def _write_to(self, out: Mapping[str, NDArray[Any] | GpuArray]) -> Collection[str]:
+        exits = self._slots[0].outputs
+        return [name for name, array in out.items() if isinstance(array, np.ndarray) and exits[name].write_to(array)]
 
     @property
     def outputs_wanted(self) -> Mapping[str, BufferSpec]:
@@ -268,7 +270,7 @@ class Executor(PlanExecutor):
         counter = run.bell.counter
         self._engine.open(_core.Bell() if counter is None else counter)
 
-    def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:  # noqa: ARG002
+    def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, Any], out: Mapping[str, GpuArray]) -> None:  # noqa: ARG002
         slot = self._slots[request]
         self._put(inputs, request)
         slot.begin()

@@ -221,8 +221,9 @@ class Feed(Protocol):
     def take(self, *, room: bool) -> Any | None:
         """Return the next request; None if no request can be taken now.
 
-        It has ``inputs``, by name, as the model takes them, and ``slot``: the number of its sequence's slot
-        (:meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`), in which nothing is running; None outside sequences.
+        It has ``inputs``, by name, as the model takes them; ``on``, where its outputs are wanted, ``host`` or ``device``; and
+        ``slot``: the number of its sequence's slot (:meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`), in which
+        nothing is running; None outside sequences.
 
         Args:
             room: whether it may be a request outside sequences.

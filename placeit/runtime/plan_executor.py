@@ -6,17 +6,18 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Sample
 from placeit.backends.checking import checked_inputs
+from placeit.core.arrays import GpuArray
 from placeit.core.errors import ExecutionError, NoRoomError, UsageError
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
-from placeit.runtime.calls import check_out
+from placeit.runtime.calls import checked_out
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.serving_loop import ServingLoop
 from placeit.runtime.spans import Timed
@@ -70,7 +71,7 @@ class PlanExecutor(ServingLoop):
         self._check_open()
         with self._turn:
             self._settle()
-            self._write(checked_inputs(inputs, self.inputs), request)
+            self._write(self.checked(inputs), request)
             self._given[request] = inputs
 
     def set_requests(self, requests: Sequence[Sample]) -> None:
@@ -97,17 +98,25 @@ class PlanExecutor(ServingLoop):
             return self._read(request)
 
     def run(
-        self, inputs: Arrays, *, timeout: float | None = None, out: Mapping[str, NDArray[Any]] | None = None
-    ) -> dict[str, NDArray[np.generic]]:
+        self,
+        inputs: Arrays,
+        *,
+        timeout: float | None = None,
+        out: Mapping[str, Any] | None = None,
+        on: Literal["host", "device"] = "host",
+    ) -> dict[str, Any]:
         """Run once and return the outputs by name.
 
         Later runs do not change the returned arrays.
 
         Args:
-            inputs: by name.
+            inputs: by name: arrays of NumPy, or of any library with DLPack or CUDA's array interface. An array on a GPU is read
+                there if streams drive all devices, and only that GPU reads the input; else it is copied to the host first.
             timeout: seconds; see :meth:`times`.
             out: arrays to write outputs to, by name, which are returned in their place. Where devices can, they write there
-                directly; else the output is copied there.
+                directly; else the output is copied there. An array on a GPU has to be on the one that computes the output.
+            on: where other outputs are returned. On ``host``, they are NumPy arrays. On ``device``, outputs that a GPU computes
+                stay in its memory, as arrays of CuPy, or tensors of PyTorch for a PyTorch model, if streams drive all devices.
 
         Raises:
             UsageError: an input, or an array in ``out``, is missing, unknown, or has another shape or type than the model's, or
@@ -117,11 +126,13 @@ class PlanExecutor(ServingLoop):
         deadline = math.inf if timeout is None else self._deadline(timeout)
         with self._turn:
             self._settle(deadline)
-            if out is not None:
-                check_out(out, self.outputs_wanted, inputs)
-            outputs = self._called({0: inputs}, 1, deadline, out or {})
+            places = {} if out is None else checked_out(out, self.outputs_wanted, inputs)
+            places = {n: self.adopted(n, to) if isinstance(to, GpuArray) else to for n, to in places.items()}
+            if on == "device":
+                places = {**self.on_device(), **places}
+            outputs = self._called({0: inputs}, 1, deadline, places)
             self._given[0] = inputs
-            return outputs
+            return outputs if out is None else {**outputs, **out}
 
     def time(self, *, timeout: float | None = None) -> float:
         """Run once on the inputs in place and return the seconds from the call to its answer: :meth:`times` of one request."""
@@ -213,17 +224,18 @@ class PlanExecutor(ServingLoop):
         inputs: Mapping[int, Mapping[str, NDArray[np.generic]]],
         count: int,
         deadline: float,
-        out: Mapping[str, NDArray[Any]] = {},
-    ) -> dict[str, NDArray[np.generic]]:
+        out: Mapping[str, NDArray[np.generic] | GpuArray] = {},
+    ) -> dict[str, Any]:
         """Run requests as a caller does, on inputs by their numbers, and return the outputs of the first."""
         for request, given in inputs.items():
-            self._put(checked_inputs(given, self.inputs), request)
+            self._put(self.checked(given), request)
         there = self._write_to(out) if out else ()
         self._times(count, deadline)
-        outputs = self._read(0, {name: out[name] for name in there})
+        given_out = {name: to.value if isinstance(to, GpuArray) else to for name, to in out.items()}
+        outputs: dict[str, Any] = dict(self._read(0, {name: given_out[name] for name in there}))
         for request in range(1, min(count, self.in_flight)):
             self._read(request)
-        for name, array in out.items():
+        for name, array in given_out.items():
             if name not in there:
                 if array.shape != outputs[name].shape:
                     raise UsageError(f"The output '{name}' is {list(outputs[name].shape)}, and 'out' has {list(array.shape)}.")

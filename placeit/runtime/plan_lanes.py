@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit import _core
+from placeit.backends.base import Arrays
+from placeit.backends.checking import checked_inputs
+from placeit.core.arrays import GpuArray
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
@@ -76,6 +79,27 @@ class PlanLanes(ABC):
     @abstractmethod
     def outputs_wanted(self) -> Mapping[str, BufferSpec]:
         """Shape and type of each output of the model, by name."""
+
+    def checked(self, inputs: Arrays) -> dict[str, Any]:
+        """Return inputs in the model's order and types: arrays on the host, or where this executor reads them without a copy.
+
+        The result may be given to any other executor of the model, too.
+
+        Raises:
+            UsageError: an input is missing, unknown, or has another shape or type than the model wants.
+        """
+        return dict(checked_inputs(inputs, self.inputs))
+
+    def adopted(self, name: str, array: GpuArray) -> GpuArray:  # noqa: ARG002
+        """Make an array on a GPU ready to have an output written to it. Raises UsageError if it cannot be written there."""
+        raise UsageError(
+            f"'out' has an array on a GPU for '{name}', and the devices of this placement write outputs to the host's memory: "
+            "give a NumPy array."
+        )
+
+    def on_device(self) -> dict[str, GpuArray]:
+        """Make arrays for the outputs of a request, by name, in the memory of devices that is not the host's."""
+        return {}
 
     @property
     def stays(self) -> bool:
@@ -151,8 +175,15 @@ class PlanLanes(ABC):
         """Prepare a run of ``count`` requests or, with a bell to ring at each end, of requests that are admitted later."""
 
     @abstractmethod
-    def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
-        """Begin one more request of a run with a bell, on inputs that were checked, unless the run has been stopped."""
+    def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, Any], out: Mapping[str, GpuArray]) -> None:
+        """Begin one more request of a run with a bell, unless the run has been stopped.
+
+        Args:
+            run: the run.
+            request: its number among those in flight.
+            inputs: inputs that were checked (:meth:`checked`).
+            out: arrays of :meth:`on_device` for outputs; other outputs go to the host.
+        """
 
     @abstractmethod
     def _admit_no_more(self, run: ActiveRun) -> None:
@@ -189,7 +220,7 @@ class PlanLanes(ABC):
         """Have a request read checked inputs, which must not change until it has ended."""
         self._write(inputs, request)
 
-    def _write_to(self, out: Mapping[str, NDArray[Any]]) -> Collection[str]:  # noqa: ARG002
+    def _write_to(self, out: Mapping[str, NDArray[Any] | GpuArray]) -> Collection[str]:  # noqa: ARG002
         """Have the next run write outputs to some arrays; return the names of the outputs that it does write there."""
         return ()
 

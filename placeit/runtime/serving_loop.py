@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from placeit.backends.checking import checked_inputs
-from placeit.core.errors import ExecutionError, UsageError, forget_frames
+from placeit.core.errors import ExecutionError, NoRoomError, UsageError, forget_frames
 from placeit.core.threads import CHECK_S
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.calls import failure_of
@@ -107,13 +106,14 @@ class ServingLoop(RunEnds):
             while item is not None and not run.stopped:
                 serving.item = item
                 try:
-                    inputs = checked_inputs(item.inputs, self.inputs)  # their owner may have changed them
-                except UsageError as error:
+                    inputs = self.checked(item.inputs)  # their owner may have changed them
+                    out = self.on_device() if item.on == "device" else {}
+                except (UsageError, NoRoomError) as error:
                     serving.give_back(number)
                     feed.failed(item, failure_of("This request could not be served", error), begun=False)
                 else:
                     serving.flying[number] = item
-                    self._admit(run, number, inputs)
+                    self._admit(run, number, inputs, out)
                 serving.item = None
                 item, number = _next(feed, serving)
             if not (serving.flying or feed.stays()) and (feed.slots is None or feed.slots.retire()):

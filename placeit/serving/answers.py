@@ -7,10 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Literal, TypeAlias
 
 from placeit import _core
 from placeit.backends.base import Arrays
@@ -21,7 +18,8 @@ from placeit.serving.line import Line
 
 __all__ = ["Answer", "Outputs", "Pending", "fail", "late", "too_late"]
 
-Outputs: TypeAlias = dict[str, NDArray[np.generic]]
+Outputs: TypeAlias = dict[str, Any]
+"""Outputs by name: NumPy arrays, or arrays on GPUs if these were asked for."""
 
 
 class Answer(Outcome[Outputs]):
@@ -100,6 +98,7 @@ class Pending:
     failure: PlaceitError | None = None  # the error with which it leaves the queue; None if its deadline was over
     over: bool = False  # whether it has ended, well or not
     submission: _core.Submission | None = None  # in the compiled queue; None if it is not there
+    on: Literal["host", "device"] = "host"  # where its outputs are wanted
     outputs: Outputs = field(default_factory=dict)  # arrays that the compiled queue writes its outputs to
 
     @property

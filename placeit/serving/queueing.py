@@ -8,6 +8,7 @@ import os
 from collections import abc
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Literal
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from placeit.backends.base import Arrays
 from placeit.backends.checking import checked_inputs
 from placeit.core.errors import DeadlineError, ExecutionError, QueueFullError, SequenceError, UsageError
 from placeit.core.threads import CHECK_S
-from placeit.runtime.calls import check_process
+from placeit.runtime.calls import check_memory, check_process
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.answering import Answering
 from placeit.serving.answers import Answer, Pending, fail, late
@@ -37,6 +38,7 @@ class NewRequest:
         arrived: when it was due, in seconds of ``time.perf_counter``; None for now.
         line: the sequence that it belongs to; None if it belongs to no sequence.
         behind: whether it may wait for earlier requests of its sequence.
+        on: where its outputs are wanted.
     """
 
     inputs: Arrays
@@ -46,6 +48,7 @@ class NewRequest:
     arrived: float | None = None
     line: Line | None = None
     behind: bool = True
+    on: Literal["host", "device"] = "host"
 
 
 class Queueing(Answering):
@@ -63,19 +66,21 @@ class Queueing(Answering):
     def __init__(self, executor: PlanExecutor, queue: int, state_memory: float | None) -> None:
         super().__init__(state_memory)
         self.queue = queue
-        self._inputs, self._outputs = executor.inputs, executor.outputs_wanted
+        self._checked, self._inputs, self._outputs = executor.checked, executor.inputs, executor.outputs_wanted
         self._process = os.getpid()
         self.after_sequences: abc.Callable[..., object] | None = None
 
     def enqueue(self, new: NewRequest) -> Answer:
         """Queue a request, and return its future; see :meth:`placeit.serving.server.Server.submit` for the errors."""
         check_process(self._process)
+        check_memory(new.on)
         for name, seconds in (("start_within_s", new.start_within_s), ("timeout", new.timeout)):
             if seconds is not None and not seconds > 0:
                 raise UsageError(f"'{name}' must be a positive number of seconds; got {seconds}.")
         now = perf_counter()
         deadline = math.inf if new.start_within_s is None else now + new.start_within_s
-        request = Pending(checked_inputs(new.inputs, self._inputs), deadline)
+        checked = self._checked(new.inputs) if new.line is None else checked_inputs(new.inputs, self._inputs)
+        request = Pending(checked, deadline, on=new.on)
         if new.arrived is not None:
             if not new.arrived <= now:
                 raise UsageError(f"A request has arrived before it is submitted; got {new.arrived}, and it is {now} now.")
@@ -136,7 +141,8 @@ class Queueing(Answering):
 
     def _submit(self, request: Pending) -> None:
         """Put a request into the compiled queue; with the lock."""
-        inputs = [np.ascontiguousarray(request.inputs[name]) for name in self._inputs]
+        given = checked_inputs(request.inputs, self._inputs)
+        inputs = [np.ascontiguousarray(given[name]) for name in self._inputs]
         request.inputs = dict(zip(self._inputs, inputs, strict=True))
         request.outputs = {name: np.empty(spec.shape, spec.dtype) for name, spec in self._outputs.items()}
         submission = _core.Submission(inputs, [*request.outputs.values()], request.deadline)

@@ -9,7 +9,7 @@ from collections import abc
 from dataclasses import replace as changed
 from time import perf_counter
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError, UsageError
@@ -95,6 +95,7 @@ class Server(Replacing, Watched):
         wait: bool = True,
         timeout: float | None = None,
         arrived: float | None = None,
+        on: Literal["host", "device"] = "host",
     ) -> Answer:
         """Submit a run of the model, from its initial state.
 
@@ -102,11 +103,15 @@ class Server(Replacing, Watched):
         else until they return.
 
         Args:
-            inputs: by name. Arrays are read when the request begins, not now: leave them as they are until it has ended.
+            inputs: by name: arrays of NumPy, or of any library with DLPack or CUDA's array interface, on the host or on a GPU
+                (:meth:`placeit.runtime.plan_executor.PlanExecutor.run`). Arrays are read when the request begins, not now:
+                leave them as they are until it has ended.
             start_within_s: seconds in which it has to begin; if it has not by then, its future fails.
             wait: whether to wait for room in the queue.
             timeout: seconds to wait at most; None for as long as it takes.
             arrived: when it was due, in seconds of ``time.perf_counter``; its latency counts from then. None for now.
+            on: where outputs are returned: NumPy arrays on the ``host``, or, for outputs that a GPU computes and if streams
+                drive all devices, arrays on the ``device``.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants; a time is not positive.
@@ -115,7 +120,7 @@ class Server(Replacing, Watched):
             DeadlineError: the queue is full until the deadline of the request.
             ExecutionError: the server is closed, or nothing can run any more.
         """
-        return self.enqueue(NewRequest(inputs, start_within_s, wait, timeout, arrived))
+        return self.enqueue(NewRequest(inputs, start_within_s, wait, timeout, arrived, on=on))
 
     def sequence(self, *, recompute: bool = False) -> Sequence:
         """Open a sequence of requests, each of which continues from the model's state that the previous request left.

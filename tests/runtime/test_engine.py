@@ -412,7 +412,7 @@ def test_closing_during_a_run_ends_it_or_fails_it_and_hangs_nobody() -> None:
 class Troubled:
     """A feed of ``count`` requests that raises when the first of them has ended."""
 
-    slots = None
+    slots, on = None, "host"
 
     def __init__(self, made: Bench, count: int, trouble: BaseException) -> None:
         self.bell, self._left, self._trouble = Bell(), count, trouble

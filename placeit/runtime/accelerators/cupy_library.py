@@ -16,6 +16,7 @@ import cupy
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.arrays import DLPackArray
 from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
 from placeit.runtime.accelerators.library import Place, array_at
@@ -46,12 +47,14 @@ class CudaView:
         place: number of the GPU; None for the host.
         address: of its first element.
         nbytes: its size.
+        pointer: keeps the memory.
         dtype: its type.
         shape: its shape in memory.
         array: the tensor in its logical shape, on the host; None on a GPU.
     """
 
     def __init__(self, memory: CudaMemory, spec: BufferSpec) -> None:
+        self.pointer = memory.pointer
         try:
             self.dtype = np.dtype(spec.dtype)
         except TypeError as error:
@@ -117,6 +120,7 @@ class CupyLibrary:
         self._pool, self._pinned = cupy.cuda.MemoryPool(), cupy.cuda.PinnedMemoryPool()
         self._lock = threading.Lock()
         self._peers: dict[tuple[int, int], bool] = {}
+        self._adopting: dict[int, Any] = {}  # streams that wait for the work of callers, by GPU
 
     # -- devices ----------------------------------------------------------------------------------------------------------
 
@@ -214,6 +218,25 @@ class CupyLibrary:
     def look(self, view: CudaView, owner: object) -> NDArray[np.generic]:  # noqa: ARG002
         """Return the tensor's array, which keeps the memory alive itself."""
         return view.on_host
+
+    def adopt(self, array: object) -> tuple[int, CudaView, CudaEvent]:
+        """Take an array by DLPack, on a stream that waits for the caller's work. Raises BufferError if it is not contiguous."""
+        if not isinstance(array, DLPackArray):
+            return self.adopt(cupy.asarray(array))  # waits for the stream that the array's interface names
+        place = int(array.__dlpack_device__()[1])
+        with self._lock, self._on(place):
+            if place not in self._adopting:
+                self._adopting[place] = self.stream(place, 0, (1, 1))
+            stream, event = self._adopting[place], CudaEvent()
+            held = cupy.from_dlpack(array.__dlpack__(stream=self.handle(stream)))
+            event.record(stream)
+        if not held.flags.c_contiguous:
+            raise BufferError("it is not contiguous")
+        return place, CudaView(CudaMemory(place, held.data), BufferSpec(held.shape, held.dtype.name)), event
+
+    def array(self, view: CudaView) -> object:
+        """Return a ``cupy.ndarray``."""
+        return cupy.ndarray(view.shape, view.dtype, view.pointer)
 
     def blank(self, view: CudaView, sentinel: int) -> None:
         """Fill a tensor, on a GPU by a copy from the host."""

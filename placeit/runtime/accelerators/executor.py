@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, TypeVar
@@ -12,18 +12,22 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, UsageError, forget_frames
+from placeit.backends.base import Arrays
+from placeit.core.arrays import GpuArray
+from placeit.core.errors import DeviceError, ExecutionError, UsageError, forget_frames
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Job, Worker
-from placeit.core.units import format_quantity
+from placeit.runtime.accelerators.blanks import Blanks
 from placeit.runtime.accelerators.dispatcher import Dispatcher
+from placeit.runtime.accelerators.ends import RequestEnds
 from placeit.runtime.accelerators.launcher import Launcher
 from placeit.runtime.accelerators.layout import RequestLayout
+from placeit.runtime.accelerators.room import check_room
 from placeit.runtime.accelerators.times import Times
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.calls import failure_of
-from placeit.runtime.devices.accelerator import HOST, Accelerator, View
+from placeit.runtime.devices.accelerator import HOST, Accelerator
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.feed import Bell
 from placeit.runtime.plan_executor import PlanExecutor
@@ -79,14 +83,15 @@ class StreamExecutor(PlanExecutor):
         self.layout = RequestLayout(work, accelerator)
         self._there = accelerator.turn()  # held while this executor uses the accelerator
         self._launcher = Launcher(self.layout, accelerator, priority)
-        self._times_of = Times(self._launcher)
+        self._times_of, self._ends = Times(self._launcher), RequestEnds(self._launcher, self.inputs)
         self._ahead = ahead
         self._dispatcher: Dispatcher | None = None  # None after a run that failed: the next run makes one
-        self._blanked: int | None = None
-        self._inputs: dict[int, Mapping[str, NDArray[np.generic]]] = {}  # to be copied when the next run begins, by request
-        self._outputs: dict[int, dict[str, NDArray[np.generic]]] = {}  # of the last run, by request, until they are read
+        self._blanks = Blanks(self._launcher)
+        self._inputs: dict[int, Mapping[str, Any]] = {}  # to be copied when the next run begins, by request
+        self._out: Mapping[str, GpuArray] = {}  # arrays for outputs of the first request of the next run
+        self._outputs: dict[int, dict[str, Any]] = {}  # of the last run, by request, until they are read
         with self._there:
-            self._check_memory(in_flight)
+            check_room(self.layout, accelerator, in_flight)
             try:
                 self._launcher.make(in_flight, straight=ahead > 1)
                 self._dispatcher = Dispatcher(self._launcher, ahead)
@@ -107,13 +112,25 @@ class StreamExecutor(PlanExecutor):
         """Always empty: everything is launched ahead."""
         return ()
 
+    def checked(self, inputs: Arrays) -> dict[str, Any]:
+        """Return inputs in the model's order and types; see :meth:`RequestEnds.checked`."""
+        return self._ends.checked(inputs)
+
+    def adopted(self, name: str, array: GpuArray) -> GpuArray:
+        """Make an array ready to have an output written to it; see :meth:`RequestEnds.adopted`."""
+        return self._ends.adopted(name, array)
+
+    def on_device(self) -> dict[str, GpuArray]:
+        """Make arrays for outputs on GPUs. Raises NoRoomError."""
+        return self._ends.on_device()
+
     def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:
-        self._blanked = None
+        self._blanks.forget()
         self._outputs.clear()
         return _Requests(count, bell)
 
-    def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
-        narrowed(_Requests, run).admitted.put((request, inputs))
+    def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, Any], out: Mapping[str, GpuArray]) -> None:
+        narrowed(_Requests, run).admitted.put((request, inputs, out))
 
     def _admit_no_more(self, run: ActiveRun) -> None:
         narrowed(_Requests, run).admitted.put(None)
@@ -121,7 +138,7 @@ class StreamExecutor(PlanExecutor):
     def _ended(self, run: ActiveRun) -> list[int]:
         return [run.ended.popleft() for _ in range(len(run.ended))]
 
-    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
+    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, Any], Sequence[Ran], Sequence[Moved]]:
         return narrowed(_Requests, run).outcomes.pop(request)
 
     def _start(self, run: ActiveRun) -> None:
@@ -146,14 +163,7 @@ class StreamExecutor(PlanExecutor):
             at_fault = self._launcher.at_fault
             run.failed = at_fault if at_fault is not None else narrowed(_Requests, run).at_hand
             if run.error is None and not isinstance(error, _StoppedError):
-                if isinstance(error, DeviceError):  # its message names the segment or the device
-                    failure = ExecutionError(str(error))
-                    failure.__cause__ = error
-                elif isinstance(error, ExecutionError):
-                    failure = error
-                else:
-                    failure = failure_of("The run failed", error)
-                run.error = failure
+                run.error = _failure(error)
         with self._lock:
             run.over.open()
             if run.bell is not None:
@@ -169,7 +179,10 @@ class StreamExecutor(PlanExecutor):
         self._dispatcher = None  # until the run has ended without an error
         while self._inputs:
             request, inputs = self._inputs.popitem()
-            self._copy_in(inputs, request)
+            self._ends.put(request, inputs)
+        out, self._out = self._out, {}
+        for request in range(self.in_flight):
+            self._ends.write_to(request, {} if request else out)
         self._times_of.begin()
         run.begin = run.end = perf_counter()
         requests = narrowed(_Requests, run)
@@ -189,7 +202,7 @@ class StreamExecutor(PlanExecutor):
                     requests.waiting -= 1
                     requests.in_flight.append(request)
                     dispatcher.begin(request)
-        self._outputs.update((request, self._copy_out(request)) for request in range(slots))
+        self._outputs.update((request, self._ends.get(request)) for request in range(slots))
         self._dispatcher = dispatcher
 
     def _take_ended(self, run: _Requests) -> list[int]:
@@ -206,7 +219,7 @@ class StreamExecutor(PlanExecutor):
             self._check_accelerator()
             if run.bell is not None:
                 run.at_hand = request
-                run.outcomes[request] = self._copy_out(request), *self._times_of.last()
+                run.outcomes[request] = self._ends.get(request), *self._times_of.last()
                 run.at_hand = None
                 run.ended.append(request)
                 run.bell.ring()
@@ -226,12 +239,13 @@ class StreamExecutor(PlanExecutor):
             if what is None:
                 run.admitting = False
             else:
-                run.at_hand = what[0]
-                self._copy_in(what[1], what[0])
-                run.at_hand = None
-                run.in_flight.append(what[0])
+                run.at_hand, inputs, out = what
+                self._ends.put(run.at_hand, inputs)
+                self._ends.write_to(run.at_hand, out)
+                request, run.at_hand = run.at_hand, None
+                run.in_flight.append(request)
                 self._times_of.refresh()
-                dispatcher.begin(what[0])
+                dispatcher.begin(request)
                 self._take_ended(run)  # if it launches nothing
                 begun = True
         return begun
@@ -267,24 +281,21 @@ class StreamExecutor(PlanExecutor):
     def _end_lanes(self) -> None:
         self._worker.close()
 
-    def _write(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
+    def _write(self, inputs: Mapping[str, Any], request: int) -> None:
         self._inputs[request] = inputs
 
-    def _copy_in(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
-        for name, value in inputs.items():
-            self._accelerator.write(self._host(self.work.inputs[name], request), value)
+    def _write_to(self, out: Mapping[str, NDArray[Any] | GpuArray]) -> Collection[str]:
+        self._out = {name: array for name, array in out.items() if isinstance(array, GpuArray)}
+        return self._out
 
     @property
     def outputs_wanted(self) -> Mapping[str, BufferSpec]:
         """Shape and type of each output of the model, by name."""
         return {name: self.work.values[value] for name, value in self.work.outputs.items()}
 
-    def _read(self, request: int, given: Mapping[str, NDArray[Any]] = {}) -> dict[str, NDArray[np.generic]]:  # noqa: ARG002
+    def _read(self, request: int, given: Mapping[str, NDArray[Any]] = {}) -> dict[str, Any]:  # noqa: ARG002
         outputs = self._outputs.pop(request, None)
-        return self._launching(functools.partial(self._copy_out, request)) if outputs is None else outputs
-
-    def _copy_out(self, request: int) -> dict[str, NDArray[np.generic]]:
-        return {name: self._accelerator.read(self._host(value, request)) for name, value in self.work.outputs.items()}
+        return self._launching(functools.partial(self._ends.get, request)) if outputs is None else outputs
 
     def _launching(self, what: Callable[[], T]) -> T:
         """Call a function on the launching thread while nothing runs, and return its result."""
@@ -298,35 +309,14 @@ class StreamExecutor(PlanExecutor):
         job.wait(self._check_lanes)
         return job.result()
 
-    def _host(self, value: int, request: int) -> View:
-        return self._launcher.slots[request].views[self.layout.buffer_of[value, HOST]]
-
     def _blank(self, sentinel: int) -> str | None:
-        """Fill everything that a run writes; return a message if memory was written after the last run had ended, else None.
-
-        Where buffers share memory, it is blank only for the first one that a run writes; a later one finds what the one before
-        it has left. Late writes within the run itself are not detected here: their readers have missed them.
-        """
+        """Fill everything that a run writes; return a message if memory was written after the last run had ended, else None."""
         self._outputs.clear()
-        found = self._launching(functools.partial(self._fill, sentinel))
-        self._blanked = sentinel
+        found = self._launching(functools.partial(self._blanks.fill, sentinel))
         if found is None:
             return None
         name = "the host" if found == HOST else self._accelerator.names[found]
         return f"memory of {name} was still written after everything had been reported to have ended"
-
-    def _fill(self, sentinel: int) -> int | None:
-        """Fill everything that a run writes; return a device, or ``HOST``, whose memory was written since the last fill."""
-        found = None
-        written = [b for launch in self.layout.launches for b in launch.writes]
-        first = {self.layout.slot_of[b]: b for b in reversed(written)}
-        for slot in self._launcher.slots:
-            for b in first.values():
-                if self._blanked is not None and not self._accelerator.is_blank(slot.views[b], self._blanked):
-                    found = self.layout.places[b]
-            for b in reversed(written):
-                self._accelerator.blank(slot.views[b], sentinel)
-        return found
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
         """Return the segments and transfers of each request of the last call, with its number among those in flight.
@@ -347,28 +337,6 @@ class StreamExecutor(PlanExecutor):
         """Return each segment's median seconds over many runs, or its last ones, ``float64[S]``; zero if it runs nothing."""
         return self._times_of.segment_seconds(last=last)
 
-    def _check_memory(self, in_flight: int) -> None:
-        accelerator = self._accelerator
-        memories: dict[int, list[int]] = {}
-        for device in range(len(accelerator.names)):
-            memories.setdefault(accelerator.memory(device), []).append(device)
-        memories.pop(HOST, None)  # weights stay where they are
-        for memory, devices in memories.items():
-            place = accelerator.place(memory)
-            programs = {d: [t.program for t in self.work.tasks if t.device == d and t.program is not None] for d in devices}
-            weights = sum(program.weight_bytes(place) for own in programs.values() for program in own)
-            buffers = in_flight * self.layout.bytes_on(memory)
-            free = accelerator.free_bytes(memory)
-            left = free - weights - buffers
-            workspace = sum(max((one.workspace_bytes(left) for one in own), default=0) for own in programs.values())
-            if weights + buffers + workspace > free:
-                raise NoRoomError(
-                    f"The plan does not fit on {' and '.join(accelerator.names[d] for d in devices)}: it needs "
-                    f"{_bytes(weights)} for weights, {_bytes(buffers)} for the tensors of {in_flight} request(s) in flight and "
-                    f"{_bytes(workspace)} to work in, and {_bytes(free)} are free. Place fewer ops there, keep fewer requests "
-                    "in flight, or free memory that other processes use."
-                )
-
 
 class _Requests(ActiveRun):
     """A run of a given number of requests, or of requests that are admitted one by one."""
@@ -377,15 +345,20 @@ class _Requests(ActiveRun):
         super().__init__(bell)
         self.waiting, self.admitting = count, bell is not None
         self.in_flight: list[int] = []
-        self.admitted: SimpleQueue[tuple[int, Mapping[str, NDArray[np.generic]]] | None] = SimpleQueue()
+        self.admitted: SimpleQueue[tuple[int, Mapping[str, Any], Mapping[str, GpuArray]] | None] = SimpleQueue()
         # outputs, segments and transfers of requests that have ended
-        self.outcomes: dict[int, tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]] = {}
+        self.outcomes: dict[int, tuple[dict[str, Any], Sequence[Ran], Sequence[Moved]]] = {}
         self.at_hand: int | None = None  # the request whose inputs or outputs are copied just now
+
+
+def _failure(error: BaseException) -> ExecutionError:
+    """Return the error of a run for its caller."""
+    if isinstance(error, DeviceError):  # its message names the segment or the device
+        failure = ExecutionError(str(error))
+        failure.__cause__ = error
+        return failure
+    return error if isinstance(error, ExecutionError) else failure_of("The run failed", error)
 
 
 class _StoppedError(Exception):
     """The run was stopped: its caller does not wait for it any more."""
-
-
-def _bytes(count: float) -> str:
-    return format_quantity(count, "memory")

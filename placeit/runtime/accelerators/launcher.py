@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from placeit.core.arrays import GpuArray
 from placeit.core.errors import DeviceError, ExecutionError, PlaceitError
 from placeit.runtime.accelerators.layout import Launch, RequestLayout
 from placeit.runtime.devices.accelerator import (
@@ -38,6 +39,7 @@ class RequestSlot:
         flying: launches whose reports are still to come.
         decided: whether nothing is left to launch.
         batch: launches that follow each other on one stream in any case; None if the scheduler decides about every launch.
+        given: arrays of the caller on GPUs, in place of buffers of the host, by buffer.
     """
 
     def __init__(self, number: int, layout: RequestLayout, accelerator: Accelerator, memory: list[Memory]) -> None:
@@ -56,6 +58,7 @@ class RequestSlot:
         self.flying: dict[int, None] = {}
         self.decided = True
         self.batch: Batch | None = None
+        self.given: dict[int, GpuArray] = {}
 
 
 class Launcher:
@@ -110,13 +113,10 @@ class Launcher:
         runs = [n for n in layout.runs if n is not None]
         devices = {layout.streams[layout.launches[n].stream] for n in runs}
         self.straight = straight and len(devices) == 1 and accelerator.memory(min(devices)) != HOST
-        if self.straight:
-            # copies are in the batch, too, unless copies of one request can overlap with segments of another one
-            for n, launch in enumerate(layout.launches):
-                if in_flight == 1 or launch.program is not None:
-                    self._inside.append(n)
-                else:
-                    (self._before if layout.routes[launch.stream][0] == HOST else self._behind).append(n)
+        if self.straight and in_flight == 1:
+            self._inside = [*range(len(layout.launches))]
+        elif self.straight:
+            self._divide()  # copies of one request can overlap with segments of another one
         for number in range(in_flight):
             slot = RequestSlot(number, layout, accelerator, self._memory)
             self.slots.append(slot)
@@ -127,6 +127,25 @@ class Launcher:
                 self._make_batch(slot, layout.launches[runs[0]].stream)
             else:
                 slot.prepared = [self._prepare(slot, n) for n in range(len(layout.launches))]
+
+    def _divide(self) -> None:
+        """Have straight requests launch their copies before and behind the batch, and not in it."""
+        layout = self.layout
+        copies = [n for n, launch in enumerate(layout.launches) if launch.program is None]
+        self._inside = [n for n, launch in enumerate(layout.launches) if launch.program is not None]
+        self._before = [n for n in copies if layout.routes[layout.launches[n].stream][0] == HOST]
+        self._behind = [n for n in copies if n not in self._before]
+
+    def copy_apart(self) -> None:
+        """Launch copies apart from batches from now on, so that they may read and write arrays of callers.
+
+        Nothing may be in flight, unless copies are apart already.
+        """
+        if self.straight and any(self.layout.launches[n].program is None for n in self._inside):
+            self._divide()
+            for slot in self.slots:
+                slot.begins = [self.accelerator.event(self.layout.streams[one.stream]) for one in self.layout.launches]
+                self._make_batch(slot, self.layout.launches[self._inside[0]].stream)
 
     def _open(self, device: int) -> Stream:
         self._opened.append(self.accelerator.open_stream(device, self._priority))
@@ -214,8 +233,8 @@ class Launcher:
                 accelerator.wait(stream, slot.events[wait])
             accelerator.record(slot.begins[n], stream)
             if prepared is None:
-                views = slot.views
-                accelerator.copy(stream, views[launch.reads[0]], views[launch.writes[0]], self._beside[launch.stream])
+                source, destination = (self._end(slot, b, stream) for b in (launch.reads[0], launch.writes[0]))
+                accelerator.copy(stream, source, destination, self._beside[launch.stream])
             else:
                 prepared(self._inbox, slot.tokens[n])
             accelerator.record(slot.events[n], stream)
@@ -223,6 +242,15 @@ class Launcher:
             if isinstance(error, PlaceitError) and not isinstance(error, DeviceError):
                 raise
             raise self._failed(request, n, error) from error
+
+    def _end(self, slot: RequestSlot, buffer: int, stream: Stream) -> View:
+        """Return an end of a copy on a stream, and have the stream wait for the caller's work on it."""
+        given = slot.given.get(buffer)
+        if given is None:
+            return slot.views[buffer]
+        if given.ready is not None:
+            self.accelerator.wait(stream, given.ready)
+        return given.view
 
     def _failed(self, request: int, n: int, error: Exception) -> DeviceError:
         launch = self.layout.launches[n]

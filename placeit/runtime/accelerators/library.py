@@ -142,6 +142,14 @@ class StreamLibrary(Protocol):
         """Return a tensor in host memory as an array that keeps ``owner`` alive; a copy if NumPy lacks its type."""
         ...
 
+    def adopt(self, array: object) -> tuple[Place, View, LibraryEvent]:
+        """Use an array on a GPU; see :meth:`placeit.runtime.devices.accelerator.Accelerator.adopt`."""
+        ...
+
+    def array(self, view: View) -> object:
+        """Return a tensor on a device as an array for callers, which keeps the memory alive."""
+        ...
+
     def blank(self, view: View, sentinel: int) -> None:
         """Fill a tensor in any memory with NaN, or the sentinel if its type has no NaN, and wait for that."""
         ...

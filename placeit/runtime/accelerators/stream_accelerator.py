@@ -167,6 +167,14 @@ class StreamAccelerator:
         """Return a tensor in host memory as an array that keeps ``owner`` alive."""
         return self.library.look(view, owner)
 
+    def adopt(self, array: object) -> tuple[Place, View, Any]:
+        """Have the library use an array on a GPU."""
+        return self.library.adopt(array)
+
+    def array(self, view: View) -> object:
+        """Return a tensor as an array of the library."""
+        return self.library.array(view)
+
     def blank(self, view: View, sentinel: int) -> None:
         """Fill a tensor, and wait for it."""
         with self._any_error:

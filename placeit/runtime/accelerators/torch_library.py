@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 from numpy.typing import NDArray
 
+from placeit.core.arrays import CudaArray, DLPackArray
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
@@ -70,6 +73,8 @@ class TorchLibrary:
 
     def __init__(self, kind: str) -> None:
         self.kind, self._module = kind, _module(kind)
+        self._lock = threading.Lock()
+        self._adopting: dict[torch.device, Any] = {}  # streams that wait for the work of callers
 
     @property
     def times_graphs(self) -> bool:
@@ -169,6 +174,28 @@ class TorchLibrary:
         dtype = np.dtype(str(view.dtype).removeprefix("torch."))
         strides = [step * dtype.itemsize for step in view.stride()]
         return array_at(view.data_ptr(), view.shape, dtype, owner, strides)
+
+    def adopt(self, array: object) -> tuple[torch.device, torch.Tensor, Any]:
+        """Take a tensor by DLPack, on a stream that waits for the caller's work."""
+        if not isinstance(array, DLPackArray):
+            assert isinstance(array, CudaArray)  # noqa: S101 (the caller has checked)
+            tensor, stream = torch.as_tensor(array, device=self.kind), array.__cuda_array_interface__.get("stream")
+            if stream is not None:
+                external: Any = torch.cuda.ExternalStream
+                self.current(tensor.device).wait_stream(external(stream, device=tensor.device))
+            return self.adopt(tensor)
+        place = torch.device(self.kind, array.__dlpack_device__()[1])
+        with self._lock:
+            if place not in self._adopting:
+                self._adopting[place] = self.stream(place, 0, (1, 1))
+            stream, event = self._adopting[place], self.event(place)
+            taken: torch.Tensor = torch.utils.dlpack.from_dlpack(array.__dlpack__(stream=self.handle(stream)))
+            event.record(stream)
+        return place, taken, event
+
+    def array(self, view: torch.Tensor) -> torch.Tensor:
+        """Return the tensor."""
+        return view
 
     def blank(self, view: torch.Tensor, sentinel: int) -> None:
         """Fill a tensor on the default stream, and wait for it, as no other stream does."""

@@ -252,6 +252,22 @@ class Accelerator(Protocol):
         """
         ...
 
+    def adopt(self, array: object) -> tuple[object, View, Event]:
+        """Use an array of any library that is on a GPU, for as long as the result exists.
+
+        Returns:
+            The GPU as :meth:`place` has it, the array as a tensor, and an event that happens when the work has ended that the
+            calling thread has launched on the array so far.
+
+        Raises:
+            RuntimeError, TypeError, ValueError, BufferError: the array cannot be used without a copy.
+        """
+        ...
+
+    def array(self, view: View) -> object:
+        """Return a tensor in the memory of a device as an array for callers, which keeps the memory alive."""
+        ...
+
     def blank(self, view: View, sentinel: int) -> None:
         """Fill a tensor in any memory with NaN, or with the sentinel if its type has no NaN, immediately. Nothing may run."""
         ...
