@@ -15,7 +15,7 @@ from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
 from placeit.runtime.devices.entries import ExplainsEntries, MakesErrors
 
-__all__ = ["check_process", "check_requests", "checked_out", "failure_of", "segment_failure"]
+__all__ = ["check_memory", "check_process", "check_requests", "checked_out", "failure_of", "segment_failure"]
 
 
 def failure_of(what: str, error: BaseException, said: str = "") -> ExecutionError:
@@ -74,6 +74,12 @@ def checked_out(
                 raise UsageError(f"'out' has an array for '{name}' that shares memory with {other}: use another one.")
         others.append((f"the array for '{name}'", array))
     return found
+
+
+def check_memory(on: str) -> None:
+    """Raise UsageError if ``on`` is not a memory that outputs can be in."""
+    if on not in ("host", "device"):
+        raise UsageError(f"'on' says whether outputs are on the 'host' or on the 'device' that computes them; got '{on}'.")
 
 
 def check_requests(in_flight: int) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit import _core
-from placeit.core.arrays import GpuArray
 from placeit.core.errors import ExecutionError, PlaceitError
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
@@ -142,9 +141,8 @@ class Executor(PlanExecutor):
 
     def _let_go(self) -> bool:
         # a segment that is still running keeps this executor until it has ended
-        if self._closed and not self._lost and self._engine.when_over(self._end_late):
-            return False
-        return super()._let_go()
+        late = self._closed and not self._lost and self._engine.when_over(self._end_late)
+        return not late and super()._let_go()
 
     def _end_late(self) -> None:
         """Release everything when a run that was given up has ended; called on the thread that has ended it."""
@@ -168,9 +166,9 @@ class Executor(PlanExecutor):
         for end in slot.outputs.values():
             end.make_room()
 
-    def _write_to(self, out: Mapping[str, NDArray[Any] | GpuArray]) -> Collection[str]:
-        exits = self._slots[0].outputs
-        return [name for name, array in out.items() if isinstance(array, np.ndarray) and exits[name].write_to(array)]
+    def _write_to(self, out: Mapping[str, Any]) -> Collection[str]:
+        host = {name: array for name, array in out.items() if isinstance(array, np.ndarray)}
+        return [name for name, array in host.items() if self._slots[0].outputs[name].write_to(array)]
 
     @property
     def outputs_wanted(self) -> Mapping[str, BufferSpec]:
@@ -270,7 +268,7 @@ class Executor(PlanExecutor):
         counter = run.bell.counter
         self._engine.open(_core.Bell() if counter is None else counter)
 
-    def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, Any], out: Mapping[str, GpuArray]) -> None:  # noqa: ARG002
+    def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> None:  # noqa: ARG002
         slot = self._slots[request]
         self._put(inputs, request)
         slot.begin()

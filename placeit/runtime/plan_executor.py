@@ -17,7 +17,7 @@ from placeit.core.arrays import GpuArray
 from placeit.core.errors import ExecutionError, NoRoomError, UsageError
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
-from placeit.runtime.calls import checked_out
+from placeit.runtime.calls import check_memory, checked_out
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.serving_loop import ServingLoop
 from placeit.runtime.spans import Timed
@@ -120,9 +120,10 @@ class PlanExecutor(ServingLoop):
 
         Raises:
             UsageError: an input, or an array in ``out``, is missing, unknown, or has another shape or type than the model's, or
-                an array cannot be written to or shares memory with another one.
+                an array cannot be written to or shares memory with another one; ``on`` is something else.
             ExecutionError: see :meth:`times`.
         """
+        check_memory(on)
         deadline = math.inf if timeout is None else self._deadline(timeout)
         with self._turn:
             self._settle(deadline)

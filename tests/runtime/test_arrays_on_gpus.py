@@ -9,7 +9,8 @@ import torch
 from placeit.core.errors import UsageError
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.serving.server import Server
-from tests.recorded_cuda import CallersArray, RecordedCuda, open_recorded
+from tests.recorded_cuda import CallersArray, RecordedAccelerator, RecordedCuda
+from tests.recorded_libraries import open_library
 from tests.runtime.test_libraries_proof import LIBRARIES, work_of
 from tests.runtime.test_streams import case_of, chain
 
@@ -17,7 +18,7 @@ from tests.runtime.test_streams import case_of, chain
 @contextlib.contextmanager
 def opened(which, monkeypatch, case, *, in_flight=1, replayable=False):
     cuda = RecordedCuda(len(case.runtime.cluster))
-    accelerator = open_recorded(which, cuda, monkeypatch)
+    accelerator = RecordedAccelerator(cuda, open_library(which, cuda, monkeypatch))
     work = work_of(case, accelerator, replayable=replayable)
     with contextlib.closing(accelerator), StreamExecutor(work, accelerator, in_flight=in_flight) as executor:
         yield executor, cuda

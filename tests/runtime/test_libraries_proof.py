@@ -12,7 +12,8 @@ from placeit.runtime.accelerators.library import array_at
 from placeit.runtime.accelerators.ort_program import OrtStreamProgram
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.devices.base import BufferSpec
-from tests.recorded_cuda import OnCuda, RecordedCuda, open_recorded
+from tests.recorded_cuda import OnCuda, RecordedAccelerator, RecordedCuda
+from tests.recorded_libraries import open_library
 from tests.runtime.stream_cases import Program, random_case
 from tests.runtime.test_streams import chain
 
@@ -29,7 +30,7 @@ def work_of(case, accelerator, *, replayable=False):
 def run(which, monkeypatch, case, *, in_flight=1, rounds=2, skip_wait=None, replayable=False):
     """Run a case on a stand-in; return CUDA and whether every output was right."""
     cuda, right = RecordedCuda(len(case.runtime.cluster), peers=case.peers, skip_wait=skip_wait), True
-    accelerator = open_recorded(which, cuda, monkeypatch)
+    accelerator = RecordedAccelerator(cuda, open_library(which, cuda, monkeypatch))
     work = work_of(case, accelerator, replayable=replayable)
     with StreamExecutor(work, accelerator, in_flight=in_flight) as one:
         for number in range(rounds):
@@ -125,7 +126,7 @@ class Source:
 @pytest.mark.parametrize("forgotten", [None, "before", "behind"])
 def test_sessions_of_onnx_runtime_are_ordered_with_the_streams_of_executors(which, forgotten, monkeypatch):
     cuda = RecordedCuda(2)
-    accelerator = open_recorded(which, cuda, monkeypatch)
+    accelerator = RecordedAccelerator(cuda, open_library(which, cuda, monkeypatch))
     made = lambda segment, name, of: Session(cuda, int(of[1]["user_compute_stream"]))  # noqa: E731
     monkeypatch.setattr(ort_program, "open_session", made)
     follow, calls = accelerator.library.follow, itertools.count()

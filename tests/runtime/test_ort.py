@@ -49,7 +49,8 @@ from placeit.session import Session
 from placeit.testing.devices import ComputingDeviceConformance
 from tests.gpu_libraries import ON_GPU, needs_ort_gpu
 from tests.open_models import divided
-from tests.recorded_cuda import RecordedCuda, recorded_cupy
+from tests.recorded_cuda import RecordedCuda
+from tests.recorded_libraries import recorded_cupy
 
 CORES = allowed_cores()
 ONE = Device("one", "ort", Address("CPU", CORES[:1], runtime="ort"))

@@ -16,7 +16,8 @@ from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.devices.accelerator import HOST
 from placeit.runtime.devices.base import BufferSpec
 from tests.gpu_libraries import ON_GPU
-from tests.recorded_cuda import RecordedCuda, fake_cupy, recorded_cupy, recorded_torch
+from tests.recorded_cuda import RecordedCuda
+from tests.recorded_libraries import fake_cupy, recorded_cupy, recorded_torch
 from tests.runtime.stream_cases import Program, random_case
 
 STAND_INS = [

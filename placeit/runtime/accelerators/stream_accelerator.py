@@ -192,7 +192,8 @@ class StreamAccelerator:
         with self._lock, self._errors[device]:
             idle = self._idle.setdefault((device, priority), [])
             if not idle:
-                stream, graphs = self._new_stream(device, priority), self._graphs(device, priority)
+                graphs = self._graphs(device, priority)  # first, as they have a stream that no executor may have
+                stream = self._new_stream(device, priority)
                 queue = Queue((device, priority), stream, self.library, self._errors[device], graphs)
                 self._queues.append(queue)
                 return queue
