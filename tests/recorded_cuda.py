@@ -235,7 +235,7 @@ class RecordedAccelerator(StreamAccelerator):
         self._reports_of.setdefault(id(inbox), deque()).append((event, token))
 
     def take(self, inbox: Any) -> Any:
-        """Have the host learn of the oldest report when it waits for one, and of no other, so that all runs need equal waits."""
+        """Tell the host of the oldest report when it waits for one, and of no other, so that all runs need equal waits."""
         if self._reports_of.get(id(inbox)):
             event, token = self._reports_of[id(inbox)].popleft()
             event.synchronize()
