@@ -16,7 +16,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
 from placeit.runtime.accelerators.stream_device import PinnedBuffer, StreamDevice, StreamedProgram
-from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
+from placeit.runtime.accelerators.torch_library import open_torch, torch_streams
 from placeit.runtime.devices.base import BufferSpec, DoneCallback, Instance
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.nodes.lane import DRIVER, Lane, SegmentJob, Wiring
@@ -154,7 +154,7 @@ def test_tensors_of_a_gpu_are_received_and_sent_in_memory_that_the_gpu_copies(
     run_at_once(monkeypatch)  # type: ignore[no-untyped-call]
     spec = BufferSpec((3,), type_name)
     segment: Any = SimpleNamespace(inputs=(spec,), outputs=(spec,))
-    device = StreamDevice(torch_streams(TorchAccelerator(devices("cpu"))))  # type: ignore[no-untyped-call]
+    device = StreamDevice(torch_streams(open_torch(devices("cpu"))))  # type: ignore[no-untyped-call]
     program = StreamedProgram(segment, Doubling())  # type: ignore[arg-type]
     lane, driver = Lane(device), Driver()
     lane.meet(driver)  # type: ignore[arg-type]
