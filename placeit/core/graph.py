@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import GraphError
+from placeit.core.weights import Shared, counted_once
 
 __all__ = ["Csr", "OpGraph", "csr", "topological_order", "unique_rows"]
 
@@ -95,7 +96,7 @@ class OpGraph:
         names: unique op names, in topological order.
         kinds: op types, such as ``Convolution``.
         flops: ``float64[V]``, floating-point operations of one inference.
-        param_bytes: ``float64[V]``, bytes of the constants an op reads.
+        param_bytes: ``float64[V]``, bytes of the constants an op reads, each once.
         tensor_op: ``int32[T]``, the op that produces each tensor.
         tensor_port: ``int32[T]``, the number of that output of the op.
         tensor_bytes: ``float64[T]``.
@@ -104,6 +105,7 @@ class OpGraph:
         edges: ``int32[E, 2]``, producer and consumer op; always ``producer < consumer``.
         edge_tensor: ``int32[E]``, the tensor that moves along each edge.
         content: digest of the ops' computations (:mod:`placeit.backends.digest`); empty if only the kinds are known.
+        shared: weights that several ops read. Each of these ops counts them in ``param_bytes``.
     """
 
     names: tuple[str, ...]
@@ -118,6 +120,7 @@ class OpGraph:
     edges: NDArray[np.int32]
     edge_tensor: NDArray[np.int32]
     content: str = ""
+    shared: Shared = ()
 
     def __post_init__(self) -> None:
         for value in vars(self).values():
@@ -141,6 +144,11 @@ class OpGraph:
     def predecessors(self) -> Csr:
         """In-edges of each op, in edge order."""
         return csr(np.ascontiguousarray(self.edges[:, 1]), len(self))
+
+    @cached_property
+    def bytes_once(self) -> NDArray[np.float64]:
+        """``float64[V]``, ``param_bytes`` with each shared weight counted only for the first op that reads it."""
+        return counted_once(self.param_bytes, self.shared)
 
     @cached_property
     def output_shapes(self) -> tuple[tuple[int, ...] | None, ...]:

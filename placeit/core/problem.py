@@ -20,6 +20,7 @@ from placeit.core.graph import Csr, csr
 from placeit.core.placement import Placement
 from placeit.core.records import read_json
 from placeit.core.units import about_bytes
+from placeit.core.weights import Shared, held_bytes
 
 __all__ = ["CostFunction", "Problem"]
 
@@ -48,7 +49,8 @@ class Problem:
         cut: ``float64[E, D]``, seconds that a device spends on a tensor because it crosses the device's border (a layout
             conversion, a store that fusion would have spared). Charged to the producer once per tensor that has a remote
             consumer, and to each consumer once per tensor that comes from elsewhere.
-        param_bytes: ``float64[V]``, memory that an op's weights take where it is placed.
+        param_bytes: ``float64[V]``, memory that an op's weights take where it is placed. Of several ops that read a weight, the
+            first counts it.
         memory: ``float64[D]``, bytes that a device holds; ``inf`` if unbounded.
         conflicts: ``bool[D, D]``, symmetric: devices that never run at the same time, because they share hardware (``CPU@0-1``
             and ``CPU@0``). False on the diagonal.
@@ -62,6 +64,8 @@ class Problem:
         output_shapes: shape of the largest tensor that each op gives to others, ``V`` of them; None if unknown, or if the op
             gives nothing to others.
         order: ``int32[V]``, a topological order.
+        shared: weights that several ops read. A device holds such a weight once, even if it does not run the first of these
+            ops, which counts the weight in ``param_bytes``.
     """
 
     compute: NDArray[np.float64]
@@ -81,6 +85,7 @@ class Problem:
     kinds: tuple[str, ...]
     output_shapes: tuple[tuple[int, ...] | None, ...]
     order: NDArray[np.int32]
+    shared: Shared = ()
 
     @classmethod
     def from_arrays(
@@ -102,6 +107,7 @@ class Problem:
         graph_hash: str = "",
         kinds: Sequence[str] | None = None,
         output_shapes: Sequence[Sequence[int] | None] | None = None,
+        shared: Shared = (),
     ) -> Problem:
         """Build and check a problem; the class states shapes and units. Defaults are zero, unbounded, numbered or unknown.
 
@@ -149,6 +155,7 @@ class Problem:
             kinds=("",) * ops if kinds is None else checks.kinds(kinds, names),
             output_shapes=(None,) * ops if output_shapes is None else checks.shapes(output_shapes, names),
             order=checks.order(edge_array, ops, names),
+            shared=checks.shared(shared, ops),
         )
         checks.somewhere(compute, names, dev_names)
         for value in vars(problem).values():
@@ -206,7 +213,8 @@ class Problem:
 
         It covers everything that decides what a placement of numbered devices costs and whether it is feasible: ``compute``,
         ``edges`` in their order, ``edge_bytes``, ``edge_tensor``, ``bandwidth``, ``latency``, ``cut``, ``param_bytes``,
-        ``memory``, ``conflicts`` and ``host``, to the last bit. Names, kinds, shapes and ``graph_hash`` do not count.
+        ``memory``, ``conflicts``, ``host`` and ``shared``, to the last bit. Names, kinds, shapes and ``graph_hash`` do not
+        count.
         """
         digest = hashlib.sha256(repr(self.compute.shape).encode())
         for name in _ARRAYS:
@@ -217,7 +225,13 @@ class Problem:
             digest.update(self.conflicts.tobytes())
         if self.host.any():
             digest.update((self.host + 0.0).astype("<f8").tobytes())
+        if self.shared:
+            digest.update(repr(self.shared).encode())
         return digest.hexdigest()[:32]
+
+    def held(self, placements: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the bytes of weights that each device holds under placements, ``int[B, V] -> float64[B, D]``."""
+        return held_bytes(self.param_bytes, self.shared, placements, self.devices)
 
     def comm(self, edge: int) -> NDArray[np.float64]:
         """Return the seconds to move an edge's tensor, ``float64[D, D]`` by source and destination, cut costs included."""
@@ -246,7 +260,7 @@ class Problem:
         if len(bad):
             v = int(bad[0])
             raise PlacementError(f"Op '{self.op_names[v]}' cannot run on {self.device_names[devices[v]]}.")
-        used = np.bincount(devices, weights=self.param_bytes, minlength=self.devices)
+        used = self.held(devices[None])[0]
         over = np.flatnonzero(used > self.memory)
         if len(over):
             d = int(over[0])
@@ -263,7 +277,8 @@ class Problem:
     def to_json(self, path: str | Path, *, sync: bool = True) -> None:
         """Write the problem as JSON, version 2, with null for infinite values. ``sync``: wait until the disk has stored it.
 
-        ``conflicts`` is written only if some devices conflict, ``host`` only if it is not zero.
+        ``conflicts`` is written only if some devices conflict, ``host`` only if it is not zero, ``shared`` only if
+        several ops read one weight.
         """
         fields = {
             "format": "placeit-problem",
@@ -279,6 +294,8 @@ class Problem:
             fields["conflicts"] = self.conflicts.tolist()
         if self.host.any():
             fields["host"] = self.host.tolist()
+        if self.shared:
+            fields["shared"] = self.shared
         write_text(Path(path), json.dumps(fields, allow_nan=False) + "\n", sync=sync)
 
     @classmethod
@@ -293,7 +310,7 @@ class Problem:
             InfeasibleError: some op can run on no device.
         """
         data = read_json(Path(path), "placeit-problem", _VERSIONS)
-        known = {"format", "version", "key", "graph", *_NAMES, "output_shapes", "conflicts", "host", *_ARRAYS}
+        known = {"format", "version", "key", "graph", *_NAMES, "output_shapes", "conflicts", "host", "shared", *_ARRAYS}
         for name in data:
             if name not in known:
                 raise ProblemError(f"{path}: unknown key '{name}'; known keys: {', '.join(sorted(known))}.")
@@ -312,6 +329,7 @@ class Problem:
                 **texts,
                 conflicts=data.get("conflicts"),
                 host=data.get("host"),
+                shared=data.get("shared") or (),
                 output_shapes=data.get("output_shapes"),
                 graph_hash=str(data.get("graph", "")),
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -108,6 +110,22 @@ def shapes(value: Any, ops: Sequence[str]) -> tuple[tuple[int, ...] | None, ...]
                 "if it is not known."
             )
     return tuple(None if shape is None else tuple(map(int, shape)) for shape in value)
+
+
+def shared(value: Any, ops: int) -> tuple[tuple[float, tuple[int, ...]], ...]:
+    """Return weights that several ops read, each as its bytes and the ops. Raises ProblemError if there are no such ops."""
+    try:
+        found = tuple((float(size), tuple(map(int, readers))) for size, readers in value)
+    except (TypeError, ValueError) as error:
+        raise ProblemError("'shared' is not a list of pairs, of bytes and a list of op numbers.") from error
+    for size, readers in found:
+        ascending = all(u < v for u, v in itertools.pairwise(readers))
+        if not 0 <= size < math.inf or len(readers) < 2 or not ascending or readers[0] < 0 or readers[-1] >= ops:
+            raise ProblemError(
+                f"'shared' has a weight of {size} bytes for the ops {list(readers)}; give a number and two or more ops from 0 "
+                f"to {ops - 1}, ascending."
+            )
+    return found
 
 
 def _is_size(value: Any) -> bool:

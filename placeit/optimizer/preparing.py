@@ -47,7 +47,7 @@ class Load(Stage):
 def _check_room(session: Workbench) -> None:
     """Raise InfeasibleError if the weights cannot fit into the memory of the devices, as far as a quick check can tell."""
     model, cluster = session.model, session.cluster
-    if model.graph.param_bytes.sum() <= min(device.memory_bytes for device in cluster.devices):
+    if model.graph.bytes_once.sum() <= min(device.memory_bytes for device in cluster.devices):
         return
     able = session.placing.able()
     if cluster.executable and not session.setup.expected:

@@ -186,7 +186,7 @@ class Runs(Book):
 
     def has_room(self) -> bool:
         """Return whether this machine has memory for another copy of the model's weights, and as much again for all else."""
-        return free_bytes() > _COPIES * float(self.session.grouping.groups.param_bytes.sum())
+        return free_bytes() > _COPIES * float(self.session.grouping.groups.bytes_once.sum())
 
     def keep(self, names: Sequence[str]) -> None:
         """Write the measurements of candidates on the session's own devices to the journal, if there is one."""

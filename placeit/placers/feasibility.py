@@ -18,8 +18,7 @@ def fits(problem: Problem, placement: NDArray[np.int32]) -> bool:
     """Return whether every device can run the ops placed on it and hold their weights."""
     if not np.isfinite(problem.compute[np.arange(len(problem)), placement]).all():
         return False
-    used = np.bincount(placement, weights=problem.param_bytes, minlength=problem.devices)
-    return bool((used <= problem.memory).all())
+    return bool((problem.held(placement[None]) <= problem.memory).all())
 
 
 def random_placements(problem: Problem, count: int, rng: np.random.Generator) -> NDArray[np.int32]:
@@ -80,7 +79,20 @@ def pack(problem: Problem) -> NDArray[np.int32]:
     Raises:
         InfeasibleError: no placement fits, or none was found in a bounded number of steps (packing is NP-hard).
     """
-    size, memory = problem.param_bytes, problem.memory
+    found = _packed(problem, problem.param_bytes)
+    if found is not None and not fits(problem, found):  # it has copies of shared weights: let every reader count them
+        every = problem.param_bytes.copy()
+        for size, ops in problem.shared:
+            every[list(ops[1:])] += size
+        found = _packed(problem, every)
+    if found is None:
+        raise InfeasibleError(_too_little(problem))
+    return found
+
+
+def _packed(problem: Problem, size: NDArray[np.float64]) -> NDArray[np.int32] | None:
+    """Return a placement in which each op takes some bytes, ``float64[V]``; None if none was found."""
+    memory = problem.memory
     placement: NDArray[np.int32] = problem.compute.argmin(axis=1).astype(np.int32)
     heavy = np.flatnonzero(size > 0)
     heavy = heavy[np.lexsort((problem.feasible[heavy].sum(axis=1), -size[heavy]))].tolist()
@@ -105,7 +117,7 @@ def pack(problem: Problem) -> NDArray[np.int32]:
             break
         else:
             depth, fresh = depth - 1, False
-    raise InfeasibleError(_too_little(problem))
+    return None
 
 
 def _too_little(problem: Problem) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import GraphError, UsageError
 from placeit.core.graph import Csr, OpGraph, csr, topological_order, unique_rows
+from placeit.core.weights import merged
 from placeit.planning.merging import Merger
 
 __all__ = ["LARGEST", "Grouping", "coarsen"]
@@ -212,11 +213,12 @@ def _group_graph(graph: OpGraph, group_of: NDArray[np.int32], count: int) -> OpG
     made = csr(tensor_op, count)
     tensor_port = np.empty(len(tensors), np.int32)
     tensor_port[made.edge] = np.arange(len(tensors)) - made.ptr[tensor_op[made.edge]]
+    param_bytes, shared = merged(graph.param_bytes, graph.shared, group_of, count)
     return OpGraph(
         names=tuple(graph.names[v] for v in first.tolist()),
         kinds=tuple(graph.kinds[v] for v in heaviest.tolist()),
         flops=_sum_by(group_of, graph.flops, count),
-        param_bytes=_sum_by(group_of, graph.param_bytes, count),
+        param_bytes=param_bytes,
         tensor_op=tensor_op,
         tensor_port=tensor_port,
         tensor_bytes=graph.tensor_bytes[tensors],
@@ -224,6 +226,7 @@ def _group_graph(graph: OpGraph, group_of: NDArray[np.int32], count: int) -> OpG
         tensor_dtypes=tuple(graph.tensor_dtypes[t] for t in tensors.tolist()),
         edges=np.column_stack([tensor_op[index], moves[:, 1]]).astype(np.int32),
         edge_tensor=index.reshape(-1).astype(np.int32),
+        shared=shared,
     ).verify()
 
 

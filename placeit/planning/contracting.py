@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.graph import OpGraph
+from placeit.core.weights import merged
 
 __all__ = ["Contracted", "contract"]
 
@@ -69,12 +70,14 @@ def contract(graph: OpGraph, segments: Sequence[NDArray[np.int32]]) -> Contracte
     table = np.array(edges, np.int32).reshape(-1, 3)
     kinds = {0: "Parameter", 1: "Segment", 2: "Result"}
     own = [t for _, t in tensors]
+    param_bytes, shared = merged(graph.param_bytes, graph.shared, part_of, len(number))
     return Contracted(
         OpGraph(
             names=tuple(names[part] for part in range(len(number))),
             kinds=tuple(kinds[one[0]] for one in number),
             flops=np.bincount(part_of, graph.flops, len(number)).astype(np.float64),
-            param_bytes=np.bincount(part_of, graph.param_bytes, len(number)).astype(np.float64),
+            param_bytes=param_bytes,
+            shared=shared,
             tensor_op=np.array(made, np.int32),
             tensor_port=np.array([made[:i].count(u) for i, u in enumerate(made)], np.int32),
             tensor_bytes=np.array([*graph.tensor_bytes[own].tolist(), *[0.0] * len(bodies)]),

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Cluster
 from placeit.core.errors import InfeasibleError
+from placeit.core.graph import OpGraph
 from placeit.core.units import about_bytes
+from placeit.core.weights import held_bytes
 from placeit.planning.coarsen import Grouping
 
 __all__ = ["check_room", "of_one_op", "too_little"]
@@ -31,17 +33,17 @@ def check_room(grouping: Grouping, able: NDArray[np.bool_], cluster: Cluster) ->
     """
     graph = grouping.graph
     names, memory = cluster.names, np.array([device.memory_bytes for device in cluster.devices])
-    weights, total = graph.param_bytes, float(graph.param_bytes.sum())
+    weights, total = graph.param_bytes, float(graph.bytes_once.sum())
     if total <= memory.min():
         return
     why, advice = of_one_op(graph.names, weights, able, names, memory), _SMALLER
     if not why and total <= memory.sum():
-        if (crowded := _crowded(weights, able, memory)) is not None:
+        if (crowded := _crowded(graph, able, memory)) is not None:
             device, ops = crowded
             op = int(ops[weights[ops].argmax()])
             why = (
                 f"; the weights of the {len(ops)} ops that can only be on {names[device]} take "
-                f"{about_bytes(float(weights[ops].sum()))} (the largest is '{graph.names[op]}' with "
+                f"{about_bytes(_held(graph, ops))} (the largest is '{graph.names[op]}' with "
                 f"{about_bytes(float(weights[op]))})"
             )
         elif (group := _too_large(grouping, able, memory)) is not None:
@@ -49,12 +51,12 @@ def check_room(grouping: Grouping, able: NDArray[np.bool_], cluster: Cluster) ->
             op = int(members[weights[members].argmax()])
             why = (
                 f"; the weights of the {len(members)} ops that are placed together with '{graph.names[op]}' take "
-                f"{about_bytes(float(weights[members].sum()))}, and fit on no device that can run them all"
+                f"{about_bytes(_held(graph, members))}, and fit on no device that can run them all"
             )
             advice = "Add a device or memory, or allow more groups."
         else:
             return
-    raise InfeasibleError(too_little(weights, names, memory, why, advice))
+    raise InfeasibleError(too_little(graph.bytes_once, names, memory, why, advice))
 
 
 def too_little(
@@ -91,16 +93,19 @@ def _nowhere(weights: NDArray[np.float64], able: NDArray[np.bool_], memory: NDAr
     return int(found[weights[found].argmax()]) if len(found) else None
 
 
-def _crowded(
-    weights: NDArray[np.float64], able: NDArray[np.bool_], memory: NDArray[np.float64]
-) -> tuple[int, NDArray[np.intp]] | None:
+def _crowded(graph: OpGraph, able: NDArray[np.bool_], memory: NDArray[np.float64]) -> tuple[int, NDArray[np.intp]] | None:
     """Return a device too small for the ops that can run nowhere else, and these ops; None if every device has room."""
     bound = able.sum(axis=1) == 1
     for device, room in enumerate(memory.tolist()):
         ops = np.flatnonzero(bound & able[:, device])
-        if weights[ops].sum() > room:
+        if _held(graph, ops) > room:
             return device, ops
     return None
+
+
+def _held(graph: OpGraph, ops: NDArray[np.intp]) -> float:
+    """Return the bytes of the weights that some ops read, each once."""
+    return float(held_bytes(graph.bytes_once, graph.shared, np.isin(np.arange(len(graph)), ops)[None], 2)[0, 1])
 
 
 def _too_large(grouping: Grouping, able: NDArray[np.bool_], memory: NDArray[np.float64]) -> int | None:

@@ -48,7 +48,7 @@ class SegmentCompiler:
 
     def __init__(self, book: SegmentBook, pool: DevicePool, compiling: Compiling) -> None:
         self.book, self.pool, self.compiling = book, pool, compiling
-        room = _KEPT_MODELS * float(book.grouping.groups.param_bytes.sum()) + _KEPT_BYTES
+        room = _KEPT_MODELS * float(book.grouping.groups.bytes_once.sum()) + _KEPT_BYTES
         self._programs: Programs[_Key, Program | StreamProgram] = Programs(
             Use(min(room, _KEPT_SHARE * memory_bytes()), _KEPT_THREADS), most=(_KEPT_PROGRAMS, room), weights=self._weights
         )

@@ -82,9 +82,7 @@ class _Sum:
             for edges, ends, counts in ((self._opens, src, leaves), (self._enters, dst, crosses[self._enters])):
                 total += (self._cut.take(edges[:, None] * width + ends[edges]) * counts).sum(axis=0)
         if np.isfinite(self.problem.memory).any():
-            weights = np.broadcast_to(self.problem.param_bytes[:, None], place.shape).ravel()
-            used = np.bincount((np.arange(count) * width + place).ravel(), weights, count * width).reshape(count, width)
-            total[(used > self.problem.memory).any(axis=1)] = np.inf
+            total[(self.problem.held(placements) > self.problem.memory).any(axis=1)] = np.inf
         return total
 
 

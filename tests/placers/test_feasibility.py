@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 
 import numpy as np
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 from placeit.core.errors import InfeasibleError
 from placeit.core.problem import Problem
 from placeit.placers.feasibility import fits, pack, random_placements, repair
+from placeit.simulator.cost_functions import TotalCost
+from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 
 
@@ -66,3 +70,29 @@ def test_random_placements_use_every_feasible_device_and_differ():
         problem.check(placement)
     for op in range(10):
         assert set(drawn[:, op].tolist()) == set(np.flatnonzero(problem.feasible[op]).tolist())
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=3, max_size=6),
+    shared=st.integers(1, 5),
+    memory=st.lists(st.integers(0, 12), min_size=2, max_size=3),
+    seed=st.integers(0, 1000),
+)
+def test_a_device_holds_a_weight_that_several_of_its_ops_read_once(sizes, shared, memory, seed):
+    rng = np.random.default_rng(seed)
+    readers = np.sort(rng.choice(len(sizes), 2, replace=False)).tolist()
+    once = np.array(sizes, float)
+    once[readers[0]] += shared
+    plain = packing_problem(once, memory)
+    problem = dataclasses.replace(plain, shared=((float(shared), tuple(readers)),))
+    placement = rng.integers(len(memory), size=len(sizes)).astype(np.int32)
+    held = np.bincount(placement, sizes, len(memory))
+    for device in {int(placement[v]) for v in readers}:
+        held[device] += shared
+    np.testing.assert_allclose(problem.held(placement[None])[0], held)
+    assert fits(problem, placement) == bool((held <= memory).all())
+    assert np.isfinite(SimulatedCost(problem)(placement)[0]) == fits(problem, placement)
+    assert np.isfinite(TotalCost(problem)(placement)[0]) == fits(problem, placement)
+    with contextlib.suppress(InfeasibleError):
+        problem.check(pack(problem))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from placeit.backends.openvino.inputs import OpenSizesError, Sizes, resolve_shap
 from placeit.core.errors import ModelError
 from placeit.core.graph import OpGraph, topological_order
 from placeit.core.telemetry import import_openvino
+from placeit.core.weights import weights_of
 from placeit.devices.onnxruntime import ort_failures, ort_reason
 
 __all__ = ["read_onnx"]
@@ -54,7 +55,7 @@ def read_onnx(path: Path, sizes: Sizes, why: str = "") -> OnnxFileModel:
         DeviceError: ONNX Runtime is not installed.
     """
     try:
-        proto = read_proto(path)
+        proto = read_proto(path, in_place=True)
     except (OSError, ValueError, DecodeError, onnx.checker.ValidationError) as error:
         raise ModelError(f"Cannot read a model from {path}: {str(error).rstrip('.')}.") from error
     constants = {tensor.name for tensor in proto.graph.initializer}
@@ -307,7 +308,7 @@ class _Reading:
         number = {name: t for t, name in enumerate(tensors)}
         edges: list[tuple[int, int]] = []
         moved: list[int] = []
-        flops, weights = [0.0] * len(inputs), [0.0] * len(inputs)
+        flops, weights = [0.0] * len(inputs), list[dict[Hashable, float]]([{}] * len(inputs))
         bounded: list[str] = []
 
         def read(v: int, sources: Iterable[str]) -> None:
@@ -320,7 +321,10 @@ class _Reading:
             sources = sorted(reads(node))
             read(v, sources)
             flops.append(node_flops(node, self._shapes))
-            weights.append(float(sum(self._constant.get(source, 0) for source in sources) + own_bytes(node)))
+            read_here: dict[Hashable, float] = {
+                source: float(self._constant[source]) for source in sources if source in self._constant
+            }
+            weights.append({**read_here, v: float(own_bytes(node))})
             for port, output in enumerate(node.output):
                 if output:
                     number[output] = len(tensors)
@@ -333,13 +337,13 @@ class _Reading:
         for v, spec in enumerate(outputs, first):
             read(v, [spec.name])
         kinds = [*["Parameter"] * len(inputs), *(node.op_type for node in nodes), *["Result"] * len(outputs)]
-        more = [0.0] * len(outputs)
+        param_bytes, shared = weights_of([*weights, *({} for _ in outputs)])
         shapes, dtypes = [self._shapes[name] for name in tensors], [self._types[name] for name in tensors]
         graph = OpGraph(
             names=(*(spec.op for spec in inputs), *names, *(spec.op for spec in outputs)),
             kinds=tuple(kinds),
-            flops=np.array(flops + more),
-            param_bytes=np.array(weights + more),
+            flops=np.array([*flops, *[0.0] * len(outputs)]),
+            param_bytes=param_bytes,
             tensor_op=np.array(tensor_op, np.int32),
             tensor_port=np.array(tensor_port, np.int32),
             tensor_bytes=np.array([float(math.ceil(math.prod(s) * width_of(d))) for s, d in zip(shapes, dtypes, strict=True)]),
@@ -348,6 +352,7 @@ class _Reading:
             edges=np.array(edges, np.int32).reshape(-1, 2),
             edge_tensor=np.array(moved, np.int32),
             content=self._content,
+            shared=shared,
         )
         return graph.verify(), tensors, tuple(bounded)
 

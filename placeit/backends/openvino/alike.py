@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from placeit.backends.openvino.digest import openvino_digest
-from placeit.backends.openvino.graph import constant_nodes
 from placeit.backends.openvino.view import View
+from placeit.backends.openvino.weights import LARGE, has_address, read_by_ops
 from placeit.core.graph import OpGraph
 
 __all__ = ["function_digest", "weight_readers"]
 
-_LARGE = 1 << 16  # least bytes of a weight: such a constant is compared by its address, not by its value
 _RANDOM = frozenset(("Multinomial", "RandomUniform"))
 
 
@@ -26,21 +26,11 @@ def weight_readers(model: Any, graph: OpGraph, view: View) -> tuple[frozenset[in
     Returns:
         The ops that share a weight with another op, and the ops with a weight that they alone read; an op may be in both sets.
     """
-    fixed = constant_nodes(model)
-    address: dict[str, int] = {}
-    readers: dict[int, set[int]] = {}
-    nodes = model.get_ordered_ops()
-    for node in nodes:
-        if node.get_type_name() == "Constant" and node.get_byte_size() >= _LARGE and _has_address(node):
-            address[node.get_friendly_name()] = node.data.ctypes.data
-    for node in nodes:
-        op = view.op_of.get(node.get_friendly_name())
-        if op is None or node.get_friendly_name() in fixed:
-            continue
-        for value in node.input_values():
-            for leaf in fixed.get(value.get_node().get_friendly_name(), ()):
-                if leaf in address:
-                    readers.setdefault(address[leaf], set()).add(graph.index[op])
+    readers: dict[Hashable, list[int]] = {}
+    for op, weights in enumerate(read_by_ops(model, graph, view)):
+        for key, size in weights.items():
+            if size >= LARGE:
+                readers.setdefault(key, []).append(op)
     shared = frozenset().union(*(ops for ops in readers.values() if len(ops) > 1))
     return shared, frozenset().union(*(ops for ops in readers.values() if len(ops) == 1))
 
@@ -62,11 +52,7 @@ def function_digest(part: Any) -> str | None:
 
 def _value(constant: Any) -> str:
     about = f"{constant.get_element_type().get_type_name()} {list(constant.get_output_shape(0))}"
-    if not _has_address(constant):
+    if not has_address(constant):
         return f"{about} {constant.get_name()}"  # a name that no other constant has
     data = constant.data
-    return f"{about} at {data.ctypes.data}" if data.nbytes >= _LARGE else f"{about} {data.tobytes().hex()}"
-
-
-def _has_address(constant: Any) -> bool:
-    return bool(constant.get_element_type().get_type_name() != "string")
+    return f"{about} at {data.ctypes.data}" if data.nbytes >= LARGE else f"{about} {data.tobytes().hex()}"

@@ -25,10 +25,10 @@ __all__ = [
     "dtype_name",
     "fix_shapes",
     "inseparable_ops",
-    "inside_bytes",
     "name_nodes",
     "separate_transposed",
     "single_reader_ops",
+    "swaps",
     "upper_bound_ops",
 ]
 
@@ -113,7 +113,7 @@ def separate_transposed(model: Any) -> None:
             source = source.input_value(0).get_node()
         shape = list(source.get_output_shape(0)) if source.get_type_name() == "Constant" else []
         if len(shape) == 2 and shape[0] == shape[1] > 1:
-            turns = sum(map(_swaps, between)) + bool(node.get_attributes()["transpose_b"])
+            turns = sum(map(swaps, between)) + bool(node.get_attributes()["transpose_b"])
             of = readers.setdefault(source.data.ctypes.data, {False: [], True: []})
             of[turns % 2 == 1].append((node, source, between))
     for of in readers.values():
@@ -121,7 +121,8 @@ def separate_transposed(model: Any) -> None:
             _read_copy(of[True])
 
 
-def _swaps(node: Any) -> bool:
+def swaps(node: Any) -> bool:
+    """Return whether a node is a ``Transpose`` that changes the order of dimensions, as far as that is known."""
     if node.get_type_name() != "Transpose":
         return False
     order = node.input_value(1).get_node()
@@ -176,9 +177,9 @@ def build_graph(
     """Build the task graph of a model.
 
     Constants, and nodes computed from constants only (weights being decompressed or dequantised), are part of the op that
-    reads them. If several ops read one, each counts all of its bytes, because each needs them wherever it runs. Two inputs
-    of an op that are one tensor are one edge. The outputs of every op but ``Result`` and ``Assign`` are tensors, read or not;
-    a tensor whose size depends on the data has its upper bound.
+    reads them; the graph does not have their bytes yet. Two inputs of an op that are one tensor are one edge. The outputs
+    of every op but ``Result`` and ``Assign`` are tensors, read or not. A tensor whose size depends on the data has its upper
+    bound.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names.
@@ -186,17 +187,16 @@ def build_graph(
         sized: the model's nodes with their shapes at each typical size. The graph has the first shapes; operations and bytes
             are means.
         shares: share of the requests that have each typical size.
-        stand_ins: friendly names of nodes that stand for constants; their bytes are not counted.
+        stand_ins: friendly names of nodes that stand for constants.
 
     Raises:
         ModelError: a tensor holds strings, or has a size without a bound.
     """
     constant = constant_nodes(model, stand_ins)
     nodes = model.get_ordered_ops()
-    leaf_bytes = {node.get_friendly_name(): node.get_byte_size() for node in nodes if node.get_type_name() == "Constant"}
     ops = [node for node in nodes if node.get_friendly_name() not in constant]
     index = {node.get_friendly_name(): v for v, node in enumerate(ops)}
-    flops, param_bytes = np.zeros(len(ops)), np.zeros(len(ops))
+    flops = np.zeros(len(ops))
     tensors: dict[tuple[int, int], int] = {}
     shapes: list[tuple[int, ...]] = []
     dtypes: list[str] = []
@@ -205,12 +205,10 @@ def build_graph(
     edge_tensor: list[int] = []
     for v, node in enumerate(ops):
         kind, name = node.get_type_name(), node.get_friendly_name()
-        read: set[str] = set()
         moved: set[int] = set()
         for value in node.input_values():
             producer = value.get_node().get_friendly_name()
             if producer in constant:
-                read |= constant[producer]
                 continue
             tensor = tensors[index[producer], value.get_index()]
             if tensor not in moved:
@@ -219,7 +217,6 @@ def build_graph(
                 edge_tensor.append(tensor)
         at = [point.node(name) for point in sized]
         flops[v] = sum(share * node_flops(seen) for share, seen in zip(shares, at, strict=True))
-        param_bytes[v] = sum(leaf_bytes.get(leaf, 0) for leaf in read) + inside_bytes(node)
         if kind in _NO_TENSOR:
             continue
         for port, output in enumerate(node.outputs()):
@@ -233,7 +230,7 @@ def build_graph(
         names=tuple(index),
         kinds=tuple(node.get_type_name() for node in ops),
         flops=flops,
-        param_bytes=param_bytes,
+        param_bytes=np.zeros(len(ops)),
         tensor_op=np.array([v for v, _ in tensors], np.int32),
         tensor_port=np.array([port for _, port in tensors], np.int32),
         tensor_bytes=np.array(sizes, np.float64),
@@ -250,11 +247,6 @@ def constants(model: Any) -> list[Any]:
     nodes = model.get_ops()
     own = [node for node in nodes if node.get_type_name() == "Constant"]
     return own + [constant for node in nodes for body in bodies(node) for constant in constants(body)]
-
-
-def inside_bytes(node: Any) -> int:
-    """Return the bytes of the constants in the models inside an ``If``, ``Loop`` or ``TensorIterator``; 0 for other nodes."""
-    return sum(constant.get_byte_size() for body in bodies(node) for constant in constants(body))
 
 
 def _sizes(output: Any, name: str, kind: str, path: object) -> tuple[int, ...]:

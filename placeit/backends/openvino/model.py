@@ -19,7 +19,6 @@ from placeit.backends.openvino.alike import function_digest, weight_readers
 from placeit.backends.openvino.flops import bounded_shape
 from placeit.backends.openvino.graph import (
     build_graph,
-    constants,
     dtype_name,
     inseparable_ops,
     name_nodes,
@@ -30,7 +29,8 @@ from placeit.backends.openvino.quantized import quantized_pairs, rounding_steps
 from placeit.backends.openvino.segment import channels_last_tensors, extract
 from placeit.backends.openvino.sized import Points, Sized, Typical
 from placeit.backends.openvino.values import allowed_values
-from placeit.backends.openvino.view import View, exact_view, fused_copy, inseparable, match, param_bytes
+from placeit.backends.openvino.view import View, exact_view, fused_copy, inseparable, match
+from placeit.backends.openvino.weights import distinct, read_by_ops
 from placeit.backends.values import draw
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
@@ -38,6 +38,7 @@ from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.core.graph import OpGraph
 from placeit.core.sizes import LARGEST, Limits
 from placeit.core.telemetry import import_openvino
+from placeit.core.weights import weights_of
 from placeit.devices.kinds import driven_by_openvino, kind_of
 
 __all__ = ["OpenVinoModel", "TensorSpec", "describe", "describe_fused", "relu_chain", "tensor_name"]
@@ -79,7 +80,7 @@ class OpenVinoModel(base.Model):
             and ``parameter_bytes`` of all constants, each counted once.
         """
         nodes = self.ov_model.get_ops()
-        weights = constants(self.ov_model)
+        weights = distinct(self.ov_model)
         return {
             "ops": len(self.graph),
             "edges": len(self.graph.edges),
@@ -261,8 +262,6 @@ def describe_fused(model: Any, path: Path, points: Points = Points()) -> OpenVin
     whole, fused = Sized(model, points.typical[0]), Sized.all(copy.model, points)
     graph = build_graph(copy.model, path, fused, shares=points.shares, stand_ins=stand_ins)
     view = match(model, whole, copy, fused[0], graph)
-    read = param_bytes(model, view)
-    graph = replace(graph, param_bytes=np.array([read.get(name, 0.0) for name in graph.names]))
     return _described(model, copy.model, path, graph, view, fused, points, inseparable(model, graph, view), stand_ins)
 
 
@@ -277,6 +276,8 @@ def _described(
     together: tuple[tuple[str, ...], ...] = (),
     stand_ins: Collection[str] = (),
 ) -> OpenVinoModel:
+    read, shared = weights_of(read_by_ops(model, graph, view))
+    graph = replace(graph, param_bytes=read, shared=shared)
     inputs = tuple(_spec(mine, theirs, sized) for mine, theirs in zip(model.inputs, viewed.inputs, strict=False))
     outputs = tuple(_spec(mine, theirs, sized) for mine, theirs in zip(model.outputs, viewed.outputs, strict=True))
     for what, specs in (("input", inputs), ("output", outputs)):

@@ -28,6 +28,7 @@ from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
 from placeit.backends.openvino.sized import Points, Sized, Typical
 from placeit.backends.openvino.state import Kinds, StateOption, cache_pairs, keep_caches
+from placeit.backends.openvino.weights import share_equal
 from placeit.core.errors import FileError, ModelError, UsageError
 from placeit.core.files import check_regular
 from placeit.core.memory import give_back_freed_memory
@@ -113,6 +114,7 @@ def _read(path: Path, sizes: Sizes, state: StateOption) -> OpenVinoModel:
     keep_caches(model, found.caches, path, batch=sizes.batch)
     fix_shapes(model)
     separate_transposed(model)
+    share_equal(model)
     name_nodes(model, found.keep)
     names = ([name for name in port.get_names() if name in typical] for port in model.inputs)
     shapes = [typical[known[0]] if known else (None,) * len(found.sizes.times) for known in names]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from placeit.backends.openvino.graph import constant_nodes, inside_bytes
+from placeit.backends.openvino.graph import constant_nodes
 from placeit.backends.openvino.sized import Sized
 from placeit.core.graph import Csr, OpGraph
 from placeit.core.telemetry import import_openvino
@@ -22,7 +22,6 @@ __all__ = [
     "fused_copy",
     "inseparable",
     "match",
-    "param_bytes",
     "part_behind",
 ]
 
@@ -211,21 +210,6 @@ def match(model: Any, whole: Sized, copy: FusedCopy, fused: Sized, graph: OpGrap
             if owner is not None:
                 op_of[name] = op_of[owner]
     return View(tuple(holders), op_of)
-
-
-def param_bytes(model: Any, view: View) -> dict[str, float]:
-    """Return the bytes of the constants that the nodes of each op read, by op; a constant counts once for an op."""
-    constant = constant_nodes(model)
-    size = {node.get_friendly_name(): node.get_byte_size() for node in model.get_ops() if node.get_type_name() == "Constant"}
-    read: dict[str, set[str]] = {}
-    found: dict[str, float] = {}
-    for node in model.get_ops():
-        op = view.op_of.get(node.get_friendly_name())
-        if op is not None:
-            producers = (value.get_node().get_friendly_name() for value in node.input_values())
-            read.setdefault(op, set()).update(*(constant[producer] for producer in producers if producer in constant))
-            found[op] = found.get(op, 0.0) + inside_bytes(node)
-    return {op: found[op] + sum(size[leaf] for leaf in leaves) for op, leaves in read.items()}
 
 
 def inseparable(model: Any, graph: OpGraph, view: View) -> tuple[tuple[str, ...], ...]:

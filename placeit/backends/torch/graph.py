@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from placeit.backends.digest import constant_digest, digest
 from placeit.backends.torch.flops import node_flops, written_outputs
 from placeit.backends.torch.program import Lowered, Value, indexed_value, op_name, reads
 from placeit.core.graph import OpGraph
+from placeit.core.weights import weights_of
 
 __all__ = ["ProgramMap", "build_graph", "dtype_name"]
 
@@ -53,7 +55,7 @@ def build_graph(program: Lowered) -> tuple[OpGraph, ProgramMap]:
     tensor_port: list[int] = []
     made: list[torch.Tensor] = []
     flops: list[float] = []
-    param_bytes: list[int] = []
+    weights: list[dict[Hashable, float]] = []
     edges: list[tuple[int, int]] = []
     edge_tensor: list[int] = []
 
@@ -64,7 +66,7 @@ def build_graph(program: Lowered) -> tuple[OpGraph, ProgramMap]:
         kinds.append(kind)
         nodes.append(node)
         flops.append(operations)
-        param_bytes.append(sum(_bytes(program.constants[value]) for value in set(read) if value in program.constants))
+        weights.append({value: float(_bytes(program.constants[value])) for value in read if value in program.constants})
         for number in dict.fromkeys(tensors[value] for value in read if value not in program.constants):
             edges.append((tensor_op[number], op))
             edge_tensor.append(number)
@@ -83,12 +85,13 @@ def build_graph(program: Lowered) -> tuple[OpGraph, ProgramMap]:
     results: dict[int, Value] = {}
     for name, value in program.outputs.items():
         results[add(f"{name}/result", "Result", None, 0.0, [value])] = value
+    param_bytes, shared = weights_of(weights)
     return (
         OpGraph(
             names=tuple(names),
             kinds=tuple(kinds),
             flops=np.array(flops),
-            param_bytes=np.array(param_bytes, np.float64),
+            param_bytes=param_bytes,
             tensor_op=np.array(tensor_op, np.int32),
             tensor_port=np.array(tensor_port, np.int32),
             tensor_bytes=np.array([_bytes(tensor) for tensor in made], np.float64),
@@ -97,6 +100,7 @@ def build_graph(program: Lowered) -> tuple[OpGraph, ProgramMap]:
             edges=np.array(edges, np.int32).reshape(-1, 2),
             edge_tensor=np.array(edge_tensor, np.int32),
             content=_content(program),
+            shared=shared,
         ).verify(),
         ProgramMap(tuple(nodes), tuple(tensors), results),
     )
