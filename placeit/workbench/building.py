@@ -16,12 +16,13 @@ from placeit.backends.base import Arrays, Format
 from placeit.backends.bundle.files import SUFFIX, digest_of, write_archive
 from placeit.backends.bundle.manifest import MANIFEST, BundledSegment, Manifest, Needed, Port, Sample
 from placeit.backends.bundle.model import BundleModel, open_bundle
-from placeit.backends.bundle.programs import write_program
+from placeit.backends.bundle.programs import SegmentFiles
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, FileError
 from placeit.core.files import replacing, temporary_folder
 from placeit.core.placement import Placement
 from placeit.core.version import __version__
+from placeit.core.weights import held_bytes
 from placeit.devices.clusterfile import discover
 from placeit.planning.contracting import contract
 from placeit.runtime.devices.kinds import device_kind
@@ -133,10 +134,9 @@ class _Building:
             {file for one in segments for file in one.files}
             | {file for one in samples for file in (*one.inputs.values(), *one.outputs.values())}
         )
-        weights = dict.fromkeys(self._used, 0.0)
-        for one in placement.every:
-            for op, device in one.as_dict().items():
-                weights[device] += float(graph.param_bytes[graph.index[op]])
+        every = np.stack([one.devices for one in placement.every])
+        held = held_bytes(graph.bytes_once, graph.shared, every, len(self._used)).sum(axis=0)
+        weights = dict(zip(self._used, held.tolist(), strict=True))
         return Manifest(
             name=name,
             versions=_versions({segment.format for segment in segments}),
@@ -191,6 +191,7 @@ class _Building:
     def _segments(self) -> Iterator[BundledSegment]:
         """Cut and write the segments of all plans, equal ones once, and yield their entries of the manifest."""
         done: set[tuple[Format, tuple[int, ...]]] = set()
+        files = SegmentFiles(self._folder)
         for one in self._placements:
             home, plan, of = one.home, one.plan, one.segments
             book = SegmentBook(home.model, home.grouping)
@@ -207,7 +208,7 @@ class _Building:
                 tensor_of = self._contracted.tensor_of
                 inputs: list[Port] = [*(tensor_of[t] for t in enter), *book.inputs_of(segment)]
                 outputs: list[Port] = [*(tensor_of[t] for t in leave), *book.outputs_of(segment)]
-                program = write_program(home.model, form, (ops, enter, leave), self._folder, f"segments/{len(done)}")
+                program = files.write(home.model, form, (ops, enter, leave))
                 done.add(key)
                 yield BundledSegment(key[1], form, program.files, tuple(inputs), tuple(outputs), program.names)
 

@@ -18,6 +18,7 @@ import numpy as np
 from placeit.backends.base import Format, TensorSpec
 from placeit.backends.bundle.files import BundleFiles, Digest
 from placeit.backends.checking import numpy_can_hold
+from placeit.core import checks
 from placeit.core.errors import PlaceitError
 from placeit.core.graph import OpGraph
 from placeit.core.placement import Placement
@@ -165,6 +166,7 @@ class Manifest:
                     tuple(_Tensor(*one, self.limits.get(t)) for t, one in enumerate(tensors)),
                     tuple(edges),
                     tuple(sorted(self.channels_last)),
+                    graph.shared,
                 ),
                 segments=self.segments,
                 placement=self.placement.to_dict(),
@@ -202,6 +204,7 @@ class _Graph:
     tensors: tuple[_Tensor, ...]
     edges: tuple[tuple[int, int, int], ...]  # producer, consumer, tensor
     channels_last: tuple[int, ...]
+    shared: tuple[tuple[_NotNegative, tuple[int, ...]], ...] = ()  # bytes of a weight, and the ops that read it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,4 +349,5 @@ def _graph(found: _Graph) -> OpGraph:
         tensor_dtypes=tuple(one.dtype for one in tensors),
         edges=np.ascontiguousarray(edges[:, :2]),
         edge_tensor=np.ascontiguousarray(edges[:, 2]),
+        shared=checks.shared(found.shared, len(ops)),
     ).verify()

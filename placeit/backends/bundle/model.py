@@ -18,6 +18,7 @@ from placeit.backends.bundle.files import BundleFiles
 from placeit.backends.bundle.manifest import BundledSegment, Manifest, Port, read_manifest
 from placeit.backends.onnx.sessions import open_whole
 from placeit.backends.onnx_external import OnnxFile
+from placeit.backends.openvino.graph import separate_transposed
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, UsageError, first_line
@@ -235,6 +236,7 @@ def _read(xml: NDArray[np.uint8], weights: NDArray[np.uint8], inputs: Sequence[i
     """Return the model of an IR, with its weights in place, and with inputs and outputs in the order of their numbers."""
     openvino = import_openvino()
     model = openvino_core().read_model(xml.tobytes(), openvino.Tensor(weights, shared_memory=True))
+    separate_transposed(model)  # equal weights have one place in the file
     if [*inputs] == sorted(inputs) and [*outputs] == sorted(outputs):
         return model
     parameters, results = model.get_parameters(), model.get_results()

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from placeit.backends.base import Format, Model
+from placeit.backends.bundle.files import WEIGHTS
 from placeit.backends.onnx_external import OnnxFile, folder_of, read_proto
 from placeit.backends.openvino.ir import write_ir
 from placeit.core.errors import ModelError
 
-__all__ = ["Program", "self_contained", "write_program"]
+__all__ = ["Program", "SegmentFiles", "self_contained"]
 
+_WEIGHTS = f"segments/weights{WEIGHTS}"
+_ALIGNMENT = 64  # bytes to which weights are aligned in a file, as OpenVINO does
+_CONSTANT = re.compile(rb'(type="Const"[^>]*>\s*<data\b[^>]*?\boffset=")(\d{1,19})(" size=")(\d{1,19})"')
+"""The place of a constant's value in the file of weights."""
 _MOST_ONNX = 2_000_000_000  # most bytes of a serialised ONNX model
 
 
@@ -30,30 +39,60 @@ class Program:
     names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
-def write_program(
-    model: Model, form: Format, part: tuple[Sequence[int], Sequence[int], Sequence[int]], folder: Path, stem: str
-) -> Program:
-    """Cut a segment out of a model and write it to files.
+class SegmentFiles:
+    """The files of a bundle's segments. Segments for OpenVINO share a file of weights, in which equal weights are once.
 
     Args:
-        model: the model.
-        form: ``openvino`` or ``onnx``. Segments of PyTorch models are converted to ``openvino``.
-        part: ops, tensors that enter and tensors that leave, as for :meth:`placeit.backends.base.Model.segment`.
         folder: folder of the bundle.
-        stem: beginning of the names of the files.
-
-    Raises:
-        DeviceError: this part cannot be cut out in this format.
-        ModelError: it cannot be written.
-        FileError: there is no room.
     """
-    (folder / stem).parent.mkdir(exist_ok=True)
-    if form == "openvino":
-        write_ir(_for_openvino(model, part), folder / f"{stem}.xml")
-        return Program((f"{stem}.xml", f"{stem}.bin"))
-    proto, names = self_contained(model.segment(form, *part), f"A segment of {model.path}")
-    (folder / f"{stem}.onnx").write_bytes(proto.SerializeToString())
-    return Program((f"{stem}.onnx",), names)
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._written = 0
+        self._places: dict[bytes, int] = {}  # offset of each weight, by its digest
+        (folder / "segments").mkdir()
+
+    def write(self, model: Model, form: Format, part: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> Program:
+        """Cut a segment out of a model and write it.
+
+        Args:
+            model: the model.
+            form: ``openvino`` or ``onnx``. Segments of PyTorch models are converted to ``openvino``.
+            part: ops, tensors that enter and tensors that leave, as for :meth:`placeit.backends.base.Model.segment`.
+
+        Raises:
+            DeviceError: this part cannot be cut out in this format.
+            ModelError: it cannot be written.
+            FileError: there is no room.
+        """
+        stem, self._written = f"segments/{self._written}", self._written + 1
+        if form == "openvino":
+            xml = self._folder / f"{stem}.xml"
+            write_ir(_for_openvino(model, part), xml)
+            self._share_weights(xml)
+            return Program((f"{stem}.xml", _WEIGHTS))
+        proto, names = self_contained(model.segment(form, *part), f"A segment of {model.path}")
+        (self._folder / f"{stem}.onnx").write_bytes(proto.SerializeToString())
+        return Program((f"{stem}.onnx",), names)
+
+    def _share_weights(self, xml: Path) -> None:
+        """Move the weights of an IR to the file that all segments share. Raises OSError."""
+        own = xml.with_suffix(WEIGHTS)
+        data = np.memmap(own, np.uint8, "r") if own.stat().st_size else np.empty(0, np.uint8)
+        with (self._folder / _WEIGHTS).open("ab") as shared:
+
+            def moved(found: re.Match[bytes]) -> bytes:
+                begin, size = int(found[2]), int(found[4])
+                value = data[begin : begin + size]
+                place = self._places.get(key := hashlib.sha256(value.data).digest())
+                if place is None:
+                    shared.write(bytes(-shared.tell() % _ALIGNMENT))
+                    place = self._places[key] = shared.tell()
+                    shared.write(value.data)
+                return b'%b%d%b%d"' % (found[1], place, found[3], size)
+
+            xml.write_bytes(_CONSTANT.sub(moved, xml.read_bytes()))
+        own.unlink()
 
 
 def _for_openvino(model: Model, part: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> Any:
