@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import mmap
 import os
 import secrets
 import shutil
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from placeit.core.errors import FileError
 from placeit.core.files import temporary_folder
+from placeit.core.protobuf import LENGTH_DELIMITED, message_fields
 
 if TYPE_CHECKING:
     import onnx
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["OnnxFile", "folder_of", "front_end_source", "note_folder", "read_proto", "session_source"]
 
 _FOLDER = "placeit.folder"  # metadata key of a model with weights in files: their folder
+_INITIALIZERS, _RAW_DATA = (7, 5), 9  # numbers of a model's graph, of its initializers, and of a tensor's bytes
 _SMALL = 1 << 16  # most bytes of a weight that is read: sizes and axes, whose values matter
 
 
@@ -39,8 +42,12 @@ class OnnxFile:
     outputs: tuple[str, ...]
 
 
-def read_proto(path: Path) -> onnx.ModelProto:
+def read_proto(path: Path, *, in_place: bool = False) -> onnx.ModelProto:
     """Read an ONNX file, without the large weights that are in other files.
+
+    Args:
+        path: the file.
+        in_place: whether to leave the large weights that are in the file there, too. The model then refers to the file.
 
     Raises:
         OSError, ValueError, DecodeError, ValidationError: under the conditions of ``onnx.load``.
@@ -48,7 +55,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
     import onnx
     from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
-    model = onnx.load(path, load_external_data=False)
+    model = _without_weights(path) if in_place and not path.is_symlink() else onnx.load(path, load_external_data=False)
     large = [t for t in model.graph.initializer if uses_external_data(t) and int(_said(t).get("length", _SMALL + 1)) > _SMALL]
     for tensor in large:
         if Path(_said(tensor).get("location", "/")).is_absolute():
@@ -85,6 +92,53 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             yield from (attribute.t, *attribute.tensors)
             for body in (attribute.g, *attribute.graphs):
                 yield from _tensors(body)
+
+
+def _without_weights(path: Path) -> onnx.ModelProto:
+    """Read an ONNX file whose large weights stay in the file, as external data of the model."""
+    import onnx
+
+    places: dict[int, tuple[int, int]] = {}  # offset and bytes, by number of the initializer
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+
+        def emptied(begin: int, end: int, tensor: int) -> bytes:
+            left, at = [], begin
+            for number, kind, start, stop in message_fields(data, begin, end):
+                if number == _RAW_DATA and kind == LENGTH_DELIMITED and stop - start > _SMALL:
+                    places[tensor] = start, stop - start
+                else:
+                    left.append(data[at:stop])
+                at = stop
+            return b"".join([*left, data[at:end]])
+
+        def rewritten(begin: int, end: int, numbers: tuple[int, ...]) -> bytes:
+            made, at, count = [], begin, 0
+            for number, kind, start, stop in message_fields(data, begin, end):
+                if number == numbers[0] and kind == LENGTH_DELIMITED:
+                    last = len(numbers) == 1
+                    inner = emptied(start, stop, count) if last else rewritten(start, stop, numbers[1:])
+                    count += 1
+                    made.append(_varint(number << 3 | LENGTH_DELIMITED) + _varint(len(inner)) + inner)
+                else:
+                    made.append(data[at:stop])
+                at = stop
+            return b"".join([*made, data[at:end]])
+
+        model: onnx.ModelProto = onnx.ModelProto.FromString(rewritten(0, len(data), _INITIALIZERS))
+    for tensor, (offset, size) in places.items():
+        weight = model.graph.initializer[tensor]
+        weight.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", path.name), ("offset", str(offset)), ("length", str(size))):
+            weight.external_data.add(key=key, value=value)
+    return model
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
 
 
 def note_folder(model: onnx.ModelProto, folder: str | None) -> None:

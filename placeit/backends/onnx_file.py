@@ -213,10 +213,11 @@ def unusual_parts(path: Path) -> bool:
         return any(kind in ("function", "sparse tensor") for kind, *_ in _messages(data, parts))
 
 
-def read_plain(path: Path) -> onnx.ModelProto:
+def read_plain(path: Path, *, in_place: bool = False) -> onnx.ModelProto:
     """Read an ONNX file with its local functions inlined and its sparse initializers as dense ones.
 
-    Large weights in other files stay there (:mod:`placeit.backends.onnx_external`).
+    Large weights in other files stay there, and with ``in_place`` large weights in the file, too
+    (:mod:`placeit.backends.onnx_external`).
 
     Raises:
         ModelError: the file cannot be parsed, or a function calls itself.
@@ -229,7 +230,7 @@ def read_plain(path: Path) -> onnx.ModelProto:
     from placeit.backends.onnx_external import read_proto
 
     try:
-        model = read_proto(path)
+        model = read_proto(path, in_place=in_place)
         if model.functions:
             model = inliner.inline_local_functions(model)
     except (DecodeError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Model
+from placeit.backends.onnx.alone import for_onnx_alone
 from placeit.backends.onnx.joined import JoinedModel, join
 from placeit.backends.onnx.reading import read_onnx
 from placeit.backends.onnx.whole import FromOnnxFile
@@ -66,7 +67,7 @@ def with_onnx(model: OpenVinoModel) -> OnnxModel:
             "drives, or start from the ONNX file of the model."
         )
     try:
-        proto = read_plain(model.path)
+        proto = read_plain(model.path, in_place=True)
     except (OSError, ModelError) as error:
         raise DeviceError(f"ONNX Runtime cannot be given {model.path}, which OpenVINO reads: {error}") from error
     return join(OnnxModel, model, proto)
@@ -81,7 +82,9 @@ def for_onnxruntime(model: OpenVinoModel, cluster: Cluster, graph: str = "") -> 
     Raises:
         DeviceError: the model does not come from an ONNX file, or the file does not exist any more.
     """
-    joined = with_onnx(model)
+    joined: JoinedModel = with_onnx(model)
+    if all({*kind_of(device).formats} == {"onnx"} for device in cluster.devices):
+        joined = for_onnx_alone(joined)
     if joined.parts.covers or any("onnx" not in kind_of(device).formats for device in cluster.devices):
         return joined
     if len(cluster) == 1 and graph in ("", model.graph.structure, model.graph.hash):
