@@ -16,7 +16,9 @@ from openvino import opset13 as op
 from placeit import Placement, Session, load
 from placeit.backends.onnx.reading import read_onnx
 from placeit.backends.openvino.inputs import Sizes
-from placeit.devices.openvino import openvino_core
+from placeit.core.address import Address
+from placeit.core.cluster import Device
+from placeit.devices.openvino import compile_model, openvino_core
 from placeit.runtime.nodes.package import pack
 
 WIDTH, LAYERS, GROUP = 256, 4, 64
@@ -162,3 +164,21 @@ def test_segments_hold_compressed_weights_wherever_they_run(compressed: tuple[in
         session.build(placement, tmp_path / "bundle")
     kept = sum(file.stat().st_size for file in (tmp_path / "bundle" / "segments").glob("*.bin"))
     assert least <= kept <= most
+
+
+def test_outputs_of_models_with_compressed_weights_may_differ_by_no_more_than_others(compressed: tuple[int, Path]) -> None:
+    _, path = compressed
+    with Session(path, "CPU@0", cache=None) as session:
+        assert session.tolerance == 1e-3
+
+
+def test_a_model_can_ask_for_dynamic_quantisation(tmp_path: Path) -> None:
+    model = openvino_core().read_model(ir(tmp_path, 8, grouped=False))
+    model.set_rt_info("32", ["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"])
+    ov.save_model(model, tmp_path / "asks.xml", compress_to_fp16=False)
+    device = Device("CPU@0", address=Address("CPU", (0,)))
+    for name, size in (("model", 0), ("asks", 32)):
+        with Session(tmp_path / f"{name}.xml", "CPU@0", cache=None) as session:
+            compiled = compile_model(session.model.ov_model, device, "f32")
+            assert compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == size
+            assert (session.tolerance > 0.02) == (size > 0)

@@ -14,11 +14,13 @@ from placeit.devices.openvino_errors import explaining, what_openvino_says
 from placeit.devices.openvino_shared import openvino_core
 
 __all__ = [
+    "DYNAMIC_QUANTIZATION",
     "check_precision",
     "compile_model",
     "compile_properties",
     "computes_in",
     "explaining",
+    "for_model",
     "openvino_core",
     "supported_nodes",
     "target_name",
@@ -28,6 +30,9 @@ __all__ = [
 
 _ONE_CORE, _CORES, _ALL_CORES, _OTHERS = "one core", "several cores", "all cores", "other plugins"
 _PRECISION = "INFERENCE_PRECISION_HINT"
+DYNAMIC_QUANTIZATION = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+"""Property of OpenVINO's CPU plugin: the number of activations with one scale that products with compressed weights round to 8
+bits; 0 to round none. By default it rounds with the precision f32 as well, where the processor has instructions for it."""
 _PROPERTIES: Mapping[str, Mapping[str, Any]] = {
     # With a stream of one thread, errors in kernels are lost: infer returns without an error, with the outputs of the run
     # before. It also starts two threads for each compiled model. Without streams, inference runs in the calling thread only,
@@ -57,8 +62,14 @@ def compile_model(model: Any, device: Device, precision: str, *, identity: str =
     ``identity`` is the key for :func:`placeit.devices.compiled.is_kept`. Raises DeviceError.
     """
     with explaining(f"OpenVINO cannot compile a model for {device.name}"):
-        config = compile_properties(device, precision) | properties
+        config = for_model(model, compile_properties(device, precision)) | properties
         return compile_cached(openvino_core(), model, target_name(device), config, identity)
+
+
+def for_model(model: Any, properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return compile properties for a model: without the one for dynamic quantisation if the model sets it itself."""
+    own = model.has_rt_info(["runtime_options", DYNAMIC_QUANTIZATION])
+    return {name: value for name, value in properties.items() if name != DYNAMIC_QUANTIZATION or not own}
 
 
 _ANSWERS: weakref.WeakKeyDictionary[Any, dict[tuple[Any, str], frozenset[str]]] = weakref.WeakKeyDictionary()
@@ -93,7 +104,8 @@ def compile_properties(device: Device, precision: str) -> dict[str, Any]:
         kind = _ONE_CORE
     else:
         kind = _ALL_CORES if device.where.whole_cpu else _CORES
-    wanted = {name: value(device.cores) if callable(value) else value for name, value in _PROPERTIES[kind].items()}
+    exact = {DYNAMIC_QUANTIZATION: 0} if device.core_set and precision == "f32" else {}
+    wanted = exact | {name: value(device.cores) if callable(value) else value for name, value in _PROPERTIES[kind].items()}
     with explaining(f"OpenVINO does not say what can be set for {device.name}"):
         writable = writable_properties(target_name(device))
     return {name: value for name, value in ({_PRECISION: precision} | wanted).items() if name in writable}

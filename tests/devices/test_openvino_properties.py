@@ -21,6 +21,10 @@ __all__ = ["recorded"]
 See = Callable[..., RecordedCore]
 
 
+EXACT = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+"""In f32, activations stay in f32."""
+
+
 def device(hardware: str, *cores: int) -> Device:
     return Device(hardware, address=Address(hardware, cores), all_cores=() if cores or hardware != "CPU" else (0, 1))
 
@@ -33,9 +37,9 @@ def relu() -> Any:
 @pytest.mark.parametrize(
     ("where", "precision", "expected"),
     [
-        (device("CPU", 0), "f32", {"NUM_STREAMS": "0", "INFERENCE_NUM_THREADS": 1, "ENABLE_CPU_PINNING": False}),
+        (device("CPU", 0), "f32", EXACT | {"NUM_STREAMS": "0", "INFERENCE_NUM_THREADS": 1, "ENABLE_CPU_PINNING": False}),
         (device("CPU", 0, 1), "bf16", {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": 2, "ENABLE_CPU_PINNING": False}),
-        (device("CPU"), "f32", {"PERFORMANCE_HINT": "LATENCY"}),
+        (device("CPU"), "f32", EXACT | {"PERFORMANCE_HINT": "LATENCY"}),
         (device("GPU.0"), "f32", {"NUM_STREAMS": "1"}),
         (device("GPU.1"), "f16", {"NUM_STREAMS": "1"}),
         (device("NPU"), "f16", {"PERFORMANCE_HINT": "LATENCY"}),

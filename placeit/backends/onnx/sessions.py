@@ -30,6 +30,7 @@ def open_whole(model: str | bytes | onnx.ModelProto, *, optimize: bool = True) -
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # errors are raised; warnings about parts of a model do not help users
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # compute in f32: the default is 8 bits
     if not optimize:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     return runtime.InferenceSession(

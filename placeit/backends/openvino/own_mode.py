@@ -15,7 +15,7 @@ from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.cluster import Device
 from placeit.core.telemetry import import_openvino
 from placeit.devices.compiled import compile_cached
-from placeit.devices.openvino import explaining, openvino_core, target_name, writable_properties
+from placeit.devices.openvino import DYNAMIC_QUANTIZATION, explaining, openvino_core, target_name, writable_properties
 from placeit.devices.own_modes import OwnMode
 
 __all__ = ["OwnModeRunner"]
@@ -155,6 +155,8 @@ def _config(mode: OwnMode, precision: str) -> dict[str, Any]:
 def _properties(device: Device, precision: str) -> dict[str, Any]:
     """Return the properties for one device, as far as its plugin has them."""
     wanted: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision}
+    if device.core_set and precision == "f32":
+        wanted[DYNAMIC_QUANTIZATION] = 0
     if device.core_set and not device.where.whole_cpu:
         wanted["INFERENCE_NUM_THREADS"] = len(device.cores)
     return {name: value for name, value in wanted.items() if name in writable_properties(target_name(device))}

@@ -10,19 +10,20 @@ import numpy as np
 
 from placeit.backends.openvino.graph import constant_nodes
 from placeit.core.graph import OpGraph
+from placeit.devices.openvino import DYNAMIC_QUANTIZATION
 
 __all__ = ["quantized_pairs", "rounding_steps"]
 
 _DEQUANTIZING = frozenset(("Convert", "Subtract", "Multiply"))
 _NARROW_BITS = 8  # most bits of the types of quantised values
-_DYNAMIC_STEP = 1 / 127  # step of activations that a runtime quantises to int8 itself, for compressed weights
+_DYNAMIC_STEP = 1 / 127  # step of activations that a runtime quantises to int8, for compressed weights
 
 
 def rounding_steps(model: Any, graph: OpGraph, stand_ins: Collection[str] = ()) -> dict[str, float]:
     """Return how coarsely ops round their outputs or inputs.
 
-    A ``FakeQuantize`` states its step. A ``MatMul`` with quantised weights only may have its activations rounded to int8 by the
-    runtime (dynamic quantisation).
+    A ``FakeQuantize`` states its step. If the model asks for dynamic quantisation, the runtime rounds the activations of a
+    ``MatMul`` with quantised weights to int8.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names.
@@ -34,12 +35,14 @@ def rounding_steps(model: Any, graph: OpGraph, stand_ins: Collection[str] = ()) 
     """
     constant = constant_nodes(model, stand_ins)
     nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
+    asked = ["runtime_options", DYNAMIC_QUANTIZATION]
+    dynamic = model.has_rt_info(asked) and str(model.get_rt_info(asked).value) != "0"
     steps: dict[str, float] = {}
     for name in graph.names:
         node = nodes[name]
         if node.get_type_name() == "FakeQuantize":
             steps[name] = _step(node)
-        elif node.get_type_name() == "MatMul":
+        elif dynamic and node.get_type_name() == "MatMul":
             makers = [value.get_node() for value in node.input_values()]
             computed = [maker for maker in makers if maker.get_friendly_name() not in constant]
             leaves = [leaf for maker in makers for leaf in constant.get(maker.get_friendly_name(), ())]

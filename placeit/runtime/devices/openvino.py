@@ -20,6 +20,7 @@ from placeit.devices.openvino import (
     compile_model,
     compile_properties,
     explaining,
+    for_model,
     openvino_core,
     target_name,
     what_openvino_says,
@@ -376,8 +377,9 @@ class OpenVinoDevice(OnWorker):
         with explaining(f"OpenVINO cannot compile a segment for {self.name}"):
             model = segment.in_format("openvino")
             if self._native is not None and native:
+                target, config = self._compiled_as
                 with contextlib.suppress(DeviceError):  # a model with state; any other error is raised below, too
-                    compiled = self._native.compile(model, *self._compiled_as, segment.identity)
+                    compiled = self._native.compile(model, target, for_model(model, config), segment.identity)
                     return OpenVinoProgram(segment, compiled, is_open=model.is_dynamic())
             states = dict[str, Any]()
             if self._device.where.family == "GPU" and model.get_variables():

@@ -326,6 +326,7 @@ def _session(model: Any, of: tuple[str, dict[str, str]], cores: tuple[int, ...] 
     whole = plain and set(one_per_physical_core(allowed_cores())) <= set(cores)
     options.intra_op_num_threads = 0 if whole else max(1, len(cores))  # 0 is ONNX Runtime's default
     options.log_severity_level = 4  # errors are raised; warnings about parts of a model do not help a user
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # compute in f32: the default is 8 bits
     if options.intra_op_num_threads > 1:
         # ONNX Runtime counts processors from one; the calling thread has no entry
         numbers = ",".join(str(core + 1) for core in cores)
