@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Device
+from placeit.core.memory import give_back_freed_memory
 from placeit.core.threads import apart
 from placeit.measuring.check import Checkable, OutputCheck, OutputDifference, other_inputs
 
@@ -73,6 +74,8 @@ class Reference:
                     "float32. Outputs are checked on random inputs: give --inputs to check them on yours."
                 )
             self._check = self._made(self._model.sample_inputs(), chosen=chosen)
+            self._run = None  # a compiled copy of the whole model, which has done its work
+            give_back_freed_memory()
         return self._check
 
     def _made(self, inputs: Arrays, *, chosen: bool) -> OutputCheck:

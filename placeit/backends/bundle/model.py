@@ -76,7 +76,7 @@ class BundleModel(Model):
             "ops": len(graph),
             "edges": len(graph.edges),
             "flops": float(graph.flops.sum()),
-            "parameter_bytes": float(graph.param_bytes.sum()),
+            "parameter_bytes": float(graph.bytes_once.sum()),
         }
 
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:
