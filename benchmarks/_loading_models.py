@@ -58,7 +58,7 @@ class _Writer:
 
 
 def _transformer(
-    path: Path, width: int, *, layers: int = 6, shared: bool = False, dtype: type[np.generic] = np.float32
+    path: Path, width: int, *, layers: int = 6, shared: bool = False, dtype: type[np.generic] = np.float32, table: int = 0
 ) -> Path:
     w = _Writer(width, dtype)
     heads, flat = (w.constant(shape, np.int64) for shape in ([1, _STEPS, _HEADS, width // _HEADS], [1, _STEPS, width]))
@@ -67,7 +67,7 @@ def _transformer(
     def product(value: str, name: str, layer: int, rows: int, columns: int) -> str:
         return w.add("MatMul", value, w.weight(name if shared else f"{name} {layer}", rows, columns))
 
-    value = "x"
+    value = w.add("Gather", w.weight("table", table, width), w.add("ArgMax", "x", axis=2, keepdims=0)) if table else "x"
     for layer in range(layers):
         normal = w.add("LayerNormalization", value, w.constant(np.ones(width)), axis=-1)
         query, key, held = (
@@ -80,7 +80,40 @@ def _transformer(
         wide = product(value, "up", layer, width, 4 * width)
         bent = w.add("Mul", w.add("Mul", wide, w.add("Add", w.add("Erf", w.add("Div", wide, root2)), one)), half)
         value = w.add("Add", value, product(bent, "down", layer, 4 * width, width))
+    if table:
+        w.add("MatMul", value, w.add("Transpose", "table", perm=[1, 0]))
     return w.write(path)
+
+
+def _tied(path: Path, width: int) -> Path:
+    """Write a transformer whose table of embeddings is its last matrix as well."""
+    return _transformer(path, width, table=8 * width)
+
+
+def _branches(path: Path, width: int) -> Path:
+    """Write an ``If`` whose branches read the same weights, as merged decoders have them."""
+    kind, names = onnx.TensorProto.FLOAT, [f"w {i}" for i in range(4)]
+
+    def branch(first: str) -> onnx.GraphProto:
+        nodes, value = [helper.make_node(first, ["x"], [first])], first
+        for name in names:
+            nodes.append(helper.make_node("MatMul", [value, name], [f"{first} {name}"]))
+            value = f"{first} {name}"
+        return helper.make_graph(nodes, first, [], [helper.make_tensor_value_info(value, kind, None)])
+
+    chosen = helper.make_node("If", ["which"], ["y"], then_branch=branch("Relu"), else_branch=branch("Neg"))
+    inputs = [
+        helper.make_tensor_value_info("x", kind, [1, _STEPS, width]),
+        helper.make_tensor_value_info("which", onnx.TensorProto.BOOL, []),
+    ]
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array((rng.standard_normal((width, width)) / width).astype(np.float32), name) for name in names
+    ]
+    outputs = [helper.make_tensor_value_info("y", kind, [1, _STEPS, width])]
+    graph = helper.make_graph([chosen], "model", inputs, outputs, weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
 
 
 def _recurrent(path: Path, width: int, kind: str) -> Path:
@@ -151,6 +184,8 @@ def _samples(width: int) -> Any:
 KINDS: dict[str, Callable[[Path, int], Path]] = {
     "transformer": _transformer,
     "shared": functools.partial(_transformer, shared=True, layers=12),
+    "tied": _tied,
+    "branches": _branches,
     "LSTM": functools.partial(_recurrent, kind="LSTM"),
     "GRU": functools.partial(_recurrent, kind="GRU"),
     "int8 QDQ": functools.partial(_quantised, how="QDQ"),

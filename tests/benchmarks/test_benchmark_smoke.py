@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import _torch_executor, anytime, calls, decision, executor, loading, simulator, throughput
+from benchmarks import _torch_executor, anytime, calls, decision, executor, loading, memory, simulator, throughput
 from benchmarks._fuzz_cases import KINDS
 from benchmarks._generation_devices import CLUSTERS, SLOW_CORE, TWO_CORES
 from benchmarks._generation_rivals import ALL_CORES, ONE_CORE, ONE_DEVICE, ONNX_RUNTIME, SPLIT, TORCH
@@ -266,6 +266,12 @@ SLOWLY = [
         ("latency over OpenVINO alone", "resident in four segments over"),
         ("constants over OpenVINO alone",),
         {"QUICK_WIDTH": 64},
+    ),
+    Smoke(
+        "memory --quick --models branches",
+        {"way": (memory.OPENVINO, memory.ONNXRUNTIME, "placeit ort, 4 segments", "build", "optimize")},
+        ("peak of placeit, 1 segment", "peak of placeit ort, 4 segments", "peak of build", "peak of optimize"),
+        least={"QUICK_WIDTH": 64, "QUICK_BUDGET_S": 0.5},
     ),
     Smoke(
         "models --quick --models many_ends",
