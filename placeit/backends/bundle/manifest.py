@@ -18,7 +18,7 @@ import numpy as np
 from placeit.backends.base import Format, TensorSpec
 from placeit.backends.bundle.files import BundleFiles, Digest
 from placeit.backends.checking import numpy_can_hold
-from placeit.core import checks
+from placeit.core import problem_checks as checks
 from placeit.core.errors import PlaceitError
 from placeit.core.graph import OpGraph
 from placeit.core.placement import Placement
