@@ -12,9 +12,8 @@ from examples.decoder import TINY, write_decoder
 from placeit import Session
 from placeit.backends import load
 from placeit.backends.openvino.state import expose_growing_states
-from placeit.core.errors import DeviceError, ModelError, UsageError
+from placeit.core.errors import ModelError, UsageError
 from placeit.core.telemetry import import_openvino
-from placeit.devices.clusterfile import discover
 from placeit.workbench.options import Inputs
 from tests.stateful_models import SIZE, Caches, caches, totals
 from tests.text_steps import generate, with_caches
@@ -192,12 +191,6 @@ def test_what_cannot_be_state_is_said(recurrent, state, words):
 def test_a_state_cannot_grow_from_one_fixed_size_to_another(joining):
     with pytest.raises(UsageError, match="export the model with an open size"):
         load(joining("past", "present", shape=(1, 2, 4, 4), given=(1, 2, 5, 4)), state={"past": "present"})
-
-
-def test_onnx_runtime_refuses_a_model_with_state(joining):
-    model = load(joining("past", "present"))
-    with pytest.raises(DeviceError, match="ONNX Runtime keeps no state"):
-        model.prepared(discover(["ort:CPU"]))
 
 
 def test_only_files_that_openvino_reads_take_state():

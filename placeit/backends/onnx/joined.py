@@ -83,7 +83,9 @@ J = TypeVar("J", bound=JoinedModel)
 
 def join(kind: type[J], model: OpenVinoModel, proto: onnx.ModelProto) -> J:
     """Return a model of a class from OpenVINO's model and the ONNX model that it was read from, which is changed."""
-    parts = OnnxParts(proto, model.graph, model.outputs, model.bounded, _tensor_names(model), limits=model.limits)
+    parts = OnnxParts(
+        proto, model.graph, model.outputs, model.bounded, _tensor_names(model), limits=model.limits, states=_states(model)
+    )
     said = {field.name: getattr(model, field.name) for field in fields(model)}
     return kind(**{**said, "together": (*model.together, *parts.together()), "parts": parts})
 
@@ -103,6 +105,15 @@ def relu_chain(elements: int, hops: int) -> JoinedModel:
     graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:])
     joined = join(JoinedModel, model, helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
     return replace(joined, uniform=True)
+
+
+def _states(model: OpenVinoModel) -> dict[str, tuple[str, list[int | None]]]:
+    """Return the outputs that follow states, and the sizes of the states, as :class:`OnnxParts` wants them."""
+    kept = {node.get_friendly_name(): node for node in model.ov_model.get_ops() if node.get_type_name() == "ReadValue"}
+    return {
+        name: (following, [size.get_length() if size.is_static else None for size in kept[name].get_output_partial_shape(0)])
+        for name, following in model.caches.items()
+    }
 
 
 def _tensor_names(model: OpenVinoModel) -> Iterator[tuple[int, set[str]]]:

@@ -67,8 +67,6 @@ def load(
     check_readable(path, trust=trust)
     try:
         model = read(path, sizes, state)
-        if model.states:  # the file has other inputs, and ONNX Runtime keeps no state between runs
-            return model
     except OpenSizesError:
         raise
     except ModelError as error:
@@ -91,7 +89,7 @@ def load(
             said = str(other).removeprefix(f"Cannot read a model from {path}: ")
             more = f" Nor does ONNX Runtime: {said}" if UNKNOWN_OPS in str(error) and isinstance(other, ModelError) else ""
             raise ModelError(f"{error}{more}") from error.__cause__
-    if has_onnxruntime() and (why := _why_not_compiled(model)):
+    if has_onnxruntime() and not model.states and (why := _why_not_compiled(model)):
         from placeit.backends.onnx.reading import read_onnx
 
         with contextlib.suppress(ModelError, DeviceError):

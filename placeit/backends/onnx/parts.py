@@ -38,6 +38,8 @@ class OnnxParts:
         bounded: ops whose output sizes depend on the data.
         names: each tensor of the graph with its names, among them its names in the ONNX model.
         limits: least and largest sizes of the graph's tensors with open sizes.
+        states: for each input of the ONNX model that became state, the output with its next value, and its sizes, None for open
+            ones. The ops that read it and write it have its name, and kinds ``ReadValue`` and ``Assign``.
         unsized: whether parts leave the sizes of their inputs open. ONNX Runtime does not open a model with sizes that do not
             fit one of its branches, even if its inputs never take this branch.
 
@@ -54,9 +56,10 @@ class OnnxParts:
         names: Iterable[tuple[int, Collection[str]]],
         *,
         limits: Mapping[int, Limits] | None = None,
+        states: Mapping[str, tuple[str, Sequence[int | None]]] | None = None,
         unsized: bool = False,
     ) -> None:
-        self._unsized, self._limits = unsized, limits or {}
+        self._unsized, self._limits, self._states = unsized, limits or {}, states or {}
         self.content = onnx_digest(proto)
         self._proto, self._graph = proto, graph
         self._outputs = {spec.op: spec for spec in outputs}
@@ -123,13 +126,14 @@ class OnnxParts:
             leave = np.unique(tensors[inside[:, 0] & ~inside[:, 1]]).tolist()
             if any(t not in self._name for t in enter):
                 continue
-            given = self._given(atom, enter)
+            given = self._given(atom, enter) | self._kept(atom)
             made = self._ends(atom, leave)
             if not made:  # an input without readers can still be passed on
                 leave, made = list(given.values()), list(given)
             ends = [name for name in made if name is not None]
             if not ends or len(ends) < len(made):
                 continue
+            ends += self._following(atom)
             numbers, missing, _ = self._behind(ends, given)
             if not missing:
                 yield atom, enter, leave, (ends, given, numbers)
@@ -165,6 +169,9 @@ class OnnxParts:
             enter: tensors that it reads from outside, its first inputs; the model's own inputs among ``ops`` follow.
             leave: tensors that other parts read, its first outputs; the model's own outputs among ``ops`` follow.
 
+        Returns:
+            The part. Its last inputs are the states that it reads, by name, and its last outputs their next values.
+
         Raises:
             DeviceError: the part reads an ONNX tensor that is not among these inputs, or has a border where the ONNX model has
                 no tensor; both occur only for ops outside of :meth:`kinds`.
@@ -178,7 +185,9 @@ class OnnxParts:
         results = [v for v in ops if graph.kinds[v] == "Result"]
         if len(ends) != len(leave) + len(results):
             raise self._inseparable(results[0])
-        numbers, missing, constants = self._behind(ends, entering)
+        kept = self._kept(ops)
+        ends += self._following(ops)
+        numbers, missing, constants = self._behind(ends, {*entering, *kept})
         if missing:
             raise DeviceError(
                 f"ONNX Runtime cannot run the part of {graph.names[ops[0]]!r} by itself: in the ONNX model it reads "
@@ -192,13 +201,17 @@ class OnnxParts:
         for spec, v in ((self._outputs[graph.names[v]], v) for v in results):
             # a size that depends on the data is known after the computation
             specs.append((spec.dtype, None if self._bounded & {v, *self._read_by(v)} else _sizes(spec.shape, spec.limits)))
+        specs += [(graph.tensor_dtypes[t], self._states[name][1]) for name, t in kept.items()][: len(ends) - len(specs)]
         # outputs get other names, since one tensor may be several outputs, or an input as well
         names = [f"placeit.output.{place}" for place in range(len(ends))]
         nodes += [helper.make_node("Identity", [end], [name]) for end, name in zip(ends, names, strict=True)]
         body = helper.make_graph(
             nodes,
             "segment",
-            [_value(name, graph.tensor_dtypes[t], self._declared(t)) for name, t in entering.items()],
+            [
+                *(_value(name, graph.tensor_dtypes[t], self._declared(t)) for name, t in entering.items()),
+                *(_value(name, graph.tensor_dtypes[t], self._states[name][1]) for name, t in kept.items()),
+            ],
             [_value(name, *spec) for name, spec in zip(names, specs, strict=True)],
             initializer=[self._initializers[name] for name in sorted(constants & self._initializers.keys())],
             sparse_initializer=[self._sparse[name] for name in sorted(constants & self._sparse.keys())],
@@ -241,6 +254,16 @@ class OnnxParts:
         """Return the tensors given to a part, by name: the ones that enter, and the model's inputs among its ops."""
         made = (t for v in ops if self._graph.kinds[v] == "Parameter" for t in self._made_by(v))
         return {self._name[t]: t for t in (*enter, *made) if t in self._name}
+
+    def _kept(self, ops: Iterable[int]) -> dict[str, int]:
+        """Return the states that a part reads, by name."""
+        return {self._graph.names[v]: self._made_by(v)[0] for v in ops if self._graph.kinds[v] == "ReadValue"}
+
+    def _following(self, ops: Iterable[int]) -> list[str]:
+        """Return the names of the next values of the states that a part reads and writes, in the order of its reads."""
+        written = {self._graph.names[v] for v in ops if self._graph.kinds[v] == "Assign"}
+        names = (self._states[name][0] for name in self._kept(ops) if f"{name}/write" in written)
+        return [self._alias.get(name, name) for name in names]
 
     def _ends(self, ops: Iterable[int], leave: Iterable[int]) -> list[str | None]:
         """Return the names of a part's tensors and model outputs; None for one that the ONNX model does not have."""

@@ -37,11 +37,14 @@ class OnnxModel(FromOnnxFile, JoinedModel):
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
         """Return a function that runs the whole model in ONNX Runtime, since OpenVINO's integers have 32 bits only.
 
-        If ONNX Runtime cannot run it, OpenVINO does, unless operators on quantised numbers are not the same there.
+        If ONNX Runtime cannot run it, or it has state, OpenVINO does, unless operators on quantised numbers are not the same
+        there.
 
         Raises:
             DeviceError: neither runtime can run it.
         """
+        if self.states:
+            return OpenVinoModel.reference(self, device, precision)
         try:
             return self.whole_file("onnx").reference(device, precision)
         except DeviceError:  # of the unchanged file; the model in memory has no repeated names, for example
@@ -87,9 +90,9 @@ def for_onnxruntime(model: OpenVinoModel, cluster: Cluster, graph: str = "") -> 
         joined = for_onnx_alone(joined)
     if joined.parts.covers or any("onnx" not in kind_of(device).formats for device in cluster.devices):
         return joined
-    if len(cluster) == 1 and graph in ("", model.graph.structure, model.graph.hash):
+    if len(cluster) == 1 and graph in ("", model.graph.structure, model.graph.hash) and not model.states:
         return replace(joined.whole_file("onnx"), together=(model.graph.names,))
-    if model.has_open_sizes:  # the file's own graph is for one size
+    if model.has_open_sizes or model.states:  # the file's own graph is for one size, and without state
         return joined
     with contextlib.suppress(ModelError):
         own = read_onnx(model.path, Sizes({spec.name: spec.shape for spec in model.inputs}))

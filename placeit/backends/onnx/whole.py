@@ -27,8 +27,13 @@ class FromOnnxFile(OpenVinoModel):
     """A model that OpenVINO has read from an ONNX file, which ONNX Runtime can read as well."""
 
     def whole_file(self, form: Format) -> Model:
-        """Return the model that ONNX Runtime reads from the file if ``form`` is its format, else the model itself."""
-        return self if form != "onnx" else WholeOnnxModel.of_file(self, [port.get_names() for port in self.ov_model.outputs])
+        """Return the model that ONNX Runtime reads from the file if ``form`` is its format, else the model itself.
+
+        A model with state has other inputs than its file, so it is returned itself.
+        """
+        if form != "onnx" or self.states:
+            return self
+        return WholeOnnxModel.of_file(self, [port.get_names() for port in self.ov_model.outputs])
 
     @cached_property
     def rounds(self) -> bool:
@@ -41,7 +46,7 @@ class FromOnnxFile(OpenVinoModel):
         Raises:
             DeviceError: neither runtime can run it.
         """
-        if self.rounds and has_onnxruntime():
+        if self.rounds and has_onnxruntime() and not self.states:
             return self.whole_file("onnx").reference(device, precision)
         return super().reference(device, precision)
 

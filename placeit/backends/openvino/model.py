@@ -182,11 +182,6 @@ class OpenVinoModel(base.Model):
         """Return the model itself. Raises DeviceError if ONNX Runtime, which reads other files, drives one of the devices."""
         if not any("onnx" in kind_of(device).formats for device in cluster.devices):
             return self
-        if self.states:
-            raise DeviceError(
-                f"ONNX Runtime keeps no state from run to run, and {self.path} has some ('{self.states[0].name}'): choose "
-                "devices that OpenVINO drives, or leave caches inputs with --state none."
-            )
         raise DeviceError(
             f"ONNX Runtime runs ONNX models, and {self.path} is not an ONNX model: choose devices that OpenVINO drives, or "
             "start from the ONNX file of the model."

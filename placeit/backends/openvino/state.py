@@ -173,6 +173,7 @@ class _Cache:
         write = openvino.op.assign(read, variable)
         write.input(0).replace_source_output(self._result.input_value(0))  # its constructor takes the first output of a node
         read.set_friendly_name(self.taken)
+        read.output(0).set_names(self._parameter.output(0).get_names())
         write.set_friendly_name(f"{self.taken}/write")
         model.add_sinks([write])
         model.remove_result(self._result)

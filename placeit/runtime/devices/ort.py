@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from placeit.core.telemetry import import_openvino
 from placeit.core.threads import Worker
 from placeit.devices.host import allowed_cores, one_per_physical_core
 from placeit.devices.onnxruntime import explaining, onnxruntime, ort_failures, ort_reason
-from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
+from placeit.runtime.devices.base import Buffer, BufferSpec, Fetched, Program, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.worker import LENT_BY_ALL_CORES_S, LENT_S, OnWorker
 
@@ -41,11 +42,16 @@ __all__ = [
 ]
 
 _MOST_SHAPES = 1024  # sets of input shapes for which an instance remembers the shapes of its outputs
+_TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}  # NumPy's names of types that ONNX Runtime calls otherwise
 _SHAPE = 64  # bytes of the largest integer input that may hold a shape, so that sizes depend on its values
 
 
 class OrtProgram:
-    """A segment as an ONNX Runtime session."""
+    """A segment as an ONNX Runtime session.
+
+    Attributes:
+        states: initial values of its states, by name: the last inputs of the session, whose last outputs are their next values.
+    """
 
     def __init__(self, segment: SegmentSource, model: Any, session: Any) -> None:
         self.inputs = segment.inputs
@@ -54,6 +60,14 @@ class OrtProgram:
         known = isinstance(model, OnnxFile)
         self.input_names = model.inputs if known else [value.name for value in session.get_inputs()]
         self.output_names = model.outputs if known else [value.name for value in session.get_outputs()]
+        values = {value.name: value for value in session.get_inputs()}
+        self.states = {name: _initial(values[name]) for name in self.input_names[len(self.inputs) :]}
+
+
+def _initial(value: Any) -> NDArray[np.generic]:
+    """Return zeros for a state, none along its open dimension."""
+    sizes = [size if isinstance(size, int) else 0 for size in value.shape]
+    return np.zeros(sizes, _TYPES.get(value.type) or value.type[len("tensor(") : -1])
 
 
 class _OpenBuffer(HostBuffer):
@@ -89,7 +103,7 @@ class OrtInstance:
         self._open: dict[int, _OpenBuffer] = {}
         self._outputs: list[HostBuffer] = []
         # all of them now, in this order: the binding returns outputs in the order in which they were bound at first
-        for index, (name, spec) in enumerate(zip(self._output_names, program.outputs, strict=True)):
+        for index, (name, spec) in enumerate(zip(self._output_names, program.outputs, strict=False)):
             if spec.limits is not None:
                 self._outputs.append(HostBuffer(spec))
                 self._binding.bind_output(name, "cpu")
@@ -171,6 +185,57 @@ class OrtInstance:
             self._shapes[key] = [self._outputs[index].array().shape for index in self._sized]
 
 
+class StatefulOrtInstance(OrtInstance):
+    """An instance that gives its session the states of the last run, or the initial ones, and keeps the states that follow."""
+
+    in_c = None
+
+    def __init__(self, program: OrtProgram) -> None:
+        super().__init__(program)
+        self._initial, self._keep, self._first = program.states, False, len(program.outputs)
+        self._states: dict[str, Any] = {}
+        for name in self._output_names[self._first :]:
+            self._binding.bind_output(name, "cpu")
+        self.reset_state()
+
+    def run(self) -> None:
+        """Compute the outputs and the next states."""
+        if not self._keep:
+            self.reset_state()
+        for name, value in self._states.items():
+            self._binding.bind_ortvalue_input(name, value)
+        for name in self._output_names[self._first :]:  # or it would write to the memory of the states that it reads
+            self._binding.bind_output(name, "cpu")
+        self._shapes.clear()  # shapes of outputs may depend on the length of the states
+        super().run()
+        self._states = dict(zip(self._states, self._binding.get_outputs()[self._first :], strict=True))
+
+    def keep_state(self, *, keep: bool) -> None:
+        """Choose whether later runs continue from the current state, or each start from the initial one."""
+        self._keep = keep
+
+    def reset_state(self) -> None:
+        """Return to the initial state."""
+        self._states = {name: onnxruntime().OrtValue.ortvalue_from_numpy(value) for name, value in self._initial.items()}
+
+    def states(self) -> dict[str, Any]:
+        """Return copies of the states, by name."""
+        tensor = import_openvino().Tensor
+        return {name: tensor(value.numpy()) for name, value in self._states.items()}
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Set the states to values from ``states``. Raises DeviceError."""
+        given = {name: states[name] for name in self._states}
+        tensors = {name: value.fetch() if isinstance(value, Fetched) else value for name, value in given.items()}
+        self._states = {
+            name: onnxruntime().OrtValue.ortvalue_from_numpy(np.array(value.data)) for name, value in tensors.items()
+        }
+
+    def state_bytes(self) -> int:
+        """Return the size of its state in bytes."""
+        return sum(math.prod(value.shape()) * self._initial[name].itemsize for name, value in self._states.items())
+
+
 def _ort_value(array: NDArray[np.generic], spec: BufferSpec) -> Any:
     """Wrap host memory, without a copy."""
     data = array.transpose(0, 2, 3, 1) if spec.channels_last else array
@@ -219,7 +284,8 @@ class OrtDevice(OnWorker):
     def instance(self, program: Program) -> OrtInstance:
         """Make buffers for a program, and bind them. Raises DeviceError."""
         with explaining(f"ONNX Runtime cannot make buffers for {self.name}"):
-            return OrtInstance(narrowed(OrtProgram, program))
+            made = narrowed(OrtProgram, program)
+            return StatefulOrtInstance(made) if made.states else OrtInstance(made)
 
     def allocate(self, spec: BufferSpec) -> HostBuffer:
         """Allocate host memory."""
@@ -307,7 +373,7 @@ def open_session(
     if isinstance(model, OnnxFile):  # its sizes may be open, and become known when it runs
         return session
     for ours, theirs in ((segment.inputs, session.get_inputs()), (segment.outputs, session.get_outputs())):
-        wanted, found = [list(spec.memory_shape) for spec in ours], [value.shape for value in theirs]
+        wanted, found = [list(spec.memory_shape) for spec in ours], [value.shape for value in theirs[: len(ours)]]
         may_be_open = of[0] == "CPUExecutionProvider"
         if not all(one == two or (may_be_open and _is_open(two)) for one, two in zip(wanted, found, strict=True)):
             raise DeviceError(f"{what}: its inputs or outputs have the shapes {found} in the ONNX model, not {wanted}.")
@@ -359,6 +425,11 @@ def supported(
         raise DeviceError(
             f"ONNX Runtime drives {device.name}, and {model.path} is not an ONNX model: write it as one (`placeit export "
             "model.pt2 -o model.onnx`), or choose other devices."
+        )
+    if model.states and on_gpu(device):
+        raise DeviceError(
+            f"{device.name}: ONNX Runtime keeps no state on GPUs, and {model.path} has some ('{model.states[0].name}'): choose "
+            "other devices, or leave caches inputs with --state none."
         )
     kinds = list(model.onnx_kinds())
     version, answers = refusals(device, [example for _, example in kinds])
