@@ -94,15 +94,28 @@ def test_segments_of_a_pytorch_model_are_converted(tmp_path: Path, caplog: pytes
         np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-4)
 
 
-def test_what_needs_pytorch_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_segments_stay_pytorch_programs_where_the_name_asks_for_pytorch(tmp_path: Path) -> None:
     program = load(Branches().eval(), (torch.randn(1, 3, 8, 8), torch.randn(2)), name="branches")
-    with Session(program, [f"torch:{ONE}"], cache=None) as session, pytest.raises(DeviceError, match="placeit export"):
-        session.build(placed(session), tmp_path / "app.placeit")
-    with (
-        Session("ffnn:batch=64,features=8,hidden=64", [ONE], cache=None) as session,
-        pytest.raises(ModelError, match="placeit export"),
-    ):
-        session.build(placed(session), tmp_path / "app.placeit")
+    with Session(program, [f"torch:{ONE}", OTHER], cache=None) as session:
+        session.build(placed(session, 1), tmp_path / "app.placeit")
+        inputs = session.model.random_inputs(3)
+        expected = session.reference(inputs)
+    with placeit.load(tmp_path / "app.placeit") as application:
+        assert application.versions.keys() == {"placeit", "openvino", "torch"}
+        for outputs in (application.run(inputs), application.session.reference(inputs)):
+            for name, value in expected.items():
+                np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-4)
+    with pytest.raises(UsageError, match=r"rematch it to torch:CPU@0, say"):
+        placeit.load(tmp_path / "app.placeit", rematch={f"torch:{ONE}": "throughput:CPU"})
+
+
+def test_a_tensor_program_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    for device, says in ((ONE, "placeit export"), (f"torch:{ONE}", "build it of another model")):
+        with (
+            Session("ffnn:batch=64,features=8,hidden=64", [device], cache=None) as session,
+            pytest.raises(ModelError, match=says),
+        ):
+            session.build(placed(session), tmp_path / "app.placeit")
     assert list(tmp_path.iterdir()) == []
 
 

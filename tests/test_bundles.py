@@ -322,7 +322,7 @@ def newer(data: dict[str, Any]) -> None:
         (lambda data: data.pop("graph"), "contradicts itself"),
         (lambda data: data.update(segments=3), "contradicts itself"),
         (lambda data: data["segments"].pop(), "contradicts itself"),
-        (lambda data: data["segments"][0].update(format="torch"), "contradicts itself"),
+        (lambda data: data["segments"][0].update(format="pickle"), "contradicts itself"),
         (lambda data: data["segments"][0].update(files=["../../etc/passwd", "b.bin"]), "contradicts itself"),
         (lambda data: data["files"].update({"more.bin": {"bytes": 1, "sha256": "0"}}), "contradicts itself"),
         (lambda data: data["graph"]["edges"].append([0, 0, 99]), "contradicts itself"),

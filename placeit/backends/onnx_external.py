@@ -41,6 +41,10 @@ class OnnxFile:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    def ByteSize(self) -> int:  # noqa: N802 (the name in onnx.ModelProto)
+        """Return the size of the model in bytes."""
+        return len(self.model) if isinstance(self.model, bytes) else Path(self.model).stat().st_size
+
 
 def read_proto(path: Path, *, in_place: bool = False) -> onnx.ModelProto:
     """Read an ONNX file, without the large weights that are in other files.

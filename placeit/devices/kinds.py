@@ -57,7 +57,8 @@ class Kind:
         elsewhere: why other hardware is refused, after ``label``: a text with ``{}`` for its name.
         mode: whether it is another mode of the runtime of the hardware's own kind, whose driver and precisions then hold.
         whole_file: format of model files that its plain device opens as they are; None if it runs segments only.
-        bundle_format: format of its devices' segments in bundles; None if they cannot be in a bundle.
+        bundle_format: format to which segments in bundles are converted if all devices are core sets whose names do not ask for
+            this kind; None for the first of ``formats``, which segments have otherwise.
         on_nodes: whether other nodes can have its devices: what it tells of a model, it asks where the device is
             (:func:`placeit.runtime.nodes.elsewhere.there`).
         one_precision: why :meth:`other_precision` is None, after the name of the device.

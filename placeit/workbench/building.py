@@ -36,7 +36,7 @@ from placeit.workbench.setup import Setup
 
 __all__ = ["build", "check_target"]
 
-_PACKAGES: Mapping[Format, str] = {"openvino": "openvino", "onnx": "onnxruntime"}
+_PACKAGES: Mapping[Format, str] = {"openvino": "openvino", "onnx": "onnxruntime", "torch": "torch"}
 
 _log = logging.getLogger("placeit")
 
@@ -114,14 +114,17 @@ class _Building:
             for d, device in enumerate(one.home.cluster.devices)
             if (one.plan.placement == d).any()
         }
-        self._formats = {device.name: _format_of(device) for device in self._used.values()}
-        if any(map(_is_converted, self._used.values())):
+        self._formats = {name: _own_format(device) for name, device in self._used.items()}
+        self.devices = [*self._used.values()]
+        elsewhere = {name: _other_format(device) for name, device in self._used.items()}
+        if None not in elsewhere.values():
+            self._formats = {name: form for name, form in elsewhere.items() if form is not None}
+            self.devices = [_as_found(device) for device in self.devices]
             _log.warning(
                 "%s is a PyTorch model, and the bundle has its segments for OpenVINO, which take other times than were "
                 "measured. To place it by those times, export and optimize it.",
                 self._home.model.path,
             )
-        self.devices = [_as_bundled(device) for device in self._used.values()]
         self._graph = self._home.model.graph
         self._contracted = contract(self._graph, [one.segments for one in placements])
 
@@ -267,32 +270,19 @@ def _versions(formats: Collection[Format]) -> dict[str, str]:
     return found
 
 
-def _format_of(device: Device) -> Format:
-    """Return the format of a device's segments in a bundle. Raises DeviceError if they cannot be in one."""
-    where = f"A bundle runs with the base install of placeit, and {device.name}"
+def _own_format(device: Device) -> Format:
+    """Return the format that a device runs. Raises DeviceError if it exists in simulation only."""
     if device.described:
         raise DeviceError(f"{device.name} exists in simulation only, and nothing can be built for it.")
-    if device.where.family == "cuda":
-        raise DeviceError(f"{where} is driven through PyTorch: build it of a placement on other devices.")
-    kind = device_kind(device)
-    if kind.bundle_format is None:
-        raise DeviceError(f"{where} is of the kind '{device.kind}', of a plug-in: build it of a placement on other devices.")
-    if device.where.runtime and _is_converted(device):
-        raise DeviceError(
-            f"{where} asks for {kind.label} by name: write the model as ONNX or IR with `placeit export`, and optimize that."
-        )
-    return kind.bundle_format
+    return device_kind(device).formats[0]
 
 
-def _is_converted(device: Device) -> bool:
-    """Return whether a device's segments are in another format in a bundle than the one that it runs."""
-    kind = device_kind(device)
-    return kind.bundle_format not in kind.formats
+def _other_format(device: Device) -> Format | None:
+    """Return the format to which segments for a core set are converted if its name does not ask for a runtime; else None."""
+    return None if device.where.runtime or not device.core_set else device_kind(device).bundle_format
 
 
-def _as_bundled(device: Device) -> Device:
-    """Return a device as it runs the segments of a bundle: segments of PyTorch models are converted for OpenVINO."""
-    if not _is_converted(device):
-        return device
+def _as_found(device: Device) -> Device:
+    """Return a core set as the runtime drives it that its name stands for."""
     [found] = discover([str(device.where)]).devices
     return replace(found, name=device.name, slowdown=device.slowdown)

@@ -27,7 +27,8 @@ Rematch: TypeAlias = Literal["auto"] | Mapping[str, str] | None
 Devices: TypeAlias = str | Sequence[str] | Path | Cluster | None
 """Where to look for devices: device names, a cluster file, a cluster, or None for this machine."""
 
-_RUNTIMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
+_RUNTIMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime", "torch": "PyTorch"}
+_SUCH = {"openvino": "one that OpenVINO drives", "onnx": "ort:CPU@0, say", "torch": "torch:CPU@0, say"}
 
 
 def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) -> tuple[dict[str, str], Cluster]:
@@ -75,9 +76,9 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
         links = {ends: link for ends, link in within.links.items() if set(ends) <= set(taken)}
         cluster = Cluster(tuple(device for device in within.devices if device.name in taken), links)
     found = {device.name: device for device in cluster.devices}
-    onnx = all(one.format == "onnx" for one in manifest.devices)  # ONNX Runtime then drives core sets, whatever their names
+    one_other = {one.format for one in manifest.devices} in ({"onnx"}, {"torch"})  # its runtime then drives any core set
     for old, new in names.items():
-        if not (onnx and driven_by_openvino(found[new]) and found[new].core_set):
+        if not (one_other and driven_by_openvino(found[new]) and found[new].core_set):
             _check_runtime(needed[old], found[new])
     return names, cluster
 
@@ -191,9 +192,9 @@ def _dealt(sets: Sequence[Needed]) -> dict[str, str]:
 
 
 def _check_runtime(needed: Needed, device: Device) -> None:
-    if ("onnx" in kind_of(device).formats) == (needed.format == "onnx"):
+    if needed.format in kind_of(device).formats or (needed.format != "openvino" and not kind_of(device).formats):
         return
     raise UsageError(
         f"{needed.name} has segments for {_RUNTIMES[needed.format]}, and {device.name} is a device of another runtime: rematch "
-        f"it to {'ort:CPU@0, say' if needed.format == 'onnx' else 'one that OpenVINO drives'}."
+        f"it to {_SUCH[needed.format]}."
     )

@@ -58,9 +58,9 @@ def test_any_placement_gives_openvinos_answer(model, accelerator, data, merge): 
 def test_a_segment_has_one_session_on_a_device_for_as_long_as_an_executor_uses_it(model, accelerator, monkeypatch):  # noqa: F811
     made = []
 
-    def count(*args):
+    def count(*args, **how):
         made.append(args[1])
-        return open_session(*args)
+        return open_session(*args, **how)
 
     open_session = ort_program.open_session
     monkeypatch.setattr(ort_program, "open_session", count)
@@ -108,7 +108,7 @@ def test_gpus_alone_are_driven_through_streams_and_others_are_not(monkeypatch):
 
 def test_a_session_on_a_gpu_computes_on_the_stream_of_its_device_without_tf32(monkeypatch):
     asked = []
-    monkeypatch.setattr(ort_program, "open_session", lambda segment, name, of: asked.append((name, of)) or Device("session"))
+    monkeypatch.setattr(ort_program, "open_session", lambda _, name, of, **__: asked.append((name, of)) or Device("session"))
 
     class Gpus:
         names = ("fast", "slow")
@@ -122,6 +122,7 @@ def test_a_session_on_a_gpu_computes_on_the_stream_of_its_device_without_tf32(mo
 
     class Segment:
         inputs = outputs = ()
+        in_format = str
 
     ort_program.OrtStreamProgram(Segment(), Gpus()).load(torch.device("cuda", 1))
     options = {"device_id": "1", "use_tf32": "0", "user_compute_stream": "1001"}

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_args
 
 import numpy as np
 
@@ -291,7 +291,7 @@ def _manifest(data: Mapping[str, Any], files: BundleFiles) -> Manifest:
         if sample.inputs.keys() != {spec.name for spec in inputs} or sample.outputs.keys() != {spec.name for spec in outputs}:
             raise ValueError("a sample has other inputs or outputs than the model")
     for form in (*(device.format for device in found.devices), *(segment.format for segment in found.segments)):
-        if form not in ("openvino", "onnx"):
+        if form not in get_args(Format):
             raise ValueError(f"'{form}' is no format of segments")
     placement = Placement.from_dict(found.placement, str(files.path))
     placement.for_ops(graph.names, [device.name for device in found.devices], graph.structure, graph.hash)

@@ -22,6 +22,7 @@ from placeit.backends.openvino.graph import separate_transposed
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, UsageError, first_line
+from placeit.core.files import temporary_folder
 from placeit.core.sizes import fits
 from placeit.core.telemetry import import_openvino
 from placeit.devices.onnxruntime import explaining as explaining_ort
@@ -135,9 +136,16 @@ class BundleModel(Model):
         places = [segment.inputs.index(port) for port in inputs], [segment.outputs.index(port) for port in outputs]
         if segment.format == "onnx":
             program = self.files.read(segment.files[0]).tobytes()
-            return OnnxFile(
-                program, *(tuple(map(names.__getitem__, at)) for names, at in zip(segment.names, places, strict=True))
+            ordered = (
+                (*map(names.__getitem__, at), *names[len(at) :]) for names, at in zip(segment.names, places, strict=True)
             )
+            return OnnxFile(program, *ordered)  # states are the last of both
+        if segment.format == "torch":
+            from placeit.backends.torch.bundled import read_segment
+
+            with temporary_folder() as folder:
+                (folder / "segment.pt2").write_bytes(self.files.read(segment.files[0]).tobytes())
+                return read_segment(folder / "segment.pt2", *places)
         xml, weights = map(self.files.read, segment.files)
         with explaining(f"OpenVINO cannot read a segment of {self.path}"):
             return _read(xml, weights, *places)
@@ -154,7 +162,7 @@ class BundleModel(Model):
             for known, outputs in self.samples if precision == "f32" else ():
                 if all(np.array_equal(known[name], inputs[name]) for name in known):
                     return outputs
-            return self._one_by_one(inputs, programs, lambda program: _runner(program, precision, self.path))
+            return self._one_by_one(inputs, programs, lambda form, program: _RUNNERS[form](program, precision, self.path))
 
         return run
 
@@ -164,7 +172,7 @@ class BundleModel(Model):
             spec.name: np.broadcast_to(np.zeros((), spec.dtype), shape) for spec, shape in zip(self.inputs, shapes, strict=True)
         }
         try:
-            self._one_by_one(inputs, {}, lambda program: functools.partial(_inferred, program))
+            self._one_by_one(inputs, {}, lambda form, program: functools.partial(_inferred, form, program))
         except _NotKnown:
             return None
         except RuntimeError as error:
@@ -175,14 +183,14 @@ class BundleModel(Model):
         self,
         inputs: Arrays,
         programs: dict[int, _Runner],
-        opened: Callable[[Any], _Runner],
+        opened: Callable[[Format, Any], _Runner],
     ) -> dict[str, NDArray[np.generic]]:
         """Run the segments one after another, without placeit's executors.
 
         Args:
             inputs: inputs of the model, by name.
             programs: functions that run segments, by segment number; missing ones are added.
-            opened: returns the function that runs a segment.
+            opened: returns the function that runs a segment, given its format and its program.
         """
         graph, ends = self.graph, {spec.op: spec.name for spec in (*self.inputs, *self.outputs)}
         of = self.manifest.placement.segments_for(graph.names)
@@ -194,7 +202,7 @@ class BundleModel(Model):
             segment = next((one for one in self.manifest.segments if one.ops == ops), None)
             if segment is not None:
                 if s not in programs:
-                    programs[s] = opened(self._program(segment, segment.inputs, segment.outputs))
+                    programs[s] = opened(segment.format, self._program(segment, segment.inputs, segment.outputs))
                 given = [inputs[port] if isinstance(port, str) else values[port] for port in segment.inputs]
                 for port, value in zip(segment.outputs, programs[s](given), strict=True):
                     (outputs if isinstance(port, str) else values)[port] = value  # type: ignore[index]
@@ -249,9 +257,9 @@ class _NotKnown(Exception):  # noqa: N818
     """A shape is known only after a run."""
 
 
-def _inferred(program: Any, values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+def _inferred(form: Format, program: Any, values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
     """Return arrays, without memory, of a segment's output shapes for input shapes. Raises RuntimeError or _NotKnown."""
-    if isinstance(program, OnnxFile):
+    if form != "openvino":
         raise _NotKnown
     openvino = import_openvino()
     for parameter, value in zip(program.get_parameters(), values, strict=True):
@@ -263,20 +271,21 @@ def _inferred(program: Any, values: Sequence[NDArray[Any]]) -> Sequence[NDArray[
     return [np.broadcast_to(np.zeros((), np.float32), shape.to_shape()) for shape in shapes]
 
 
-def _runner(program: Any, precision: str, path: Path) -> _Runner:
-    """Compile a segment for the CPU, and return the function that runs it."""
-    if isinstance(program, OnnxFile):
-        with explaining_ort(f"ONNX Runtime cannot open a segment of {path}"):
-            session = open_whole(program.model)
+def _by_onnxruntime(program: OnnxFile, precision: str, path: Path) -> _Runner:  # noqa: ARG001
+    """Open a segment in ONNX Runtime for the CPU, and return the function that runs it."""
+    with explaining_ort(f"ONNX Runtime cannot open a segment of {path}"):
+        session = open_whole(program.model)
 
-        def run(values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
-            with explaining_ort(f"ONNX Runtime cannot run a segment of {path}"):
-                made: Sequence[NDArray[Any]] = session.run(
-                    list(program.outputs), dict(zip(program.inputs, values, strict=True))
-                )
-                return made
+    def run(values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        with explaining_ort(f"ONNX Runtime cannot run a segment of {path}"):
+            made: Sequence[NDArray[Any]] = session.run(list(program.outputs), dict(zip(program.inputs, values, strict=True)))
+            return made
 
-        return run
+    return run
+
+
+def _by_openvino(program: Any, precision: str, path: Path) -> _Runner:
+    """Compile a segment with OpenVINO for the CPU, and return the function that runs it."""
     compiled = compile_model(program, Device("CPU", address=Address("CPU")), precision)
 
     def infer(values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
@@ -285,3 +294,21 @@ def _runner(program: Any, precision: str, path: Path) -> _Runner:
             return [np.array(answer[i]) for i in range(len(compiled.outputs))]
 
     return infer
+
+
+def _by_pytorch(program: Any, precision: str, path: Path) -> _Runner:  # noqa: ARG001
+    """Return a function that runs a segment with PyTorch on the CPU."""
+    import torch
+
+    def forward(values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        with torch.inference_mode():
+            return [made.numpy(force=True) for made in program(*map(torch.from_numpy, values))]
+
+    return forward
+
+
+_RUNNERS: Mapping[Format, Callable[[Any, str, Path], _Runner]] = {
+    "openvino": _by_openvino,
+    "onnx": _by_onnxruntime,
+    "torch": _by_pytorch,
+}

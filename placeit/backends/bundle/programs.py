@@ -1,4 +1,4 @@
-"""Write segments of models into a bundle, as OpenVINO and ONNX Runtime read them."""
+"""Write segments of models into a bundle, as OpenVINO, ONNX Runtime and PyTorch read them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SegmentFiles:
 
         Args:
             model: the model.
-            form: ``openvino`` or ``onnx``. Segments of PyTorch models are converted to ``openvino``.
+            form: format of the segment. Segments of PyTorch models may be converted to ``openvino``.
             part: ops, tensors that enter and tensors that leave, as for :meth:`placeit.backends.base.Model.segment`.
 
         Raises:
@@ -71,7 +71,13 @@ class SegmentFiles:
             write_ir(_for_openvino(model, part), xml)
             self._share_weights(xml)
             return Program((f"{stem}.xml", _WEIGHTS))
-        proto, names = self_contained(model.segment(form, *part), f"A segment of {model.path}")
+        cut = model.segment(form, *part)
+        if form == "torch":
+            from placeit.backends.torch.bundled import write_segment
+
+            write_segment(cut, self._folder / f"{stem}.pt2", model.path)
+            return Program((f"{stem}.pt2",))
+        proto, names = self_contained(cut, f"A segment of {model.path}")
         (self._folder / f"{stem}.onnx").write_bytes(proto.SerializeToString())
         return Program((f"{stem}.onnx",), names)
 

@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from placeit.backends.onnx_external import OnnxFile
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.extras import import_extra, installed
@@ -74,12 +75,15 @@ class OrtStreamProgram:
         gpu, names = accelerator.library.number(place), accelerator.names
         number = next(d for d in range(len(names)) if accelerator.place(d) == place)
         stream = None if gpu is None else accelerator.shared_stream(number)
+        model = self._segment.in_format("onnx")
         if session is None:
             of = provider(gpu)
             if stream is not None:
                 of[1]["user_compute_stream"] = str(accelerator.library.handle(stream))
-            session = self._sessions[place] = open_session(self._segment, names[number], of)
-        return LoadedSession(session, accelerator.library, place, (*self._segment.inputs, *self._segment.outputs), stream)
+            session = self._sessions[place] = open_session(self._segment, names[number], of, model=model)
+        specs = (*self._segment.inputs, *self._segment.outputs)
+        names_known = (*model.inputs, *model.outputs) if isinstance(model, OnnxFile) else ()
+        return LoadedSession(session, accelerator.library, place, specs, stream, names_known)
 
 
 class LoadedSession:
@@ -91,12 +95,20 @@ class LoadedSession:
         place: the device.
         specs: of inputs, then outputs.
         stream: the session's; None on the CPU.
+        names: of inputs, then outputs, in the order of ``specs``; empty for the order of the session.
     """
 
     def __init__(
-        self, session: Any, library: StreamLibrary, place: Place, specs: Sequence[BufferSpec], stream: LibraryStream | None
+        self,
+        session: Any,
+        library: StreamLibrary,
+        place: Place,
+        specs: Sequence[BufferSpec],
+        stream: LibraryStream | None,
+        names: Sequence[str] = (),
     ) -> None:
-        self._session, self._library, self._place, self._specs, self._stream = session, library, place, specs, stream
+        self._session, self._library, self._place, self._stream = session, library, place, stream
+        self._specs, self._names = specs, names
         self._bindings: dict[tuple[int, ...], Any] = {}  # by addresses: one for each request in flight
         self._options = onnxruntime().RunOptions()
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
@@ -121,7 +133,8 @@ class LoadedSession:
         session, binding, gpu = self._session, self._session.io_binding(), self._library.number(self._place)
         where = ("cpu", 0) if gpu is None else ("cuda", gpu)
         reads, writes = session.get_inputs(), session.get_outputs()
-        ends = [(binding.bind_input, value) for value in reads] + [(binding.bind_output, value) for value in writes]
-        for (bind, value), spec, address in zip(ends, self._specs, at, strict=True):
-            bind(value.name, *where, np.dtype(spec.dtype).type, spec.memory_shape, address)
+        names = self._names or [value.name for value in (*reads, *writes)]
+        ends = [binding.bind_input] * len(reads) + [binding.bind_output] * len(writes)
+        for bind, name, spec, address in zip(ends, names, self._specs, at, strict=True):
+            bind(name, *where, np.dtype(spec.dtype).type, spec.memory_shape, address)
         return binding

@@ -23,7 +23,7 @@ from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.nodes.elsewhere import there
 
 if TYPE_CHECKING:
-    from placeit.backends.base import Format, Model
+    from placeit.backends.base import Model
     from placeit.backends.openvino.model import OpenVinoModel
     from placeit.planning.coarsen import Grouping
 
@@ -37,7 +37,6 @@ class DrivenByOpenVino(DeviceKind):
 
     label = "OpenVINO"
     package = "openvino"
-    bundle_format: Format | None = "openvino"
 
     def version(self) -> str:
         """Return OpenVINO's version."""

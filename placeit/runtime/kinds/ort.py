@@ -30,7 +30,6 @@ class _OrtKind(DeviceKind):
     hardware = ("CPU", "cuda")
     elsewhere = "runs on the CPU and on NVIDIA GPUs (ort:CPU@0, ort:cuda:0), not on {}"
     whole_file: Format | None = "onnx"
-    bundle_format: Format | None = "onnx"
     on_nodes = True
 
     def installed(self) -> bool:

@@ -1,0 +1,44 @@
+"""Segments of PyTorch programs as files of bundles."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch.fx import GraphModule
+
+from placeit.backends.torch.model import load
+from placeit.backends.torch.program import as_model_error
+from placeit.core.errors import ModelError
+
+__all__ = ["read_segment", "write_segment"]
+
+_reading = threading.Lock()  # PyTorch reads and lowers one program at a time
+
+
+def write_segment(module: torch.nn.Module, file: Path, path: Path) -> None:
+    """Write a segment of the model with a path to a file, as :func:`read_segment` reads it. Raises ModelError if it cannot."""
+    if not isinstance(module, GraphModule):
+        raise ModelError(
+            f"Segments of {path} are no programs of PyTorch, and cannot be in a bundle: build it of another model."
+        )
+    takes = (node.meta["val"] for node in module.graph.find_nodes(op="placeholder"))
+    examples = tuple(torch.zeros(tuple(like.shape), dtype=like.dtype) for like in takes)
+    with as_model_error(f"Cannot write a segment of {path}"), torch.no_grad():
+        torch.export.save(torch.export.export(module, examples, strict=False), file)
+
+
+def read_segment(path: Path, inputs: Sequence[int], outputs: Sequence[int]) -> GraphModule:
+    """Read a segment, with inputs and outputs in the order of their numbers in the file. Raises ModelError."""
+    with _reading:
+        model = load(path)
+    module = model.segment("torch", range(len(model.graph)), (), ())
+    graph = module.graph
+    arguments, (end,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
+    for k in reversed(inputs):
+        next(iter(graph.nodes)).prepend(arguments[k])
+    end.args = (tuple(end.args[0][k] for k in outputs),)
+    module.recompile()
+    return module
