@@ -25,12 +25,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from placeit.backends.base import Format
 from placeit.core.errors import DeviceError, PlaceitError
-from placeit.core.telemetry import import_openvino
 from placeit.runtime.blank import is_blank
-from placeit.runtime.devices.base import BufferSpec, DoneCallback, Instance, RuntimeDevice
+from placeit.runtime.devices.base import DoneCallback, Instance, RuntimeDevice
 from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.testing.segments import Broken, Pick, Source
 
 __all__ = ["ComputingDeviceConformance", "DeviceConformance"]
 
@@ -58,7 +57,7 @@ class DeviceConformance:
     def test_it_says_what_it_is(self, device: RuntimeDevice) -> None:
         """Name, memory space and program key are set; programs and buffers have the requested shapes and types."""
         assert all(isinstance(text, str) and text for text in (device.name, device.space, device.program_key))
-        source = _Source()
+        source = Source()
         program = device.compile(source)
         assert tuple(program.inputs) == source.inputs
         assert tuple(program.outputs) == source.outputs
@@ -117,7 +116,7 @@ class DeviceConformance:
 
     def _instances(self, device: RuntimeDevice, count: int, *, seed: int = 0) -> list[Instance]:
         """Make instances of one program; each has different inputs."""
-        program = device.compile(_Source())
+        program = device.compile(Source())
         instances = [device.instance(program) for _ in range(count)]
         for i, instance in enumerate(instances):
             for k, buffer in enumerate(_buffers(seed + i)):
@@ -147,7 +146,7 @@ class ComputingDeviceConformance(DeviceConformance):
 
     def failing(self, device: RuntimeDevice) -> Instance:
         """Make an instance that fails when it runs, in any way; here, by an index out of range."""
-        source = _Pick()
+        source = Pick()
         instance = device.instance(device.compile(source))
         for i, (spec, value) in enumerate(zip(source.inputs, (1.0, 1000), strict=True)):
             buffer = HostBuffer(spec)
@@ -174,7 +173,7 @@ class ComputingDeviceConformance(DeviceConformance):
         buffers = _buffers(0)
         for k, buffer in enumerate(buffers):
             instance.bind(k, buffer)
-        outputs = [instance.output(i) for i in range(len(_Source().outputs))]
+        outputs = [instance.output(i) for i in range(len(Source().outputs))]
         for seed in (0, 1, 2):
             for buffer, value in zip(buffers, _values(seed), strict=True):
                 buffer.array()[...] = value
@@ -195,13 +194,13 @@ class ComputingDeviceConformance(DeviceConformance):
     def test_an_instance_reads_the_outputs_of_another_in_place(self, device: RuntimeDevice) -> None:
         """Several may read the same output."""
         first, second, third = self._instances(device, 3)
-        for k, place in enumerate(_Source.order):
+        for k, place in enumerate(Source.order):
             for reader in (second, third):
                 reader.bind(place, first.output(k))
         self._run(device, first, second, third)
         once = _reference(_values(0))
         values: list[NDArray[np.generic]] = [once[0]] * len(once)
-        for k, place in enumerate(_Source.order):
+        for k, place in enumerate(Source.order):
             values[place] = once[k]
         _check(second, values)
         _check(third, values)
@@ -211,16 +210,16 @@ class ComputingDeviceConformance(DeviceConformance):
         first, second = self._instances(device, 2, seed=4)
         if not hasattr(first, "write_to"):
             return
-        places = [device.allocate(spec) for spec in _Source.outputs]
+        places = [device.allocate(spec) for spec in Source.outputs]
         for k, place in enumerate(places):
             first.write_to(k, place)
             assert first.output(k) is place
-            second.bind(_Source.order[k], place)
+            second.bind(Source.order[k], place)
         for _ in range(2):
             self._run(device, first, second)
             _check(first, _values(4))
             values = _values(4)
-            for k, index in enumerate(_Source.order):
+            for k, index in enumerate(Source.order):
                 values[index] = places[k].array()
             _check(second, values)
             for place in places:
@@ -230,14 +229,14 @@ class ComputingDeviceConformance(DeviceConformance):
     def test_blank_outputs_hold_nan_until_they_are_written_again(self, device: RuntimeDevice, sentinel: int) -> None:
         """Integers hold the sentinel instead. Inputs, and outputs that another instance reads, keep their values."""
         first, second = self._instances(device, 2)
-        for k, place in enumerate(_Source.order):
+        for k, place in enumerate(Source.order):
             second.bind(place, first.output(k))
         buffers = _buffers(0)
         for k, buffer in enumerate(buffers):
             first.bind(k, buffer)
         for instance in (second, first):
             self._run(device, first, second)
-            for k, spec in enumerate(_Source.outputs):
+            for k, spec in enumerate(Source.outputs):
                 instance.output(k).blank(sentinel)
                 assert is_blank(instance.output(k).array(), sentinel)
                 assert instance.output(k).array().dtype == spec.dtype
@@ -247,7 +246,7 @@ class ComputingDeviceConformance(DeviceConformance):
                 _check(first, _values(0))
         self._run(device, first)
         _check(first, _values(0))
-        for spec in _Source.inputs:
+        for spec in Source.inputs:
             empty = device.allocate(spec)
             empty.blank(sentinel)
             assert is_blank(empty.array(), sentinel)
@@ -264,7 +263,7 @@ class ComputingDeviceConformance(DeviceConformance):
 
     def test_an_instance_that_has_failed_works_once_its_inputs_are_right(self, device: RuntimeDevice) -> None:
         """Every failure is reported, and the outputs of an earlier run are never taken for results of the failed run."""
-        source = _Pick()
+        source = Pick()
         instance = device.instance(device.compile(source))
         values, index = (HostBuffer(spec) for spec in source.inputs)
         values.array()[...] = [1.0, 2.0, 3.0, 4.0]
@@ -282,12 +281,12 @@ class ComputingDeviceConformance(DeviceConformance):
     def test_a_segment_that_it_cannot_compile_is_a_device_error(self, device: RuntimeDevice) -> None:
         """The error names the device."""
         with pytest.raises(DeviceError, match=device.name):
-            device.compile(_Broken())
+            device.compile(Broken())
 
     def test_several_threads_may_compile_at_once(self, device: RuntimeDevice) -> None:
         """A runtime compiles so to have a plan ready sooner."""
         with ThreadPoolExecutor(4) as pool:
-            programs = list(pool.map(device.compile, [_Source() for _ in range(8)]))
+            programs = list(pool.map(device.compile, [Source() for _ in range(8)]))
         for seed, program in enumerate(programs):
             instance = device.instance(program)
             for k, buffer in enumerate(_buffers(seed)):
@@ -313,144 +312,20 @@ class _Runs:
         return done
 
 
-class _Segment:
-    """A segment in each format that a device compiles."""
-
-    identity = ""
-
-    def in_format(self, form: Format) -> Any:
-        return {"openvino": self._openvino, "onnx": self._onnx, "torch": self._torch}[form]()
-
-    def _openvino(self) -> object:
-        raise NotImplementedError
-
-    def _onnx(self) -> object:
-        raise NotImplementedError
-
-    def _torch(self) -> object:
-        raise NotImplementedError
-
-
-class _Source(_Segment):
-    """Multiplies each of several kinds of tensors by itself, adds it to itself, and returns the results in another order."""
-
-    inputs = (
-        BufferSpec((2, 3), "float32"),
-        BufferSpec((), "float32"),
-        BufferSpec((4,), "int64"),
-        BufferSpec((1, 2, 3, 4), "float32", channels_last=True),
-    )
-    order = (3, 1, 0, 2)
-    outputs = (inputs[3], inputs[1], inputs[0], inputs[2])
-
-    def _openvino(self) -> object:
-        ov = import_openvino()
-        ops = ov.opset13
-        parameters, values = [], []
-        for k, spec in enumerate(self.inputs):  # everything has a name, so that a cache of compiled models recognises it
-            parameters.append(ops.parameter(list(spec.memory_shape), np.dtype(spec.dtype), name=f"x{k}"))
-            square = ops.multiply(parameters[k], parameters[k], name=f"square{k}")
-            values.append(ops.add(square, parameters[k], name=f"sum{k}"))
-        return ov.Model([ops.result(values[k], name=f"y{k}") for k in self.order], parameters, "conformance")
-
-    def _onnx(self) -> object:
-        return _onnx_model(
-            self.inputs,
-            [f"y{k}" for k in self.order],
-            [("Mul", [f"x{k}", f"x{k}"], [f"square{k}"]) for k in range(len(self.inputs))]
-            + [("Add", [f"square{k}", f"x{k}"], [f"y{k}"]) for k in range(len(self.inputs))],
-            self.outputs,
-        )
-
-    def _torch(self) -> object:
-        import torch
-
-        graph, aten = torch.fx.Graph(), torch.ops.aten
-        arguments = [graph.placeholder(f"x{k}") for k in range(len(self.inputs))]
-        squares = [graph.call_function(aten.mul.Tensor, (value, value)) for value in arguments]
-        values = [graph.call_function(aten.add.Tensor, pair) for pair in zip(squares, arguments, strict=True)]
-        graph.output(tuple(values[k] for k in self.order))
-        return torch.fx.GraphModule(torch.nn.Module(), graph)
-
-
-class _Pick(_Segment):
-    """Picks one of four numbers; its kernel fails if the index is out of range."""
-
-    inputs = (BufferSpec((4,), "float32"), BufferSpec((1,), "int64"))
-    outputs = (BufferSpec((1,), "float32"),)
-
-    def _openvino(self) -> object:
-        ov = import_openvino()
-        ops = ov.opset13
-        values, index = (ops.parameter(list(spec.shape), np.dtype(spec.dtype)) for spec in self.inputs)
-        return ov.Model([ops.result(ops.gather_elements(values, index, 0))], [values, index], "pick")
-
-    def _onnx(self) -> object:
-        return _onnx_model(self.inputs, ["y"], [("GatherElements", ["x0", "x1"], ["y"])], self.outputs)
-
-    def _torch(self) -> object:
-        import torch
-
-        graph = torch.fx.Graph()
-        values, index = (graph.placeholder(f"x{k}") for k in range(len(self.inputs)))
-        graph.output((graph.call_function(torch.ops.aten.gather.default, (values, 0, index)),))
-        return torch.fx.GraphModule(torch.nn.Module(), graph)
-
-
-class _Broken(_Segment):
-    inputs: tuple[BufferSpec, ...] = ()
-    outputs = (BufferSpec((2,), "float32"),)
-
-    def _openvino(self) -> object:
-        ov = import_openvino()
-        ops = ov.opset13
-        return ov.Model([ops.result(ops.parameter([2], np.float32))], [], "nothing feeds it")
-
-    def _onnx(self) -> object:
-        return _onnx_model((), ["y"], [("Neg", ["nothing"], ["y"])], self.outputs)
-
-    def _torch(self) -> object:
-        import torch
-
-        graph = torch.fx.Graph()
-        graph.output(())
-        return torch.fx.GraphModule(torch.nn.Module(), graph)
-
-
-def _onnx_model(
-    inputs: Sequence[BufferSpec],
-    names: Sequence[str],
-    nodes: Sequence[tuple[str, list[str], list[str]]],
-    outputs: Sequence[BufferSpec],
-) -> object:
-    from onnx import helper
-
-    def value(name: str, spec: BufferSpec) -> Any:
-        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype)), spec.memory_shape)
-
-    graph = helper.make_graph(
-        [helper.make_node(*node) for node in nodes],
-        "conformance",
-        [value(f"x{k}", spec) for k, spec in enumerate(inputs)],
-        [value(name, spec) for name, spec in zip(names, outputs, strict=True)],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
 def _values(seed: int) -> list[NDArray[np.generic]]:
     rng = np.random.default_rng(seed)
-    return [rng.integers(-9, 10, spec.shape).astype(spec.dtype) for spec in _Source.inputs]
+    return [rng.integers(-9, 10, spec.shape).astype(spec.dtype) for spec in Source.inputs]
 
 
 def _buffers(seed: int) -> list[HostBuffer]:
-    buffers = [HostBuffer(spec) for spec in _Source.inputs]
+    buffers = [HostBuffer(spec) for spec in Source.inputs]
     for buffer, value in zip(buffers, _values(seed), strict=True):
         buffer.array()[...] = value
     return buffers
 
 
 def _reference(values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    return [values[k] * values[k] + values[k] for k in _Source.order]
+    return [values[k] * values[k] + values[k] for k in Source.order]
 
 
 def _check(instance: Instance, values: Sequence[NDArray[Any]]) -> None:
