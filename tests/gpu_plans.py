@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
@@ -23,6 +24,7 @@ from placeit.runtime.devices.base import Transport
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
+from tests.emulated_gpu.build import MISSING
 
 ops = ov.opset13
 
@@ -91,3 +93,16 @@ Opened = Callable[..., Devices]
 def needs_two(gpus: list[str]) -> None:
     if len(gpus) < 2:
         pytest.skip("needs two Intel GPUs, real or emulated ones: make intel-gpu")
+
+
+def intel_gpus() -> list[str]:
+    """Names of the Intel GPUs that OpenVINO finds; without one, skip the test, or fail it in CI."""
+    found = [name for name in openvino_core().available_devices if name.split(".")[0] == "GPU"]
+    if not found:
+        reason = "needs an Intel GPU with its driver, or the emulated one: make intel-gpu"
+        if missing := os.environ.get(MISSING):
+            reason = f"{reason}. {missing}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found

@@ -26,7 +26,7 @@ from openvino.properties.device import Type as DeviceType
 
 from placeit.devices.openvino import openvino_core
 
-__all__ = ["DISCRETE", "GPU", "NPU", "NPU_BARE", "Plugin", "RecordedCore", "recorded", "thrown"]
+__all__ = ["DISCRETE", "GPU", "NPU", "NPU_BARE", "Plugin", "RecordedCore", "forget", "recorded", "see", "thrown"]
 
 
 def thrown(*lines: str) -> str:
@@ -295,17 +295,18 @@ class _Request:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RecordedCore]]:
     """Have placeit see other plugins: ``recorded(NPU=NPU)``; names with a dot are written with an underscore."""
-
-    def see(**plugins: Plugin) -> RecordedCore:
-        core = RecordedCore({name.replace("_", "."): plugin for name, plugin in plugins.items()})
-        for name, module in list(sys.modules.items()):
-            if name.startswith("placeit") and getattr(module, "openvino_core", None) is not None:
-                monkeypatch.setattr(module, "openvino_core", lambda: core)
-        forget()
-        return core
-
-    yield see
+    yield functools.partial(see, monkeypatch)
     forget()
+
+
+def see(patch: pytest.MonkeyPatch, **plugins: Plugin) -> RecordedCore:
+    """Have placeit see other plugins until ``patch`` is undone; call ``forget`` then."""
+    core = RecordedCore({name.replace("_", "."): plugin for name, plugin in plugins.items()})
+    for name, module in list(sys.modules.items()):
+        if name.startswith("placeit") and getattr(module, "openvino_core", None) is not None:
+            patch.setattr(module, "openvino_core", lambda: core)
+    forget()
+    return core
 
 
 def forget() -> None:

@@ -3,7 +3,6 @@
 The accelerator is the CPU with streams that run everything at once; the core sets beside it are real, with their own threads.
 """
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -238,12 +237,6 @@ def test_a_run_says_which_devices_the_host_has_paced(eager, cache):
         assert report.host_paced == ()
 
 
-def test_precision_is_that_of_the_module(eager):
-    model = conv_net()
-    with pytest.raises(DeviceError, match=r"the precision bf16 is for OpenVINO: .*x\.bfloat16"):
-        Runtime(model, Grouping.singletons(model.graph), MIXED, precision="bf16")
-
-
 def test_convolutions_on_gpus_do_not_round_to_tf32_and_others_do_as_before(monkeypatch):
     from placeit.runtime.accelerators import torch_library
 
@@ -262,18 +255,6 @@ def test_convolutions_on_gpus_do_not_round_to_tf32_and_others_do_as_before(monke
     assert torch.backends.cudnn.allow_tf32 is False
     accelerator.close()
     assert torch.backends.cudnn.allow_tf32 is before
-
-
-def test_the_trace_of_a_run_has_the_accelerator_on_it(eager, cache, tmp_path):
-    from placeit.profiler.trace import write_chrome_trace
-
-    with Session(conv_net(), MIXED, cache=cache, constraints=Constraints(max_groups=6)) as session:
-        session.profile()
-        report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=2)
-    write_chrome_trace(tmp_path / "t.json", report.spans, devices=session.cluster.names)
-    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert {"cpu", f"CPU@{CORES[0]}", "host -> cpu", "cpu -> host"} <= tracks
 
 
 GPU = Device("cuda:0", kind="torch", address=Address("cuda:0"))

@@ -98,20 +98,6 @@ def test_any_placement_of_single_ops_computes_the_same(runtime: Runtime) -> None
                 np.testing.assert_allclose(outputs[name], value, rtol=1e-5, atol=1e-5)
 
 
-def test_requests_in_flight_do_not_disturb_each_other() -> None:
-    model = model_of("conv net")[1]
-    inputs = [model.random_inputs(seed=seed) for seed in range(3)]
-    with Runtime(model, Grouping.singletons(model.graph), drive(TWO, model)) as runtime:
-        segmenter = Segmenter(runtime.grouping, Costs.zero(len(model.graph), runtime.cluster))
-        executor = runtime.executor(segmenter.plan(np.arange(len(model.graph)) % 2), in_flight=3)
-        for request, values in enumerate(inputs):
-            executor.set_inputs(values, request=request)
-        executor.times(12)
-        for request, values in enumerate(inputs):
-            expected = model.reference(None, "f32")(values)
-            np.testing.assert_allclose(executor.outputs(request=request)["features"], expected["features"], atol=1e-5)
-
-
 def test_outputs_that_are_inputs_or_constants_are_handed_over(cache: Cache) -> None:
     def odd(module: nn.Module, x: torch.Tensor, unused: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return module.w, x, x + 1, x + 1, module.w * 2

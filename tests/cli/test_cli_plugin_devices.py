@@ -49,15 +49,6 @@ def placeit(plugin: list[str], tmp_path: Path, cost_cache: Path) -> Callable[...
     return call
 
 
-@pytest.mark.slow
-def test_a_model_is_optimized_on_a_plugins_device_beside_a_core(placeit: Callable[..., dict[str, Any]]) -> None:
-    found = placeit("optimize", LIGHT, "--devices", f"sleep:0,{CORE}", "--budget", "20", "--max-groups", "8")
-    measured = {row["name"]: row["measured_s"] for row in found["candidates"]}
-    assert {"sleep:0", CORE} <= measured.keys()
-    assert measured["sleep:0"] > 0.001
-    assert found["output_error"]["max_rel"] < 1e-3
-
-
 def test_a_placement_on_a_plugins_device_and_a_core_is_run(
     placeit: Callable[..., dict[str, Any]], place_on: Callable[[Sequence[str]], Path], tiny: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ from typer.testing import CliRunner
 from placeit.cli import app
 from placeit.cli.terminal import Lines
 from placeit.devices.host import allowed_cores
-from placeit.devices.openvino import openvino_core
 from placeit.profiler.cache import Cache
 from placeit.session import Session
-from tests.emulated_gpu.build import MISSING
 from tests.emulated_gpu.models import branches
-from tests.gpu_plans import Devices, Opened
+from tests.gpu_plans import Devices, Opened, intel_gpus
 from tests.schema_check import check_printed
 
 _HERE = Path(__file__).parent
@@ -33,15 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def gpus() -> list[str]:
     """Names of the Intel GPUs that OpenVINO finds; without one, the test is skipped, or fails in CI."""
-    found = [name for name in openvino_core().available_devices if name.split(".")[0] == "GPU"]
-    if not found:
-        reason = "needs an Intel GPU with its driver, or the emulated one: make intel-gpu"
-        if missing := os.environ.get(MISSING):
-            reason = f"{reason}. {missing}"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
+    return intel_gpus()
 
 
 @pytest.fixture(scope="session")
@@ -100,14 +89,6 @@ def session(devices: tuple[str, ...], mlp: Path) -> Iterator[Session]:
     """The layers on all devices, without costs, open for all tests: programs that one has compiled are there for the next."""
     with Session(mlp, devices, cache=None) as opened:
         _ = opened.runtime  # its threads are there before a test begins
-        yield opened
-
-
-@pytest.fixture(scope="session")
-def half_session(devices: tuple[str, ...], mlp: Path) -> Iterator[Session]:
-    """The layers on all devices in float16."""
-    with Session(mlp, devices, precision="f16", cache=None) as opened:
-        _ = opened.runtime
         yield opened
 
 

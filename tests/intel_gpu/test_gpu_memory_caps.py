@@ -27,15 +27,6 @@ def capped(pair: tuple[str, str], mlp: Path) -> Iterator[Session]:
         yield opened
 
 
-@pytest.mark.parametrize("groups", [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1], [1, 0, 0, 0]], ids=str)
-def test_a_placement_beyond_the_limit_is_refused(capped: Session, gpu: str, groups: list[int]) -> None:
-    placement = placed(capped, groups)
-    with pytest.raises(PlacementError, match=f"{gpu} has .* of memory"):
-        capped.run(placement)
-    with pytest.raises(PlacementError, match=f"{gpu} has .* of memory"):
-        capped.serve(placement)
-
-
 @pytest.mark.parametrize("first", [True, False], ids=["the first", "another"])
 def test_a_replica_beyond_the_limit_is_refused(capped: Session, gpu: str, first: bool) -> None:
     on_gpu, on_core = (placed(capped, [device] * 4) for device in (0, 1))

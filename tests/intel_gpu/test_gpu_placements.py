@@ -14,10 +14,6 @@ def test_random_placements_compute_what_the_cpu_computes(session: Session) -> No
     assert worst_error(session, session, 6) <= 1e-4
 
 
-def test_random_placements_in_float16_compute_what_the_cpu_computes_in_float32(session: Session, half_session: Session) -> None:
-    assert worst_error(half_session, session, 3) <= 2e-2
-
-
 def test_convolutions_beside_each_other_on_the_cpu_and_a_gpu_compute_what_the_cpu_computes(gpu: str, tmp_path: Path) -> None:
     with Session(convolutions(tmp_path), ("CPU", gpu), cache=None) as session:
         on_gpu = session.grouping.group_of[session.model.graph.index["right"]]

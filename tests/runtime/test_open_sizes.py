@@ -192,11 +192,6 @@ def test_a_placement_keeps_the_range_that_it_was_found_for(tmp_path: Path) -> No
     assert conditions.shapes == {"ids": (1, "1..64@16"), "mask": (1, "1..64@16")}
 
 
-def test_devices_of_a_runtime_for_fixed_sizes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match="runs a model at one size"):
-        Session(attention(tmp_path), f"torch:{TWO[0]}", inputs=Inputs(shapes=OPEN), cache=None)
-
-
 def test_without_tensors_of_the_binding_the_c_library_refuses_open_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     native = driver.native_openvino()
     assert native is not None

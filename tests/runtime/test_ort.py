@@ -174,17 +174,6 @@ def test_published_models_can_be_split_between_both_runtimes(name: str, options:
         assert run(model, grouping, placement.tolist()).max_rel < 1e-4
 
 
-def test_a_session_measures_and_runs_both_runtimes(model: OnnxModel) -> None:
-    devices = f"ort:CPU@{CORES[0]},CPU@{CORES[-1]}" if len(CORES) > 1 else f"ort:CPU@{CORES[0]}"
-    with Session(model.path, devices, cache=None) as session:
-        session.profile(budget_s=0.2)
-        assert isinstance(session.model, OnnxModel)
-        assert np.isfinite(session.costs.core).all()
-        groups = np.arange(len(session.grouping.groups)) % len(session.cluster)
-        report = session.run(session.placement(groups), runs=1)
-    assert report.output_error.max_rel < 1e-4
-
-
 def test_a_body_reads_tensors_from_outside_and_is_cut_with_what_it_reads(tmp_path: Path) -> None:
     def branch(op: str) -> onnx.GraphProto:
         end = helper.make_tensor_value_info(f"{op}_out", FLOAT, [4])
@@ -450,11 +439,6 @@ def test_cupy_without_a_driver_says_what_to_check(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ort_program, "installed", lambda module: True)
     with pytest.raises(DeviceError, match=r"CuPy 0 for CUDA 12\.9 finds no GPU .*\(cudaError 35\): check that `nvidia-smi`"):
         KIND.open(Device("cuda:0", "ort", Address("cuda:0")), "f32")
-
-
-def test_another_precision_is_refused() -> None:
-    with pytest.raises(DeviceError, match=r"one: ONNX Runtime computes in the types of the model"):
-        OrtDevice(ONE, precision="bf16")
 
 
 class Negation:

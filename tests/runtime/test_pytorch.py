@@ -108,11 +108,6 @@ def test_handing_over_copies_nothing(device: TorchDevice) -> None:
     assert np.shares_memory(second.output(0).array(), source.array())
 
 
-def test_another_precision_is_refused() -> None:
-    with pytest.raises(DeviceError, match=r"one: PyTorch computes in the types of the model"):
-        TorchDevice(ONE, precision="bf16")
-
-
 def in_new_thread(job) -> None:
     thread = threading.Thread(target=job)
     thread.start()

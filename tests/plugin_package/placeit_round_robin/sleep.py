@@ -95,6 +95,10 @@ class SleepKind(DeviceKind):
     def open(self, device: Device, precision: str) -> Sleeper:
         return Sleeper(device, precision)
 
+    def open_sizes(self, device: Device) -> bool:
+        """Boards compute with OpenVINO, at any size."""
+        return True
+
     def supported(self, model: Model, device: Device) -> Collection[str]:
         return OPENVINO.supported(model, on_cpu(device))
 

@@ -1,0 +1,114 @@
+"""What stands in for hardware and packages that are missing here, and the models for PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+from placeit.core.address import Address
+from placeit.core.cluster import Cluster, Device
+from placeit.runtime.accelerators import ort_program
+from placeit.runtime.devices import ort
+from placeit.testing.features import SIZE, Layers, Models
+from placeit.workbench.options import Inputs
+from tests.eager_streams import run_at_once
+from tests.plugin_site import install_sample
+from tests.recorded_plugins import NPU, forget, see
+
+
+@contextmanager
+def npu() -> Iterator[None]:
+    """Have OpenVINO list an NPU, which answers as a real one did, and computes on the CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        see(patch, NPU=NPU)
+        yield
+    forget()
+
+
+@contextmanager
+def streams() -> Iterator[None]:
+    """Give PyTorch's device ``cpu`` streams and events, and let it pass for NVIDIA GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        run_at_once(patch)
+        patch.setattr(ort_program, "check_device", _checked)
+        patch.setattr(ort, "provider", lambda _: ort_program.provider(None))
+        patch.setattr(
+            ort_program, "TorchAccelerator", lambda gpus: _accelerator([replace(gpu, address=_CPU[gpu.name]) for gpu in gpus])
+        )
+        yield
+
+
+_accelerator, _check_device = ort_program.TorchAccelerator, ort_program.check_device
+
+
+def _checked(device: Device, precision: str) -> None:
+    """Check what needs no GPU."""
+    _check_device(replace(device, address=Address("CPU")), precision)
+
+
+_CPU = {"cuda:0": Address("cpu"), "cuda:1": Address("cpu:0")}
+
+
+def torch_gpus() -> Cluster:
+    return Cluster(tuple(Device(name, "torch", cpu) for name, cpu in _CPU.items()))
+
+
+def ort_gpus() -> Cluster:
+    return Cluster(tuple(Device(name, "ort", Address(name)) for name in _CPU))
+
+
+@contextmanager
+def plug_in() -> Iterator[None]:
+    """Install the sample plug-in for this process."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        for path in install_sample(Path(folder)):
+            patch.syspath_prepend(path)
+        importlib.invalidate_caches()
+        yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "placeit_round_robin"]:
+        del sys.modules[name]
+
+
+class _Fixed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for k, weights in enumerate(Layers().weights):
+            self.register_buffer(f"w_{k}", torch.from_numpy(weights))
+
+    def forward(self, x: torch.Tensor, past_0: torch.Tensor, past_1: torch.Tensor) -> dict[str, torch.Tensor]:
+        first = past_0 + x
+        second = past_1 + torch.tanh(first @ self.w_0)
+        return {"y": torch.tanh(second @ self.w_1), "present_0": first, "present_1": second}
+
+
+class _Stateful(_Fixed):
+    def __init__(self) -> None:
+        super().__init__()
+        for k in range(2):
+            self.register_buffer(f"total_{k}", torch.zeros(1, SIZE))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        self.total_0 += x
+        self.total_1 += torch.tanh(self.total_0 @ self.w_0)
+        return {"y": torch.tanh(self.total_1 @ self.w_1)}
+
+
+def torch_models(folder: Path) -> Models:
+    """Export the model with PyTorch."""
+
+    def exported(module: torch.nn.Module, name: str, *inputs: str) -> Path:
+        program = torch.export.export(module, (), {name: torch.zeros(1, SIZE) for name in inputs})
+        torch.export.save(program, folder / name)
+        return folder / name
+
+    fixed = exported(_Fixed(), "layers.pt2", "x", "past_0", "past_1")
+    sized = fixed, Inputs(shapes={"x": (f"1..{SIZE}@4", SIZE)})
+    return Models((fixed, None), sized, (exported(_Stateful(), "stateful.pt2", "x"), None))

@@ -1,0 +1,153 @@
+"""Kinds of devices, places, features, and the cells in which a feature is an error instead, with the reason that users get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from placeit.core.cluster import Cluster
+from placeit.devices.host import allowed_cores
+from placeit.testing.features import FEATURES, Models, onnx_models
+from tests.conformance import stand_ins
+
+__all__ = ["CELLS", "KINDS", "PLACES", "Cell", "Kind", "cell"]
+
+HERE, NODE = PLACES = ("this process", "a node")
+ONE, OTHER = allowed_cores()[0], allowed_cores()[-1]
+
+_LOCAL = "both have to be devices of nodes"
+_NOT_ON_NODES = "of other nodes, CPU core sets can be used, driven by OpenVINO (NODE/CPU, NODE/CPU@0)"
+_ON_NODES = {(HERE, "loss and return"): _LOCAL}
+_ORT_PRECISION = "ONNX Runtime computes in the types of the model"
+_TORCH_PRECISION = "PyTorch computes in the types of the model"
+_TORCH_SIZES = "the sizes of a PyTorch program are fixed by its example inputs"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row of the table.
+
+    Attributes:
+        label: its name in the page.
+        here: two devices of this process, at least one of which is of this kind; or a function that returns a cluster of them.
+        there: a device of the kind on the node, without the node's name.
+        models: writes the models that the kind runs.
+        precision: precision of its sessions.
+        marks: of its tests in this process.
+        prepared: a context that provides hardware that is missing.
+        stands_in: what stands in for missing hardware; empty if the hardware is there.
+        reasons: by place and feature, a part of the error that users get where the feature does not work.
+    """
+
+    label: str
+    here: tuple[str, str] | Callable[[], Cluster]
+    there: str
+    models: Callable[[Path], Models] = onnx_models
+    precision: str = "f32"
+    marks: tuple[pytest.MarkDecorator, ...] = ()
+    prepared: Callable[[], AbstractContextManager[object]] = nullcontext
+    stands_in: str = ""
+    reasons: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A feature of a kind in a place; ``reason`` is a part of the error where it does not work, else empty."""
+
+    kind: Kind
+    place: str
+    feature: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind.label}, {self.place}, {self.feature}"
+
+
+def _local(**reasons: str) -> dict[tuple[str, str], str]:
+    """Return the reasons of a kind that runs in this process only; spaces of features are underscores."""
+    here = {(HERE, name.replace("_", " ")): reason for name, reason in {"loss_and_return": _LOCAL, **reasons}.items()}
+    return here | {(NODE, feature): _NOT_ON_NODES for feature in FEATURES}
+
+
+KINDS = (
+    Kind("OpenVINO, whole CPU", ("CPU", f"CPU@{ONE}"), "CPU", reasons=_ON_NODES),
+    Kind("OpenVINO, core set", (f"CPU@{ONE}", f"CPU@{OTHER}"), f"CPU@{ONE}", reasons=_ON_NODES),
+    Kind(
+        "OpenVINO's throughput mode",
+        ("throughput:CPU", f"CPU@{ONE}"),
+        "throughput:CPU",
+        reasons=_local(),
+    ),
+    Kind(
+        "Intel GPU",
+        ("GPU.0", "GPU.1"),
+        "GPU.0",
+        marks=(pytest.mark.intel_gpu,),
+        stands_in="OpenVINO's plugin on emulated GPUs",
+        reasons=_local(),
+    ),
+    Kind(
+        "NPU",
+        ("NPU", f"CPU@{ONE}"),
+        "NPU",
+        precision="f16",
+        prepared=stand_ins.npu,
+        stands_in="recorded answers of a plugin",
+        reasons=_local(),
+    ),
+    Kind(
+        "ONNX Runtime, CPU", (f"ort:CPU@{ONE}", f"ort:CPU@{OTHER}"), f"ort:CPU@{ONE}", reasons=_local(precision=_ORT_PRECISION)
+    ),
+    Kind(
+        "ONNX Runtime, NVIDIA GPU",
+        stand_ins.ort_gpus,
+        "ort:cuda:0",
+        prepared=stand_ins.streams,
+        stands_in="PyTorch's CPU with streams",
+        reasons=_local(
+            sequences="ONNX Runtime keeps no state on GPUs", open_sizes="runs a model at one size", precision=_ORT_PRECISION
+        ),
+    ),
+    Kind(
+        "PyTorch, CPU",
+        (f"torch:CPU@{ONE}", f"torch:CPU@{OTHER}"),
+        f"torch:CPU@{ONE}",
+        models=stand_ins.torch_models,
+        reasons=_local(sequences="does not keep the state of op", open_sizes=_TORCH_SIZES, precision=_TORCH_PRECISION),
+    ),
+    Kind(
+        "PyTorch, NVIDIA GPU",
+        stand_ins.torch_gpus,
+        "torch:cuda:0",
+        models=stand_ins.torch_models,
+        prepared=stand_ins.streams,
+        stands_in="PyTorch's CPU with streams",
+        reasons=_local(
+            sequences="streams of an accelerator, which keep no state from one request to the next",
+            open_sizes=_TORCH_SIZES,
+            precision=_TORCH_PRECISION,
+        ),
+    ),
+    Kind(
+        "a plug-in's kind",
+        ("sleep:0", "sleep:1"),
+        "sleep:0",
+        prepared=stand_ins.plug_in,
+        reasons=_local(),
+    ),
+)
+
+CELLS = tuple(
+    Cell(kind, place, feature, kind.reasons.get((place, feature), ""))
+    for kind, place, feature in product(KINDS, PLACES, FEATURES)
+)
+
+
+def cell(kind: Kind, place: str, feature: str) -> Cell:
+    """Return a cell of the table."""
+    return next(one for one in CELLS if (one.kind, one.place, one.feature) == (kind, place, feature))
