@@ -58,7 +58,9 @@ def subject(
     with contextlib.ExitStack() as stack:
         folder, lose = tmp_path_factory.mktemp("conformance"), None
         if place == NODE:
-            devices, lose = (f"{node()}/{kind.there}", f"CPU@{OTHER}"), kill
+            name = node()  # before the stand-ins, which it would get as well
+            stack.enter_context(kind.prepared())
+            devices, lose = (f"{name}/{kind.there}", f"CPU@{OTHER}"), kill
         else:
             if kind.marks:
                 intel_gpus()
