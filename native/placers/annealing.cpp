@@ -16,6 +16,7 @@ constexpr double kCritical = 0.5;  // share of moves that are of an op on the cr
 constexpr double kFollow = 0.4;    // share of moves that take an op to where a neighbour is
 constexpr double kTogether = 0.5;  // share of moves that take along neighbours on the op's device
 constexpr double kSpread = 0.9;    // share of edges along which such a move spreads
+constexpr double kBorder = 0.5;    // share of moves, with a capacity, that shift the border between two devices
 constexpr double kHot = 1.0;       // temperature at the start, as a share of an op's mean share of the cost
 constexpr double kCold = 0.0002;   // temperature at the end, as a share of the cost
 
@@ -63,6 +64,10 @@ Annealing::Annealing(const CostModel& model, Span<const std::int32_t> place, dou
         if (able_[v].size() > 1) movable_.push_back(v);
     }
     if (movable_.empty()) throw std::invalid_argument("'model' is of a problem in which only one device can run each op.");
+    if (!model.capacity) return;
+    load_.emplace(tables_);
+    turn_.resize(place_.size());
+    for (std::size_t i = 0; i < place_.size(); ++i) turn_[tables_.op[i].order] = i;
 }
 
 void Annealing::run(std::int64_t first, std::int64_t last, std::int64_t steps) {
@@ -75,7 +80,7 @@ void Annealing::run(std::int64_t first, std::int64_t last, std::int64_t steps) {
     double temperature = hot * power(cooling, first);
     std::int64_t step = first;
     if (step == 0 && step < last) {
-        const double seconds = evaluate_(place_);
+        const double seconds = load_ ? load_->set(place_) : evaluate_(place_);
         if (seconds < infinity) accept(seconds, true);
         temperature *= cooling;
         ++step;
@@ -104,13 +109,16 @@ std::size_t Annealing::draw(std::size_t count) {
 /// Takes the placement that was valued last as the current one. `renew`: also find the critical ops, which takes as long as
 /// valuing a placement.
 void Annealing::accept(double seconds, bool renew) {
+    if (load_ && (renew || seconds < least_)) seconds = load_->set(place_);  // exact
     current_ = seconds;
-    if (evaluate_.model().capacity) {
-        links_ = static_cast<std::size_t>(busiest_ops(tables_, place_, evaluate_.busy(), critical_));
-    } else if (renew) {
-        leeway_.take(evaluate_.simulation(), place_);
-        find_critical(0.0);
+    if (renew) {
         since_ = 0;
+        if (load_) {
+            links_ = static_cast<std::size_t>(busiest_ops(tables_, place_, load_->busy(), critical_));
+        } else {
+            leeway_.take(evaluate_.simulation(), place_);
+            find_critical(0.0);
+        }
     }
     if (seconds < least_) {
         least_ = seconds;
@@ -133,19 +141,49 @@ void Annealing::one_move(double temperature) {
         const auto critical = static_cast<std::size_t>(critical_[draw(links_)]);
         if (able_[critical].size() > 1) v = critical;
     }
-    moved_.assign(1, v);
-    Move move{0, 1, place_[v], target(v), true};
-    place_[v] = move.to;
-    if (random_.uniform() < kTogether) take_along(move, place_.size());
-    for (const std::size_t w : moved_) moving_[w] = 0;
-    const double seconds = evaluate_(place_);
+    moved_.clear();
+    Move move{0, 1, place_[v], 0, true};
+    if (!load_ || random_.uniform() >= kBorder || !shift_border(move, v)) {
+        moved_.assign(1, v);
+        move = {0, 1, place_[v], target(v), true};
+        place_[v] = move.to;
+        if (random_.uniform() < kTogether) take_along(move, place_.size());
+        for (const std::size_t w : moved_) moving_[w] = 0;
+    }
+    const bool known = load_ && current_ < infinity;
+    const double seconds = known ? load_->move(moved_, move.to) : load_ ? load_->set(place_) : evaluate_(place_);
     ++since_;
     // infinite (no room for the weights) is never accepted; log(0) accepts anything finite
     if (seconds < infinity && seconds <= current_ - temperature * std::log(random_.uniform())) {
         accept(seconds, since_ > place_.size() / 64);
     } else {
         put(move, move.from);
+        if (known) load_->undo();
     }
+}
+
+/// Moves a block of ops, consecutive in the order of the problem, over the border to the device before or behind them; false if
+/// there is no such device, or it cannot run them.
+bool Annealing::shift_border(Move& move, std::size_t v) {
+    const std::size_t count = place_.size();
+    const bool behind = random_.uniform() < 0.5;  // else before
+    const std::size_t step = behind ? 1 : count - 1, stop = behind ? count - 1 : 0;
+    std::size_t i = turn_[v];
+    while (i != stop && place_[order(i)] == place_[v]) i = (i + step) % count;
+    move.from = place_[v];
+    move.to = place_[order(i)];
+    if (move.to == move.from) return false;
+    const auto most = static_cast<std::size_t>(1.0 / (1.001 - random_.uniform()));
+    for (std::size_t taken = 0; taken < most; ++taken) {
+        i = (i + count - step) % count;
+        const std::size_t w = order(i);
+        if (place_[w] != move.from || tables_.compute(w, static_cast<std::size_t>(move.to)) == infinity) break;
+        place_[w] = move.to;
+        moved_.push_back(w);
+        if (i == count - 1 - stop) break;
+    }
+    move.end = moved_.size();
+    return !moved_.empty();
 }
 
 /// Does many moves, far apart in the schedule. Takes back moves that made it longer where they are, and the rest if the

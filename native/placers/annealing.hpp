@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "placers/leeway.hpp"
@@ -10,6 +11,7 @@
 #include "rules/tables.hpp"
 #include "simulator/cost_model.hpp"
 #include "simulator/random.hpp"
+#include "simulator/throughput.hpp"
 
 namespace placeit {
 
@@ -49,6 +51,8 @@ private:
     void put(const Move& move, std::int32_t device);
     bool fits(const Move& move) const;
     void one_move(double temperature);
+    bool shift_border(Move& move, std::size_t v);
+    std::size_t order(std::size_t i) const { return tables_.op[i].order; }
     int many_moves(double temperature, std::int64_t allowed);
     void propose(double mean);
     std::size_t judge(double temperature);
@@ -58,11 +62,13 @@ private:
     const Tables& tables_;
     Evaluator evaluate_;
     Leeway leeway_;
+    std::optional<Load> load_;  // of place_, with a capacity
     SplitMix random_;
     double scale_;
     double current_ = infinity, least_ = infinity;  // seconds, of the current placement and of the best
     std::vector<std::int32_t> place_, best_;        // [V]
     std::vector<std::vector<std::int32_t>> able_;   // [V] devices that can run each op
+    std::vector<std::size_t> turn_;                 // [V] the place of each op in the order of the problem
     std::vector<std::size_t> movable_;              // ops that several devices can run
     std::vector<std::size_t> moved_;                // ops that the last moves have moved
     std::vector<Flag> moving_;                      // [V] whether they have moved an op

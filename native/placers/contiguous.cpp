@@ -60,7 +60,7 @@ public:
         std::vector<std::size_t> entered(flow.tensor.size(), size_);  // the last run that a tensor entered
         for (std::size_t i = 0; i + 1 < size_; ++i) {
             const auto first = static_cast<std::size_t>(borders[i]);
-            double compute = 0.0, enters = 0.0, leaves = 0.0, bytes = 0.0;
+            double compute = 0.0, enters = 0.0, leaves = 0.0, moves = 0.0, bytes = 0.0;
             std::fill(ends.begin(), ends.end(), 0.0);
             std::size_t j = i + 1;
             for (std::size_t at = first; j < size_; ++at) {
@@ -72,7 +72,8 @@ public:
                     const Lifetime& tensor = flow.tensor[t];
                     if (tensor.made >= first || entered[t] == i) continue;
                     entered[t] = i;
-                    enters += cut(tables, tensor.edge, d) + (cost == SplitCost::sum ? tensor.seconds : 0.0);
+                    enters += cut(tables, tensor.edge, d);
+                    moves += tensor.seconds;
                 }
                 for (const std::size_t t : flow.writes[at]) {
                     const double seconds = cut(tables, flow.tensor[t].edge, d);
@@ -81,7 +82,8 @@ public:
                 }
                 leaves -= ends[at];
                 if (at + 1 == static_cast<std::size_t>(borders[j])) {
-                    seconds_[i * size_ + j] = compute + enters + std::max(0.0, leaves);
+                    const double busy = compute + enters + std::max(0.0, leaves);
+                    seconds_[i * size_ + j] = cost == SplitCost::sum ? busy + moves : std::max(busy, moves);
                     ++j;
                 }
             }

@@ -22,8 +22,8 @@ enum class SplitCost { busiest, sum };
 
 /// Writes the device of each op, [V], in the best split of `order`, [V] in topological order, at some of its `borders`,
 /// ascending positions from 0 to V, both included. A tensor that enters a run costs its device `cut` once, and so does one that
-/// leaves it; its transfer takes the mean time over all links, and counts for `sum` alone. Returns the seconds of the split;
-/// if no split can run, writes nothing and returns infinity.
+/// leaves it; its transfer takes the mean time over all links. For `busiest`, all that enters a run is taken to come over one
+/// link, which is as busy. Returns the seconds of the split; if no split can run, writes nothing and returns infinity.
 double contiguous_split(const Tables& tables, Span<const std::int32_t> order, Span<const std::int32_t> borders,
                         const std::vector<DeviceClass>& classes, SplitCost cost, Span<std::int32_t> place);
 

@@ -1,7 +1,10 @@
 // How many requests a placement can serve: for how long one request keeps the busiest resource busy.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "rules/span.hpp"
 #include "rules/tables.hpp"
@@ -16,6 +19,31 @@ inline std::size_t resources(const Tables& tables) {
 /// Writes for how many seconds one request keeps each resource busy, [D + C + D * D]; returns the most, infinity if an op
 /// cannot run where it is placed or memory is too small. `place`: [V], -1 for an op that is left out.
 double busy_seconds(const Tables& tables, Span<const std::int32_t> place, Span<double> busy);
+
+/// The busy seconds of a placement while ops move: a move takes as long as its ops have neighbours. Sums round; `set` anew
+/// makes them exact.
+class Load {
+public:
+    explicit Load(const Tables& tables);
+
+    /// Values a placement, [V], as busy_seconds does.
+    double set(Span<const std::int32_t> place);
+    /// Values the placement with some ops on another device, where they can run; `undo` takes the last move back.
+    double move(const std::vector<std::size_t>& ops, std::int32_t to);
+    void undo();
+
+    Span<const double> busy() const { return busy_; }  // as busy_seconds writes them
+
+private:
+    const Tables& tables_;
+    std::vector<std::int32_t> place_;                          // [V]
+    std::vector<double> bytes_;                                // [D] of weights
+    std::vector<double> busy_, before_;                        // now, and before the last move
+    std::vector<std::pair<std::size_t, std::int32_t>> moves_;  // ops of the last move, and where they were
+    std::vector<std::uint32_t> opening_;                       // [E] the opening edge of each edge's tensor
+    std::vector<Flag> charged_;                                // [E] scratch: whether an opening edge is in `touched_`
+    std::vector<std::uint32_t> touched_;                       // opening edges of the tensors of moved ops
+};
 
 /// Writes the ops that keep the busiest resource busy, [V], from the seconds that busy_seconds wrote; returns their number.
 std::int32_t busiest_ops(const Tables& tables, Span<const std::int32_t> place, Span<const double> busy, Span<std::int32_t> ops);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,10 @@ from placeit.simulator.throughput_bound import ThroughputCost
 __all__ = ["Annealing"]
 
 _SPLITS = 8  # orders whose contiguous splits are among the starts
-_SLICE, _SIZE = 5000, 256  # steps between two checks of the deadline, for up to _SIZE ops and edges; fewer for larger graphs
+_STARTING = 0.25  # share of the time after which no more starts are made
+_HEATS = (0.3, 10.0, 1.0, 0.1, 0.03, 0.01)  # temperatures of the walks of a search for throughput, in turn
+_LENGTH = 128  # evaluations of such a walk for each op
+_FIRST, _SLICE_S = 32, 2e-3  # steps before the first check of the deadline; least seconds between two checks
 
 
 @dataclass(frozen=True)
@@ -37,18 +41,23 @@ class Annealing:
     the schedule. Most of them are of ops with hardly any slack, and go to the device where the longest path through the op is
     estimated to be shortest, by the earliest and latest times of the current schedule. A move stays if the ops that start
     after it finish earlier, compared with those that start before it. The remaining moves are simulated together, and taken or
-    left as a whole. Capacities (:class:`placeit.simulator.throughput_bound.ThroughputCost`) have no schedule: there each
-    simulation values one move.
+    left as a whole. Capacities (:class:`placeit.simulator.throughput_bound.ThroughputCost`) have no schedule: there each simulation
+    values one move, and takes as long as the moved ops have neighbours. Half of the moves shift a border of two devices in the
+    order of the problem. There, a search is a row of walks of 128 evaluations an op: each starts at the best placement so far,
+    and at another temperature.
 
     The temperature falls with the number of evaluations, or with time if the deadline leaves no time for all of them.
 
     If the cost function is a simulator without noise, the whole search is compiled: about ten microseconds per evaluation for
-    50 ops. With any other cost function this is ``local-search``, which values placements in batches.
+    50 ops, and one with capacities. With any other cost function this is ``local-search``, which values placements in batches.
     """
 
     evaluations: int = option(25_000, "placements to evaluate, unless the caller sets a limit", least=0, most=10**12)
     restarts: int = option(
-        1, "searches that share the evaluations, all from the same start; the best result wins", least=1, most=10**6
+        1,
+        "searches that share the evaluations, all from the same start; the best result wins; for latency",
+        least=1,
+        most=10**6,
     )
 
     def place(
@@ -60,11 +69,12 @@ class Annealing:
             InfeasibleError: the weights fit in no way that was found.
         """
         budget = self.evaluations if evaluations is None else evaluations
-        begin = starts(problem, links_of(cost), deadline)
-        busiest = isinstance(cost, ThroughputCost)
+        soon = None if deadline is None else (now := clock.now()) + _STARTING * (deadline - now)
+        begin, busiest = list[NDArray[np.int32]](), isinstance(cost, ThroughputCost)
         if busiest or not problem.single_devices:  # list schedules are for one request, and know little of full memories
-            begin = np.stack([*begin, *splits(problem, seed, _SPLITS, busiest=busiest, deadline=deadline)])
-        return self._from(begin, problem, cost, seed, budget, deadline)
+            begin += splits(problem, seed, _SPLITS, busiest=busiest, deadline=soon)
+        begin += [*starts(problem, links_of(cost), soon)]
+        return self._from(np.stack(begin), problem, cost, seed, budget, deadline)
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
@@ -94,26 +104,40 @@ class Annealing:
         scale = found.cost if np.isfinite(found.cost) else float(problem.compute.min(axis=1).sum())
         if scale == 0:
             return found.placement
-        start = np.ascontiguousarray(found.placement, np.int32)
-        ends: list[tuple[float, NDArray[np.int32]]] = []
-        seeds = np.random.default_rng(seed).integers(2**63, size=max(1, self.restarts)).tolist()
-        several = max(1, _SLICE * _SIZE // max(_SIZE, len(problem) + len(problem.edges)))
-        for i in range(len(seeds)):
-            if ends and is_over(deadline):
-                break
-            walk = _core.Annealing(model, start, scale, seeds[i])
-            began = now = clock.now()
-            until = None if deadline is None else now + (deadline - now) / (len(seeds) - i)
-            first, last = 0, steps
-            while first < last:  # Ctrl-C is handled between slices
-                upto = 1 if first == 0 else min(first + several, last)
-                walk.run(first, upto, last)
-                now, first = clock.now(), upto
-                if first == 1:
-                    began = now  # the first step also values the start and allocates memory: too slow as a measure of speed
-                elif until is not None:  # take as many steps as there is time for
-                    last = min(steps, first + int(first * max(0.0, until - now) / (now - began)))
-            best = np.empty(len(problem), np.int32)
-            walk.best(best)
-            ends.append((walk.seconds, best))
-        return min(ends, key=lambda end: end[0])[1]
+        best = (found.cost, np.ascontiguousarray(found.placement, np.int32))
+        start, rng = best, np.random.default_rng(seed)
+        if isinstance(cost, SimulatedCost):
+            for i in range(self.restarts):
+                until = None if deadline is None else (now := clock.now()) + (deadline - now) / (self.restarts - i)
+                ended, _ = _walk(model, start[1], scale, int(rng.integers(2**63)), steps, until)
+                best = min(best, ended, key=lambda end: end[0])
+                if is_over(deadline):
+                    break
+            return best[1]
+        left, heats = int(found.left), itertools.cycle(_HEATS)
+        while left > 0 and not is_over(deadline):
+            steps = min(left, _LENGTH * len(problem))
+            ended, done = _walk(model, best[1], scale * next(heats), int(rng.integers(2**63)), steps, deadline)
+            best = min(best, ended, key=lambda end: end[0])
+            left -= done
+        return best[1]
+
+
+def _walk(
+    model: _core.CostModel, start: NDArray[np.int32], scale: float, seed: int, steps: int, deadline: float | None
+) -> tuple[tuple[float, NDArray[np.int32]], int]:
+    """Anneal once, in as many steps as there is time for; return the best cost and its placement, and the number of steps."""
+    walk = _core.Annealing(model, start, scale, seed)
+    walk.run(0, 1, steps)  # also values the start and allocates memory: too slow as a measure of speed
+    began = now = clock.now()
+    first, last, several = 1, steps, _FIRST
+    while first < last:  # Ctrl-C is handled between slices
+        upto = min(first + several, last)
+        walk.run(first, upto, last)
+        before, now, first = now, clock.now(), upto
+        several *= 2 if now - before < _SLICE_S else 1
+        if deadline is not None:
+            last = min(steps, first + int(first * max(0.0, deadline - now) / max(now - began, 1e-9)))
+    placement = np.empty_like(start)
+    walk.best(placement)
+    return (walk.seconds, placement), first

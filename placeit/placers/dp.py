@@ -30,12 +30,12 @@ class Dp:
 
     Source: PipeDream (Narayanan et al., SOSP 2019), and DPL of Tarnawski et al., Efficient Algorithms for Device Placement of
     DNN Graph Operators (NeurIPS 2020), for devices of several classes, with memory and the cost of cut tensors. With a bound
-    of throughput as the cost function, a split minimises the seconds of its busiest device, else the sum of the seconds of all
-    devices and of transfers, which one request needs.
+    of throughput as the cost function, a split minimises the seconds of its busiest device or link, else the sum of the seconds
+    of all devices and of transfers, which one request needs.
 
     Differs from the papers: stages are not replicated; the best of many orders of the graph is taken, not one order; orders of
     more than 1,024 ops are cut only where few bytes cross; many classes of devices are joined until there are few; and links
-    count in the sum alone, by their mean.
+    count by their mean, for the busiest one as if all that enters a device came over one.
     """
 
     orders: int = option(40, "topological orders to split, unless the caller sets a limit", least=1, most=10**6)

@@ -88,7 +88,7 @@ class LocalSearch:
 def starts(problem: Problem, links: LinkModel = EXECUTED_RULES.links, deadline: float | None = None) -> NDArray[np.int32]:
     """Return different placements to start a search from, ``int32[B, V]``.
 
-    They are the placements of HEFT and PEFT, every device that can hold the whole graph, and, until the deadline, list
+    They are HEFT's placement, every device that can hold the whole graph, and, until the deadline, PEFT's placement and list
     schedules that balance work. Where links are channels, HEFT's placement without contention is added, so that no search is
     worse than HEFT.
 
@@ -97,13 +97,16 @@ def starts(problem: Problem, links: LinkModel = EXECUTED_RULES.links, deadline: 
         links: how list schedules plan transfers.
         deadline: when to stop planning, by :func:`placeit.core.clock.now`; None for no limit.
     """
-    plans = [Heft().plan(problem, links), Peft().plan(problem, links), *([Heft().plan(problem)] if links == "channel" else [])]
+    plans = [Heft().plan(problem, links), *([Heft().plan(problem)] if links == "channel" else [])]
+    if not is_over(deadline):
+        plans.insert(1, Peft().plan(problem, links))
     found = [plan.placement for plan in plans]
     found += [np.full(len(problem), device, np.int32) for device in problem.single_devices]
-    for balanced in balanced_schedules(problem, min(plan.makespan for plan in plans), links):
-        found.append(balanced.placement)
-        if is_over(deadline):
-            break
+    if not is_over(deadline):
+        for balanced in balanced_schedules(problem, min(plan.makespan for plan in plans), links):
+            found.append(balanced.placement)
+            if is_over(deadline):
+                break
     distinct = {placement.tobytes(): placement for placement in found}
     return np.stack(list(distinct.values()))
 

@@ -133,3 +133,25 @@ def test_what_is_no_order_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             _core.contiguous_split(tables, order, cuts, classes, busiest, place)
+
+
+def test_a_split_for_throughput_keeps_slow_links_as_little_busy_as_devices() -> None:
+    """The cut where devices are most alike sends 10 bytes over a link of 1 byte per second; the next one sends 1."""
+    chain = np.array([[0, 1], [1, 2], [2, 3]])
+    slow, free = np.full((2, 2), 1.0), np.zeros((2, 2))
+    problem = Problem.from_arrays(np.full((4, 2), 2.0), chain, [1.0, 10.0, 10.0], slow, free)
+    cost = ThroughputCost(problem)
+    found = Dp().place(problem, cost, seed=0, evaluations=None)
+    assert float(cost(found)[0]) == 6.0
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), ops=st.integers(2, 6), devices=st.integers(2, 3), alike=st.booleans())
+def test_annealing_finds_the_best_of_all_placements_of_a_small_graph(seed: int, ops: int, devices: int, alike: bool) -> None:
+    problem = problem_of(seed, ops, devices, alike=alike)
+    cost = ThroughputCost(problem)
+    every = np.array(list(itertools.product(range(devices), repeat=ops)), np.int32)
+    least = float(cost(every).min())
+    if np.isfinite(least):
+        found = Annealing(evaluations=20_000).place(problem, cost, seed=0, evaluations=None)
+        assert float(cost(found)[0]) == pytest.approx(least)
