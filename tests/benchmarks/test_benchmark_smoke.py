@@ -325,6 +325,12 @@ SLOWLY = [
         least={"papers.stream.sizes:QUICK": STREAM},
     ),
     Smoke(
+        "pipelines --quick",
+        {"input": ("layergraphs_gnmt_inference", "operatorgraphs_resnet50_inference")},
+        ("annealing over dp, geometric mean of all inputs",),
+        least={"_EVALUATIONS": 2000},
+    ),
+    Smoke(
         "portfolio --quick",
         {"search": ("nothing learned", "shipped policies", "surrogate")},
         ("shipped policies: cases in which it is slower",),
