@@ -20,7 +20,7 @@ __all__ = [
     "ZERO_SHOT_GIPH",
 ]
 
-BEST_KNOWN = {"chain-mm": 1200.1, "ffnn": 56.7, "llama-block": 166.8, "llama-layer": 129.0}
+BEST_KNOWN = {"chain-mm": 1200.1, "ffnn": 56.7, "llama-block": 166.8, "llama-layer": 122.6}
 """Makespans of the published graphs that are known to be possible, in their unit; training is compared with them."""
 
 FOUND_HERE = {"chain-mm": 1200.07, "ffnn": 56.6958, "llama-block": 166.727, "llama-layer": 122.646}

@@ -139,8 +139,9 @@ def draw_stream_graph(rng: np.random.Generator) -> StreamGraph:
     Operators at the same position of two branches are equal except for their payload. The load of all operators together at
     :data:`RATE` depends on their number: 2 devices up to 12 operators, 3 up to 17, 4 up to 23, and 5 beyond.
 
-    The distributions are calibrated to 2,650 graphs that the authors have published. Differs from the paper, which speaks of
-    2 to 12 branches and up to 26 operators: among those graphs are pipelines of one branch, and some have 27 operators.
+    The distributions are calibrated to 2,650 of the 3,150 graphs that the authors have published. Differs from the paper, which
+    speaks of 2 to 12 branches and up to 26 operators: among those graphs are pipelines of one branch, and some have 27
+    operators.
     """
     sizes = np.array([branches * length for branches, length in _SHAPES]) + 2
     weights = np.where(sizes <= _SMALL, 1.0, 2.0)

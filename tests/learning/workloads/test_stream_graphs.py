@@ -112,14 +112,14 @@ def marginals(graphs):
 
 def test_generated_graphs_have_the_marginals_of_the_published_ones():
     theirs = marginals(published())
-    for name, (figures, _) in marginals(generated(2650)).items():
+    for name, (figures, _) in marginals(generated(3150)).items():
         expected, apart = theirs[name]
         assert figures == pytest.approx(expected, abs=apart), name
 
 
 def test_the_published_graphs_load_as_many_devices_as_they_say():
     graphs = published()
-    assert len(graphs) == 2650
+    assert len(graphs) == 3150
     load = np.array([graph.load.sum() for graph in graphs])
     assert load == pytest.approx(np.rint(load), abs=1e-3)
 
