@@ -17,7 +17,7 @@ from benchmarks._msr_inputs import msr_inputs
 from placeit.core import clock
 from placeit.placers.annealing import Annealing
 from placeit.placers.dp import Dp
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.throughput_bound import ThroughputCost
 
 _THEIRS = {
     "layergraphs_bert24_inference": 17.790,

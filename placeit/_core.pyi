@@ -73,7 +73,7 @@ class Machine:
 class Groups:
     """Groups of ops, and what they cost alone and in segments."""
 
-    def __init__(self, edges: numpy.typing.NDArray[numpy.int32], tensor_bytes: numpy.typing.NDArray[numpy.float64], core: numpy.typing.NDArray[numpy.float64], cut_per_byte: numpy.typing.NDArray[numpy.float64], dispatch: numpy.typing.NDArray[numpy.float64], load: numpy.typing.NDArray[numpy.float64], beside: numpy.typing.NDArray[numpy.float64], conflicts: numpy.typing.NDArray[numpy.bool], read: numpy.typing.NDArray[numpy.float64], latency: numpy.typing.NDArray[numpy.float64], bandwidth: numpy.typing.NDArray[numpy.float64], passthrough: numpy.typing.NDArray[numpy.bool], cliques: numpy.typing.NDArray[numpy.bool], host: numpy.typing.NDArray[numpy.float64], steady: bool, outside: numpy.typing.NDArray[numpy.float64]) -> None: ...
+    def __init__(self, edges: numpy.typing.NDArray[numpy.int32], tensor_bytes: numpy.typing.NDArray[numpy.float64], core: numpy.typing.NDArray[numpy.float64], cut_per_byte: numpy.typing.NDArray[numpy.float64], dispatch: numpy.typing.NDArray[numpy.float64], load: numpy.typing.NDArray[numpy.float64], beside: numpy.typing.NDArray[numpy.float64], conflicts: numpy.typing.NDArray[numpy.bool], read: numpy.typing.NDArray[numpy.float64], latency: numpy.typing.NDArray[numpy.float64], bandwidth: numpy.typing.NDArray[numpy.float64], passthrough: numpy.typing.NDArray[numpy.bool], cliques: numpy.typing.NDArray[numpy.bool], host: numpy.typing.NDArray[numpy.float64], in_flight: float, outside: numpy.typing.NDArray[numpy.float64]) -> None: ...
 
     def merge(self, devices: numpy.typing.NDArray[numpy.int32], segment_of: numpy.typing.NDArray[numpy.int32]) -> float:
         """

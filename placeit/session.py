@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from placeit.backends.bundle.manifest import Manifest
     from placeit.measuring.run_report import RunReport
     from placeit.optimizer.result import Optimized
+    from placeit.placers.base import Placer
     from placeit.profiler.costs import Progress
     from placeit.profiler.recording import Recording
     from placeit.serving.load_run import RateReport
@@ -102,9 +103,10 @@ class Session(Workbench):
         objective: str = "latency",
         *,
         budget: float | Budget = 60.0,
-        candidates: Candidates = Candidates(),
+        candidates: Candidates | Sequence[str | Placer] = Candidates(),
         seed: int = 0,
         rate: float | None = None,
+        in_flight: int | None = None,
         progress: Progress | None = None,
     ) -> Optimized:
         """Find the placement that is best by an objective, by measuring: :func:`placeit.optimize` in an open session.
@@ -117,7 +119,7 @@ class Session(Workbench):
         """
         from placeit.optimizer.optimize import find
 
-        return find(self, Goal(self.cluster, objective, budget, candidates, seed, rate), progress)
+        return find(self, Goal(self.cluster, objective, budget, candidates, seed, rate, in_flight), progress)
 
     @overload
     def run(
@@ -345,9 +347,10 @@ def optimize(
     *,
     objective: str = "latency",
     budget: float | Budget = 60.0,
-    candidates: Candidates = Candidates(),
+    candidates: Candidates | Sequence[str | Placer] = Candidates(),
     seed: int = 0,
     rate: float | None = None,
+    in_flight: int | None = None,
     progress: Progress | None = None,
     precision: str = "f32",
     inputs: Inputs | Arrays | None = None,
@@ -365,11 +368,13 @@ def optimize(
             that devices and links are busy, in sum; or ``energy``, joules by meters if each device has one
             (:mod:`placeit.devices.energy`), else by a power model from measured times.
         budget: seconds, or :class:`placeit.Budget`.
-        candidates: which placements are compared.
+        candidates: which placements are compared; or the placers to ask, by name or as objects, as ``[MyPlacer()]``.
         seed: of everything random.
         rate: requests per second that arrive. For ``latency``, runs are measured at that pace, as pauses cool caches and lower
             clocks. For ``throughput``, the result tells which share of them the placement serves, and how long they wait in
             simulation (``Optimized.service``).
+        in_flight: for ``throughput``, how many requests are in flight, in all replicas together; None for the fewest that reach
+            95 % of the throughput of a placement.
         progress: told the current activity, and how far it is.
         precision: inference precision of every device.
         inputs: arrays by name, or :class:`placeit.Inputs`; None for random ones.
@@ -381,7 +386,8 @@ def optimize(
         The result. With a described device in the cluster nothing is measured, and the simulator decides.
 
     Raises:
-        UsageError: an unknown placer or objective, a rate that is not positive or not of use, energy of devices whose power is
+        UsageError: an unknown placer or objective, a rate or a number of requests in flight that is not positive
+            or not of use, energy of devices whose power is
             not known, a budget that is not positive, a negative seed or tolerance, or inputs that do not fit the model.
         InfeasibleError: there is no placement at all, or a device cannot run an op that is pinned there.
         ExecutionError: every placement that was tried failed; says why each did.
@@ -392,7 +398,7 @@ def optimize(
     from placeit.optimizer.optimize import find
 
     cluster = discover(devices, precision=precision)
-    goal = Goal(cluster, objective, budget, candidates, seed, rate)  # first, as its checks are faster than loading a model
+    goal = Goal(cluster, objective, budget, candidates, seed, rate, in_flight)  # first, as checks are faster than loading
     with Session(
         model, cluster, precision=precision, inputs=inputs, constraints=constraints, cache=cache, policy=policy
     ) as session:

@@ -246,7 +246,7 @@ def solve(rng: np.random.Generator) -> Counter[str]:
             passthrough=np.zeros(ops, np.bool_),
             cliques=nothing,
             host=costs["host"],
-            steady=bool(rng.random() < 0.5),
+            in_flight=float(rng.choice([0.0, 1.0, 8.0, np.inf])),
             outside=free,
         )
         options = _core.Options(

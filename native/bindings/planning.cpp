@@ -22,7 +22,7 @@ using Flags = Array<const Flag>;
 void make_groups(Groups* self, const Ints& edges, const Doubles& tensor_bytes, const Doubles& core, const Doubles& cut_per_byte,
                  const Doubles& dispatch, const Doubles& load, const Doubles& beside, const Flags& conflicts,
                  const Doubles& read, const Doubles& latency, const Doubles& bandwidth, const Flags& passthrough,
-                 const Flags& cliques, const Doubles& host, bool steady, const Doubles& outside) {
+                 const Flags& cliques, const Doubles& host, double in_flight, const Doubles& outside) {
     Groups groups;
     groups.core = copy(amounts("core", core.grid("core"), infinity));
     if (groups.core.empty()) throw nb::value_error("'core' is empty: there must be a group and a device.");
@@ -41,7 +41,7 @@ void make_groups(Groups* self, const Ints& edges, const Doubles& tensor_bytes, c
     groups.passthrough = copy(passthrough.vector("passthrough", count));
     groups.clique = copy(cliques.grid("cliques", {}, devices));
     groups.host = host_table(amounts("host", host.vector("host", devices + 1)));
-    groups.steady = steady;
+    groups.in_flight = amount("in_flight", in_flight, infinity);
     groups.outside = copy(amounts("outside", outside.vector("outside", devices)));
     check(groups);
     new (self) Groups(std::move(groups));
@@ -104,7 +104,7 @@ void bind_planning(nb::module_& module) {
     nb::class_<Groups>(module, "Groups", "Groups of ops, and what they cost alone and in segments.")
         .def("__init__", &make_groups, "edges"_a, "tensor_bytes"_a, "core"_a, "cut_per_byte"_a, "dispatch"_a, "load"_a,
              "beside"_a, "conflicts"_a, "read"_a, "latency"_a, "bandwidth"_a, "passthrough"_a, "cliques"_a, "host"_a,
-             "steady"_a, "outside"_a)
+             "in_flight"_a, "outside"_a)
         .def(
             "merge", &merge_groups, "devices"_a, "segment_of"_a,
             "Merge consecutive segments on a device while the plan takes no longer; write the segment of each group, int32[G], "

@@ -29,8 +29,10 @@ struct Groups {
     std::vector<Flag> passthrough;     // [G] whether a group runs nothing
     Matrix<Flag> clique;               // [C, D] sets of several devices of which only one runs at a time
     std::vector<double> host;          // [D + 1] seconds that the host adds to a request, or empty if it adds nothing
-    bool steady = false;               // whether the busiest device or link always has a request to work on
+    double in_flight = 0.0;            // requests in flight while a plan is valued by seconds per request; 0 for the makespan
     std::vector<double> outside;       // [D] share of the time for which something else keeps a device busy; if steady
+
+    bool steady() const { return in_flight > 0.0; }
 
     std::size_t groups() const { return core.rows(); }
     std::size_t devices() const { return core.columns(); }

@@ -160,7 +160,7 @@ void Segmentation::price(Span<const std::int32_t> devices) {
     for (std::size_t s = 0; s < count_; ++s) {
         if (!runs_[s]) seconds_[s] = 0.0;
     }
-    if (groups_.steady) {
+    if (groups_.steady()) {
         slow_down_steadily();
     } else if (std::any_of(place_.begin(), place_.end(), [&](std::int32_t d) { return d != place_[0]; }) &&
                std::any_of(load_.begin(), load_.end(), [](double more) { return more != 0.0; })) {
@@ -260,7 +260,8 @@ double Segmentation::value(Span<const std::int32_t> labels, Span<const std::int3
     }
     if (!divide(compact_, count, devices)) return std::numeric_limits<double>::quiet_NaN();
     const double makespan = simulate();
-    return groups_.steady ? find_busy() : makespan + host_seconds(groups_.host, devices);
+    if (!groups_.steady()) return makespan + host_seconds(groups_.host, devices);
+    return std::max(find_busy(), makespan / groups_.in_flight);
 }
 
 double Segmentation::merge(Span<const std::int32_t> devices, Span<std::int32_t> segment_of) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ Examples:
   placeit optimize model.onnx --devices cluster.yaml --pareto --output best.json
   placeit optimize model.onnx -d CPU@0,CPU@1 --rate 20
   placeit optimize model.onnx -d CPU@0,CPU@1 --objective throughput --rate 40
+  placeit optimize model.onnx -d CPU@0,CPU@1 --objective throughput --in-flight 8
   placeit optimize model.onnx --devices CPU@0,GPU.0 --pin 'conv1*=CPU@0'
   placeit optimize model.onnx --devices CPU@0,CPU@1 --memory CPU@0=2GB
   placeit optimize model.onnx --start placement.json --output better.json
@@ -54,7 +56,7 @@ def optimize(
         typer.Option(
             "--placer",
             metavar="NAME[:OPTION=VALUE,...]",
-            help="Placer to use; repeatable. Default: those marked * below.",
+            help="Placer to use, or module:Class; repeatable. Default: those marked * below.",
             autocompletion=complete_placers,
         ),
     ] = None,
@@ -66,6 +68,15 @@ def optimize(
             metavar="PER_SECOND",
             help="Arrival rate. For latency: the pace at which runs are measured. For throughput: which share of the requests "
             "is served, and how long they take.",
+        ),
+    ] = None,
+    in_flight: Annotated[
+        int | None,
+        typer.Option(
+            "--in-flight",
+            metavar="N",
+            min=1,
+            help="For throughput: requests in flight. Default: the fewest that reach 95 % of a placement's throughput.",
         ),
     ] = None,
     budget: Annotated[
@@ -148,6 +159,8 @@ def optimize(
     from placeit.workbench.options import Constraints
 
     check_objective(objective)
+    if str(Path.cwd()) not in sys.path:  # for placers of a module in this folder, as Python itself finds it
+        sys.path.append(str(Path.cwd()))
     for one in placer or ():
         parse_placer(one)  # is it misspelt, or is a package missing?
     constraints = Constraints(parse_pins(pin or ()), parse_caps(memory or ()), options.max_groups, options.tolerance)
@@ -164,6 +177,7 @@ def optimize(
             candidates=Candidates(placer or None, start, compare_precisions=compare_precisions, pareto=pareto),
             seed=seed,
             rate=rate,
+            in_flight=in_flight,
             progress=progress,
             precision=options.precision.value,
             constraints=constraints,

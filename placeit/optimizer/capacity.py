@@ -10,8 +10,10 @@ import numpy as np
 
 from placeit.core.problem import Problem
 from placeit.optimizer.candidates import Candidate
-from placeit.planning.in_flight import in_flight
+from placeit.optimizer.throughput_mode import MODE
+from placeit.planning.in_flight import share_of
 from placeit.simulator.arrivals import SimulatedReplica, serve
+from placeit.simulator.depth import at_depth
 from placeit.simulator.load import ARRIVALS, LoadReport, arrival_times
 from placeit.simulator.throughput_bound import Bottleneck, bottleneck, relative_throughput
 
@@ -27,6 +29,9 @@ class Service:
     Attributes:
         capacity: requests per second: one over the seconds per request, as measured or else simulated.
         measured: whether the seconds per request were measured.
+        in_flight: requests in flight with which it serves them, in all replicas together; None in OpenVINO's throughput mode,
+            which chooses it.
+        latency: mean seconds from the begin of a request to its end, with as many in flight; None if that is unknown.
         bottlenecks: by simulated times, the bottleneck of each replica; one if there are no replicas. A plain device, whose
             time is not simulated, is its own bottleneck.
         rate: requests per second that arrive; None if no rate was given.
@@ -38,6 +43,8 @@ class Service:
 
     capacity: float
     measured: bool
+    in_flight: int | None
+    latency: float | None
     bottlenecks: tuple[Bottleneck, ...]
     rate: float | None
     relative: float | None
@@ -53,6 +60,8 @@ class Service:
         return {
             "capacity": (self.capacity),
             "capacity_measured": self.measured,
+            "in_flight": self.in_flight,
+            "latency_s": self.latency,
             "bottlenecks": [{"name": one.name, "seconds": one.seconds, "busy_s": one.busy} for one in self.bottlenecks],
             "rate": self.rate,
             "relative": self.relative,
@@ -61,12 +70,13 @@ class Service:
         }
 
 
-def service_of(candidate: Candidate, rate: float | None, *, seed: int) -> Service:
+def service_of(candidate: Candidate, rate: float | None, *, in_flight: int | None, seed: int) -> Service:
     """Return the capacity and the load of a candidate of a search for throughput.
 
     Args:
         candidate: measured or simulated.
         rate: requests per second; None for no load.
+        in_flight: requests in flight in all replicas together; None for as many as each needs.
         seed: seed of random arrivals.
     """
     simulated, measured = candidate.simulated_value, candidate.value
@@ -74,10 +84,13 @@ def service_of(candidate: Candidate, rate: float | None, *, seed: int) -> Servic
     if simulated is None:  # a plain device, for which only the time of whole requests is known
         names = candidate.plan.problem.device_names
         whole = Problem.from_arrays([[each]], np.empty((0, 2), int), [], [[1.0]], [[0.0]], device_names=names)
-        replicas, scale = [SimulatedReplica(whole, np.zeros(1, np.int32), 2)], 1.0
+        replicas, scale = [SimulatedReplica(whole, np.zeros(1, np.int32), in_flight or 2)], 1.0
     else:
-        replicas = [SimulatedReplica(plan.problem, plan.placement, in_flight(plan)) for plan in candidate.plans]
+        depth, plans = share_of(in_flight, candidate.plans), candidate.plans
+        flights = [at_depth(plan.problem, plan.placement, depth).in_flight for plan in plans]
+        replicas = [SimulatedReplica(plan.problem, plan.placement, n) for plan, n in zip(plans, flights, strict=True)]
         scale = each / simulated if simulated > 0 else 1.0
+    flying = None if in_flight is None and candidate.placer == MODE else sum(one.in_flight for one in replicas)
     load = {}
     if rate is not None and each > 0:
         for arrivals in ARRIVALS:
@@ -86,6 +99,8 @@ def service_of(candidate: Candidate, rate: float | None, *, seed: int) -> Servic
     return Service(
         capacity=1 / each if each > 0 else float("inf"),
         measured=measured is not None,
+        in_flight=flying,
+        latency=None if flying is None else flying * each,  # Little's law
         bottlenecks=tuple(bottleneck(one.problem, one.placement) for one in replicas),
         rate=rate,
         relative=None if rate is None else float(relative_throughput(each, rate)),

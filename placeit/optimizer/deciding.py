@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from placeit.measuring.budget import TRIFLE_S, rounds_within
+from placeit.measuring.incumbent import compared
 from placeit.measuring.statistics import FEWEST, faster_in_any_opening
 from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.decision import Decision, decision_rounds
@@ -58,7 +59,16 @@ def selected(search: Search) -> tuple[Candidate | None, Candidate | None]:
         search.race(finalists, "measuring the finalists", rounds=rounds, share=_SELECTION_SHARE, anchor=finalists[0])
     now = [[search.known[one.name] for one in some] for some in (singles, splits)]
     single, split = (min((one for one in some if one.failed is None), key=value_of, default=None) for some in now)
+    if search.objective.steady and split is not None:  # the fewest segments of those as good within the interval
+        equal = [one for one in now[1] if one.failed is None and one.race == split.race and not _better(split, one)]
+        split = min([split, *equal], key=lambda one: (one.segments, value_of(one)))
     return single, split
+
+
+def _better(split: Candidate, other: Candidate) -> bool:
+    """Return whether a split was measured to be better than another one in the same race, beyond the interval."""
+    ratio = compared(split.value, other.value)
+    return ratio is not None and ratio.faster
 
 
 def settled(search: Search, single: Candidate | None, split: Candidate | None) -> Decision | None:

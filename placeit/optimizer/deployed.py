@@ -18,11 +18,10 @@ from placeit.core.errors import ExecutionError
 from placeit.core.threads import Job, Worker, within
 from placeit.devices.energy import EnergyMeters
 from placeit.measuring.check import Checkable
-from placeit.planning.in_flight import held
+from placeit.planning.in_flight import bound, held
 from placeit.planning.segments import Plan
 from placeit.runtime.blank import blank_value, is_blank
 from placeit.runtime.plan_executor import PlanExecutor
-from placeit.simulator.objectives.throughput import Throughput
 
 if TYPE_CHECKING:
     from placeit.backends.openvino.own_mode import OwnModeRunner
@@ -42,7 +41,7 @@ _LOOK_S, _QUIET, _MOST_REST_S = 0.004, 0.25, 2.0  # seconds between looks; share
 
 def run_lengths(plans: Sequence[Plan]) -> list[int]:
     """Return how many requests each replica serves in a measured run, so that all are busy for about the same time."""
-    fewest, seconds = [fewest_requests(plan) for plan in plans], [Throughput().of_plan(plan) for plan in plans]
+    fewest, seconds = [fewest_requests(plan) for plan in plans], [bound(plan) for plan in plans]
     return _as_long(fewest, seconds, [_MOST_REQUESTS] * len(plans))
 
 
@@ -100,7 +99,7 @@ class Deployed:
             for i, executor in enumerate(self.executors[: len(self._fewest)]):
                 if i in self._pipelines:
                     self._most[i] = min(_MOST_REQUESTS, executor.most_overlapping)
-                    self._lengths[i] = int(min(self._most[i], self._lengths[i]))
+                    self._lengths[i] = int(min(self._most[i], max(self._lengths[i], _TURNS * executor.in_flight)))
                 else:
                     self._fewest[i] = max(self._fewest[i], _TURNS * executor.in_flight)
                     self._lengths[i] = max(self._lengths[i], self._fewest[i])

@@ -14,6 +14,7 @@ from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.search import Explores
 from placeit.optimizer.starts import Start, read_starts
 from placeit.placers.asking import check_able
+from placeit.placers.base import Placer
 from placeit.placers.registry import parse_placer
 from placeit.simulator.load import check_rate
 from placeit.simulator.objectives.energy import Energy
@@ -55,7 +56,7 @@ class Candidates:
     Attributes:
         placers: placers that propose placements, by name, with options if needed (``annealing:evaluations=100000``), or
             ``surrogate`` to learn from runs what to measure next; None for
-            :data:`placeit.optimizer.portfolio.DEFAULT_PLACERS`.
+            :data:`placeit.optimizer.portfolio.DEFAULT_PLACERS`. A placer may also be an object, named after its class.
         start: placements of the model on the devices, or files of them; they are candidates, and the search starts from them.
         plain: whether plain devices are candidates: the whole CPU where devices are parts of it, as one would use it without
             placeit (:func:`placeit.devices.plain.plain_devices`). False where core sets stand for devices that share nothing.
@@ -65,7 +66,7 @@ class Candidates:
             answer is the best placement by the objective nevertheless.
     """
 
-    placers: Sequence[str] | str | None = None
+    placers: Sequence[str | Placer] | str | None = None
     start: Start | Sequence[Start] | None = None
     plain: bool = True
     compare_precisions: bool = False
@@ -77,7 +78,7 @@ class Goal:
 
     Args:
         cluster: the devices.
-        objective, budget, candidates, seed, rate: as for :func:`placeit.optimize`.
+        objective, budget, candidates, seed, rate, in_flight: as for :func:`placeit.optimize`.
 
     Attributes:
         begin: when the search was requested, by :func:`placeit.core.clock.now`; the budget counts from then.
@@ -94,7 +95,14 @@ class Goal:
     """
 
     def __init__(
-        self, cluster: Cluster, objective: str, budget: float | Budget, candidates: Candidates, seed: int, rate: float | None
+        self,
+        cluster: Cluster,
+        objective: str,
+        budget: float | Budget,
+        candidates: Candidates | Sequence[str | Placer],
+        seed: int,
+        rate: float | None,
+        in_flight: int | None = None,
     ) -> None:
         kind = objective_kind(objective)
         if rate is not None:
@@ -107,15 +115,26 @@ class Goal:
         if seed < 0:
             raise UsageError(f"The seed is {seed}; it must not be negative.")
         self.begin = clock.now()
+        candidates = candidates if isinstance(candidates, Candidates) else Candidates(candidates)
         self.candidates, self.seed, self.rate = candidates, seed, rate
         self.named = candidates.placers is not None
-        placers = candidates.placers if self.named else DEFAULT_PLACERS
-        self.names = [placers] if isinstance(placers, str) else list(placers or ())
-        self.placers = {name: parse_placer(name) for name in self.names}
+        placers = DEFAULT_PLACERS if candidates.placers is None else candidates.placers
+        every = [placers] if isinstance(placers, str) else placers
+        self.placers = {
+            one if isinstance(one, str) else type(one).__name__: parse_placer(one) if isinstance(one, str) else one
+            for one in every
+        }
+        if len(self.placers) < len(every):
+            raise UsageError("Two of the placers have one name: give each once, and name the classes of objects differently.")
+        self.names = list(self.placers)
         self.exploring = {name: placer for name, placer in self.placers.items() if isinstance(placer, Explores)}
         self.asked = [name for name in self.names if name not in self.exploring]
         self.starts = read_starts(candidates.start)
         self.objective = get_objective(objective, cluster, rate=rate)
+        if in_flight is not None:
+            if in_flight < 1:
+                raise UsageError(f"There are {in_flight} requests in flight; there must be at least 1.")
+            self.objective = self.objective.at_depth(in_flight)
         if candidates.pareto and self.objective.steady:
             raise UsageError(
                 f"A front is of the latency and the energy of single requests, which the objective '{objective}' does not "

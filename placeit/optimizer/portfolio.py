@@ -8,7 +8,7 @@ __all__ = ["DEFAULT_PLACERS", "MOST_POINTS"]
 
 _METIS = ("metis",) if installed("pymetis") else ()
 
-DEFAULT_PLACERS = ("heft", "best-list", "critical-path", *_METIS, "random-task-eft", "annealing")
+DEFAULT_PLACERS = ("heft", "best-list", "critical-path", *_METIS, "random-task-eft", "dp", "annealing")
 """Default placers. Every single device and a search among plans take part in any case. METIS is one of them where it is
 installed: its package has wheels for x86-64 only.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +22,7 @@ from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.starts import begin_with, fitted
 from placeit.optimizer.throughput_mode import throughput_mode
 from placeit.placers.asking import ask
-from placeit.placers.base import Measured, RefiningPlacer
-from placeit.placers.registry import parse_placer
+from placeit.placers.base import Measured, Placer, RefiningPlacer
 from placeit.simulator.simulate import SimulatedCost
 
 __all__ = ["Enter", "Propose", "ask_all"]
@@ -89,7 +88,7 @@ class Propose(Stage):
             state.story.tell("stage skipped", None, "there is nothing to place")
         else:
             state.asking = True
-            ask_all(search, goal.asked)
+            ask_all(search, {name: goal.placers[name] for name in goal.asked})
             if goal.named:
                 check_asked(search, goal.asked)
 
@@ -110,7 +109,7 @@ def compare_wholes(search: Search) -> None:
         search.race(racing, what, rounds=rounds, share=_FIRST_SHARE, min_rounds=1, anchor=racing[0])
 
 
-def ask_all(search: Search, placers: Sequence[str], share: float = _ASKED_SHARE, *, turn: int = 1) -> None:
+def ask_all(search: Search, placers: Mapping[str, Placer], share: float = _ASKED_SHARE, *, turn: int = 1) -> None:
     """Ask placers for a placement by the current costs, in a share of the spare time.
 
     After the first turn, they are asked to start from the measured placements.
@@ -120,12 +119,10 @@ def ask_all(search: Search, placers: Sequence[str], share: float = _ASKED_SHARE,
     if turn > 1 and ranked:
         measured = Measured(np.stack([one.groups for one in ranked]), np.array([value_of(one) for one in ranked]))
     cost = search.objective.cost(problem, SimulatedCost(problem))
-    for i, placer in enumerate(placers):
+    for i, (placer, who) in enumerate(placers.items()):
         kind, name = placer.partition(":")[0], placer if turn == 1 else f"{placer}, turn {turn}"
         search.say(f"asking {kind}", i / len(placers))
         deadline = clock.now() + max(0.0, search.spare()) * share / (len(placers) - i)
-        with search.ledger.on(Item(kind, placer=True)):  # PyTorch may have to be imported
-            who = parse_placer(placer)
         start = ranked[0].name if measured is not None and isinstance(who, RefiningPlacer) else None
         asked = functools.partial(ask, who, problem, cost, seed=search.seed, deadline=deadline, measured=measured)
         with search.ledger.on(Item(kind, placer=True)):
@@ -134,7 +131,7 @@ def ask_all(search: Search, placers: Sequence[str], share: float = _ASKED_SHARE,
             why = search.unplanned[name][1]
             _LOG.warning("The placer '%s' gave no placement; the others continue: %s", placer, why)
     if turn == 1:
-        search.placers = [name for name in placers if name not in search.unplanned]
+        search.placers = {name: who for name, who in placers.items() if name not in search.unplanned}
 
 
 def check_asked(search: Search, placers: Sequence[str]) -> None:

@@ -50,7 +50,10 @@ def chosen_of(
         most = least / WORTH if single is None else min(least / WORTH, known_value(single))
         # up to 1 % less of an objective that is not a time is not worth being slower
         by = known_value if objective.is_measured else _makespan
-        best = min((one for one in order if known_value(one) <= most), key=by)
+        near = [one for one in order if known_value(one) <= most]
+        best = min(near, key=by)
+        if objective.steady and best is not single:  # the fewest segments of those that are as good
+            best = min(near, key=lambda one: (one.segments, by(one)))
         if best is single:
             margin = " by more than 1 %" if least < known_value(best) else ""
             return (

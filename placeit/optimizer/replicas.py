@@ -18,21 +18,23 @@ from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.ledger import Item
 from placeit.optimizer.search import Proposal, Search
 from placeit.placers.base import is_over
-from placeit.placers.feasibility import fits, pack
+from placeit.placers.dp import Dp
+from placeit.placers.feasibility import fits
+from placeit.planning.in_flight import share_of
 from placeit.planning.segments import Plan, Segmenter
-from placeit.simulator.throughput_bound import bottleneck
+from placeit.simulator.throughput_bound import ThroughputCost, bottleneck
 
 __all__ = ["REPLICAS", "enter_given", "enter_replicas", "replicated"]
 
 REPLICAS = "replicas"
 _MOST_DEVICES, _MOST_ENTERED = 6, 3  # devices that are divided into groups (203 ways); divisions that become candidates
-_STEPS, _SHARE = 300, 0.1  # steps of a search for the split of a group; share of the time left for all these searches
+_ORDERS, _SHARE = 8, 0.1  # orders of which the split of a group is the best; share of the time left for all groups
 
 
 def enter_replicas(search: Search) -> None:
     """Enter replicas: divisions of the devices into groups that each serve whole requests, the best ones in simulation.
 
-    A group of one device runs the model whole; a larger one splits it, by a search among plans. Of devices that share cores,
+    A group of one device runs the model whole; a larger one splits it contiguously. Of devices that share cores,
     only a set that can run at the same time takes part. Devices that cannot serve whole requests alone or in any group are left
     out. Replicas that an earlier search has measured are entered as well.
     """
@@ -51,7 +53,7 @@ def enter_replicas(search: Search) -> None:
                     splits[group] = _split(search, group, deadline)
             able = [group for group in groups if splits[group] is not None]
             key = frozenset(able)
-            if len(able) > 1 and key not in found:
+            if 1 < len(able) <= (search.objective.in_flight or len(able)) and key not in found:
                 placements = [placement for group in able if (placement := splits[group]) is not None]
                 found[key] = _candidate(search, [search.segmenter.plan(placement) for placement in placements])
         best = sorted(found.values(), key=lambda one: one.simulated_value or 0.0)[:_MOST_ENTERED]
@@ -125,7 +127,7 @@ def _divisions(devices: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:
 
 
 def _split(search: Search, group: tuple[int, ...], deadline: float) -> NDArray[np.int32] | None:
-    """Return a placement of the whole model on a group of devices, split by a search among plans; None if it does not fit."""
+    """Return a placement of the whole model on a group of devices, split contiguously; None if it does not fit."""
     problem = search.problem
     if len(group) == 1:
         return np.full(len(problem), group[0], np.int32) if group[0] in problem.single_devices else None
@@ -133,10 +135,9 @@ def _split(search: Search, group: tuple[int, ...], deadline: float) -> NDArray[n
     if inside is None or search.session.costs.shared or search.indivisible or is_over(deadline):
         return None
     try:
-        start = pack(inside)
+        return Dp(_ORDERS).place(inside, ThroughputCost(inside), seed=search.seed, evaluations=None, deadline=deadline)
     except InfeasibleError:
         return None
-    return search.segmenter.search(start, inside, steps=_STEPS, seed=search.seed, deadline=deadline)
 
 
 def _restricted(problem: Problem, group: tuple[int, ...]) -> Problem | None:
@@ -148,7 +149,9 @@ def _restricted(problem: Problem, group: tuple[int, ...]) -> Problem | None:
 
 def _candidate(search: Search, plans: Sequence[Plan]) -> Candidate:
     plans = replicated(search.segmenter, plans)
-    rates = [1 / each if each > 0 else math.inf for each in map(search.objective.of_plan, plans)]
+    depth, by = share_of(search.objective.in_flight, plans), search.objective
+    by = by if depth is None else by.at_depth(depth)
+    rates = [1 / each if each > 0 else math.inf for each in map(by.of_plan, plans)]
     value = 1 / sum(rates)
     names = search.problem.device_names
     where = (" with ".join(names[d] for d in np.unique(plan.placement)) for plan in plans)

@@ -111,7 +111,9 @@ def optimized(
         references=references,
         reason=reason,
         bound_s=search.bound_s,
-        service=service_of(chosen, rate, seed=search.seed) if search.objective.steady else None,
+        service=None
+        if not search.objective.steady
+        else service_of(chosen, rate, in_flight=search.objective.in_flight, seed=search.seed),
         simulator_error=None
         if not pairs or session.costs.shared
         else {

@@ -26,7 +26,7 @@ from placeit.optimizer.deployed import Deployed, ReferenceRun, fewest_requests, 
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, Ledger
 from placeit.optimizer.story import Story
-from placeit.planning.in_flight import in_flight
+from placeit.planning.in_flight import in_flight, share_of
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
@@ -106,7 +106,8 @@ class Runs(Book):
 
     def segmenter_of(self, costs: Costs) -> Segmenter:
         """Return a segmenter that makes plans for the objective, with the given costs."""
-        return Segmenter(self.session.grouping, costs, steady=self.objective.steady)
+        wanted = self.objective
+        return Segmenter(self.session.grouping, costs, steady=wanted.steady, in_flight=wanted.in_flight)
 
     def simulated_of(self, plan: Plan) -> tuple[float, float]:
         """Return a plan's simulated seconds (per request if many are in flight), and the objective of that simulation."""
@@ -124,8 +125,8 @@ class Runs(Book):
             open_it = functools.partial(OwnModeRunner, model, mode, home.precision)
             return ReferenceRun(open_it, lambda: max(_PATIENCE_S, self.left()))
         opened = [
-            functools.partial(with_room, functools.partial(home.executor, plan), self._in_flight(home, plan) if steady else 1)
-            for plan in candidate.plans
+            functools.partial(with_room, functools.partial(home.executor, plan), in_flight)
+            for plan, in_flight in zip(candidate.plans, self.in_flight_of(candidate, home) if steady else [1], strict=True)
         ]
         return Deployed(opened, candidate.plans if steady else None, spins=self.is_onnxruntime(candidate.name))
 
@@ -145,10 +146,16 @@ class Runs(Book):
             return None
         return OwnMode(candidate.name, target_name(device), (device,), steady=False)
 
-    def _in_flight(self, home: Workbench, plan: Plan) -> int:
-        """Return how many requests in flight serve most; for a pipeline of a model with state, at least enough to time it."""
-        best = home.best_in_flight(plan, in_flight(plan))
-        return max(best, fewest_requests(plan)) if home.model.states and is_pipeline(plan) else best
+    def in_flight_of(self, candidate: Candidate, home: Workbench) -> list[int]:
+        """Return how many requests are in flight in each replica: a share of the objective's number, or as many as serve most.
+
+        For a pipeline of a model with state, there are at least enough to time it.
+        """
+        given, found = share_of(self.objective.in_flight, candidate.plans), []
+        for plan in candidate.plans:
+            best = home.best_in_flight(plan, in_flight(plan)) if given is None else given
+            found.append(max(best, fewest_requests(plan)) if home.model.states and is_pipeline(plan) else best)
+        return found
 
     def requests_of(self, candidate: Candidate) -> int:
         """Return how many requests a run of a candidate serves."""

@@ -78,7 +78,7 @@ class Search(Races):
         self.memory: MemoryReads | None = None  # bytes that groups read from a memory that devices share, if known
         self.once: dict[str, float] = {}  # seconds of one run of a single device, by name, where known
         self.searches = 0  # number of searches among plans so far
-        self.placers: list[str] = []  # placers that gave a placement
+        self.placers: dict[str, Placer] = {}  # placers that gave a placement, by name
         self.proposals: list[Proposal] = []
         self.notes: dict[str, str] = {}  # by placer
         self.curves: dict[str, list[float]] = {}  # by placer that learned from runs: the values that it measured, in that order

@@ -41,10 +41,12 @@ class Annealing:
     the schedule. Most of them are of ops with hardly any slack, and go to the device where the longest path through the op is
     estimated to be shortest, by the earliest and latest times of the current schedule. A move stays if the ops that start
     after it finish earlier, compared with those that start before it. The remaining moves are simulated together, and taken or
-    left as a whole. Capacities (:class:`placeit.simulator.throughput_bound.ThroughputCost`) have no schedule: there each simulation
-    values one move, and takes as long as the moved ops have neighbours. Half of the moves shift a border of two devices in the
-    order of the problem. There, a search is a row of walks of 128 evaluations an op: each starts at the best placement so far,
-    and at another temperature.
+    left as a whole.
+
+    Capacities (:class:`placeit.simulator.throughput_bound.ThroughputCost`) have no schedule: each evaluation is of one move, and
+    takes as long as the moved ops have neighbours. Half of the moves shift a border of two devices in the order of the problem.
+    There, a search is a row of walks of 128 evaluations an op: each starts at the best placement so far, and at another
+    temperature.
 
     The temperature falls with the number of evaluations, or with time if the deadline leaves no time for all of them.
 

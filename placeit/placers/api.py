@@ -9,6 +9,7 @@ from placeit.core.placement import Placement
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Placer, best
 from placeit.placers.registry import parse_placer
+from placeit.simulator.scheduler import Rules
 
 __all__ = ["place"]
 
@@ -19,6 +20,7 @@ def place(
     seed: int = 0,
     evaluations: int | None = None,
     cost: CostFunction | None = None,
+    rules: Rules | None = None,
 ) -> Placement:
     """Place a problem's ops, by ``cost`` never worse than the best single device that can hold the graph.
 
@@ -31,17 +33,21 @@ def place(
         seed: the same seed gives the same placement, in any process.
         evaluations: most placements that ``cost`` may value, including the comparison with single devices; None for
             the placer's own default.
-        cost: values placements, in seconds; None for the simulator by the rules of executors.
+        cost: values placements, in seconds; None for the simulator.
+        rules: rules of execution of the simulator; None for the rules of executors.
 
     Raises:
-        UsageError: the placer is not known, or ``evaluations`` is too small for the comparison with single devices.
+        UsageError: the placer is not known, ``rules`` are given with ``cost``, or ``evaluations`` is too small for the
+            comparison with single devices.
         InfeasibleError: no placement that fits the devices and their memory was found.
         PlacementError: the placer returned a placement that is not valid.
     """
     if cost is None:
         from placeit.simulator.simulate import SimulatedCost
 
-        cost = SimulatedCost(problem)
+        cost = SimulatedCost(problem) if rules is None else SimulatedCost(problem, rules=rules)
+    elif rules is not None:
+        raise UsageError("Rules are for the simulator, and placements are valued by 'cost': leave one of them out.")
     if isinstance(placer, str):
         placer = parse_placer(placer)
     singles = problem.single_devices

@@ -132,12 +132,20 @@ def get_placer(name: str, **options: Any) -> Placer:
 def parse_placer(text: str) -> Placer:
     """Return a placer from ``name`` or ``name:key=value,key=value``, as on the command line.
 
+    Instead of a name, ``module:Class`` imports a placer that no package names.
+
     Raises:
         UsageError: the text has another form, the placer or an option does not exist, or an option is not valid.
         FileError: a file that an option names is missing or damaged.
     """
-    name, options = parse_options("placer", text, lambda name: {option.name: option.type for option in placer_options(name)})
-    return get_placer(name, **options)
+    module, _, rest = text.partition(":")
+    prefix = f"{module}:" if rest and module not in _table() and "=" not in rest.partition(":")[0] else ""
+
+    def types(name: str) -> dict[str, type]:
+        return {option.name: option.type for option in placer_options(prefix + name)}
+
+    name, options = parse_options("placer", text.removeprefix(prefix), types)
+    return get_placer(prefix + name, **options)
 
 
 @functools.cache
@@ -146,7 +154,7 @@ def _table() -> dict[str, EntryPoint]:
 
 
 def _load(name: str) -> Any:
-    table = _table()
+    table = _table() | ({name: EntryPoint(name, name, GROUP)} if ":" in name else {})
     cls = load_entry("placer", table, name)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and hasattr(cls, "place")):
         raise UsageError(f"The placer '{name}' ({table[name].value}) is not a dataclass with a method 'place'.")

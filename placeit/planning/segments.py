@@ -170,8 +170,10 @@ class Segmenter:
     Args:
         grouping: ops and groups.
         costs: costs of the groups.
-        steady: whether the value of a plan is its seconds per request in steady state, and not its makespan. As many requests
-            are then in flight as keep the busiest device or link busy all the time.
+        steady: whether the value of a plan is a lower bound of its seconds per request in steady state, and not its makespan:
+            the seconds for which one request keeps the busiest device or link busy.
+        in_flight: for ``steady``, the number of requests in flight: the bound is at least the makespan over this number. None
+            for as many as keep the busiest device or link busy all the time.
         outside: ``float64[D]``, share of the time in which something outside the plan, such as a replica, keeps each device
             busy; None for zero. For ``steady`` only.
 
@@ -180,7 +182,13 @@ class Segmenter:
     """
 
     def __init__(
-        self, grouping: Grouping, costs: Costs, *, steady: bool = False, outside: NDArray[np.float64] | None = None
+        self,
+        grouping: Grouping,
+        costs: Costs,
+        *,
+        steady: bool = False,
+        in_flight: int | None = None,
+        outside: NDArray[np.float64] | None = None,
     ) -> None:
         graph = grouping.groups
         self.grouping, self.graph, self.costs = grouping, graph, costs
@@ -209,7 +217,7 @@ class Segmenter:
             passthrough=self._passthrough,
             cliques=exclusive(costs.conflicts),
             host=_doubles(costs.hosts),
-            steady=steady,
+            in_flight=(in_flight or math.inf) if steady else 0,
             outside=np.zeros(len(costs.dispatch)) if outside is None else _doubles(outside),
         )
 

@@ -305,6 +305,8 @@ def _service_facts(service: Service | None) -> dict[str, str | None]:
     by = f"; {', '.join(limits)} {'is' if len(limits) == 1 else 'are'} busy all the time then" if limits else ""
     how = "" if service.measured else ", in simulation"
     facts: dict[str, str | None] = {"capacity": f"{text.rate(service.capacity)} requests/s{how}{by}"}
+    if service.in_flight is not None:
+        facts["in flight"] = f"{service.in_flight} requests, each of which takes {text.seconds(service.latency)}{how}"
     if service.rate is None:
         return facts
     wanted = f"{text.rate(service.rate)} requests/s"

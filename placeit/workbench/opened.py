@@ -28,6 +28,7 @@ from placeit.workbench.reference import Reference
 from placeit.workbench.setup import Setup
 
 if TYPE_CHECKING:
+    from placeit.core.problem import Problem
     from placeit.profiler.costs import Certain, Progress, Worth
     from placeit.profiler.op_times import OpTime
 
@@ -266,6 +267,14 @@ class Workbench:
             _ = self.runtime
             self._can = supported(self.model, self.grouping, self.cluster)
         return self._can
+
+    def problem(self, *, steady: bool = False) -> Problem:
+        """Return the placement problem over groups by the costs of :meth:`profile`; :meth:`placement` leads back to the model.
+
+        Args:
+            steady: whether many requests are in flight, so that devices slow each other down for more of the time.
+        """
+        return Segmenter(self.grouping, self.segmenter.costs, steady=steady).problem()
 
     def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
         """Return the placement of the model's ops, by the device of each group, ``int32[G]``, with the segments of a plan."""

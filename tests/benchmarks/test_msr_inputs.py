@@ -9,7 +9,7 @@ from benchmarks._msr_inputs import MsrInput, msr_inputs
 from benchmarks.pipelines import _THEIRS
 from placeit.placers.annealing import Annealing
 from placeit.placers.dp import Dp, splits
-from placeit.simulator.throughput import ThroughputCost
+from placeit.simulator.throughput_bound import ThroughputCost
 
 INPUTS = {one.name: one for one in msr_inputs() if one.name in _THEIRS}
 

@@ -30,7 +30,7 @@ def arrays(**changed: Any) -> dict[str, Any]:
         "passthrough": np.zeros(GROUPS, bool),
         "cliques": np.zeros((0, DEVICES), bool),
         "host": np.zeros(DEVICES + 1),
-        "steady": False,
+        "in_flight": 0.0,
         "outside": np.zeros(DEVICES),
     }
     assert changed.keys() <= plain.keys()
@@ -50,7 +50,7 @@ def search(groups: Any, **changed: Any) -> Any:
     return _core.SegmentSearch(groups, **(plain | changed))
 
 
-@pytest.mark.parametrize("name", [name for name in arrays() if name not in ("steady", "edges", "tensor_bytes")])
+@pytest.mark.parametrize("name", [name for name in arrays() if name not in ("in_flight", "edges", "tensor_bytes")])
 @pytest.mark.parametrize("fault", ["type", "shape", "stride", "dimensions", "none"])
 def test_an_array_that_is_not_as_it_must_be_is_named(name: str, fault: str) -> None:
     good = arrays()[name]

@@ -280,7 +280,10 @@ def test_an_objective_values_placements_as_it_values_their_simulated_runs(name: 
     for row in some_placements(problem, seed):
         if fits(problem, row):
             plan = Whole(problem, row, schedule(problem, row))
-            assert cost(row[None])[0] == pytest.approx(objective.of_plan(plan))
+            if objective.steady:  # placers minimise a bound of it
+                assert cost(row[None])[0] <= objective.of_plan(plan)
+            else:
+                assert cost(row[None])[0] == pytest.approx(objective.of_plan(plan))
 
 
 def test_objectives_are_values_and_only_latency_is_the_makespan() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.cluster import Cluster
+from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.devices.energy import EnergyMeters
 
@@ -110,6 +111,22 @@ class Objective(ABC):
     def rate(self) -> float | None:
         """Requests per second that arrive while runs are measured; None to start each run when the previous one has ended."""
         return None
+
+    @property
+    def in_flight(self) -> int | None:
+        """Number of requests in flight while runs are simulated and measured; None for as many as a plan needs."""
+        return None
+
+    def at_depth(self, in_flight: int) -> Objective:  # noqa: ARG002 (steady ones need it)
+        """Return the objective with a number of requests in flight.
+
+        Raises:
+            UsageError: it is not ``steady``, so that one request is in flight.
+        """
+        raise UsageError(
+            f"A number of requests in flight is for throughput, and the objective '{self.name}' is of single requests: leave "
+            "it out."
+        )
 
     @property
     def kept_as(self) -> str:
