@@ -43,7 +43,7 @@ class Annealing:
     after it finish earlier, compared with those that start before it. The remaining moves are simulated together, and taken or
     left as a whole.
 
-    Capacities (:class:`placeit.simulator.throughput_bound.ThroughputCost`) have no schedule: each evaluation is of one move, and
+    Capacities (:class:`placeit.simulator.throughput_bound.ThroughputCost`) have no schedule: each evaluation is one move, and
     takes as long as the moved ops have neighbours. Half of the moves shift a border of two devices in the order of the problem.
     There, a search is a row of walks of 128 evaluations an op: each starts at the best placement so far, and at another
     temperature.
