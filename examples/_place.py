@@ -1,80 +1,125 @@
-"""Code that the examples of single models share: options, finding a placement, learning another one, running both."""
+"""What the examples of single models share: options, a search in which a policy learns, a race of the results, and a trace."""
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit import Candidate, Candidates, Comparison, Optimized, RunReport, Session, compare
+from placeit import Budget, Candidates, Comparison, Optimized, Placement, RunReport, Session, compare
+from placeit.cli.optimize import policy_placer
+from placeit.core.extras import installed
+from placeit.optimizer.portfolio import DEFAULT_PLACERS
+from placeit.placers.registry import get_placer
+from placeit.profiler.trace import write_chrome_trace
+from placeit.simulator.simulate import SimulatedCost
 
-LEARNED = "surrogate"
+ZERO_SHOT = "giph"
+BARS = "▁▂▃▄▅▆▇█"
 
 
 def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options of every example."""
     options = argparse.ArgumentParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--devices", help="names (CPU@0,CPU@1) or a cluster file; what is there without it")
-    options.add_argument("--budget", type=float, default=30, help="seconds to find a placement in (default: 30)")
     options.add_argument(
-        "--learn",
-        type=float,
-        default=180,
-        metavar="SECONDS",
-        help="to learn another one in; 0: do not (default: 180)",
+        "--devices",
+        default=str(Path(__file__).with_name("cluster.yaml")),
+        help="names (CPU@0,GPU.0) or a cluster file (default: two unequal emulated boards, examples/cluster.yaml)",
     )
+    options.add_argument("--policy", default="doppler", help="agent that learns from runs: doppler or hsdag (default: doppler)")
+    options.add_argument("--budget", type=float, default=120, help="seconds of the search, with learning (default: 120)")
+    options.add_argument("--runs", type=int, default=20, help="rounds of the race at the end (default: 20)")
     options.add_argument("--placer", action="append", help="placer to ask, repeatable; several without it")
+    options.add_argument("--folder", type=Path, default=Path(f"{prog}-placed"), help=f"for results (default: {prog}-placed)")
+    options.add_argument("--resume", action="store_true", help="go on from the policy and the measurements in the folder")
     options.add_argument("--seed", type=int, default=0)
     return options
 
 
 def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], options: argparse.Namespace) -> RunReport:
-    """Find the fastest placement of a model by measuring, learn another one, compare them, and run the first on the inputs."""
-    with Session(model, options.devices) as session:
+    """Find the fastest placement of a model by measuring, with a policy that learns; race the ways to find one; run it."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    journal = options.folder / "search.jsonl"
+    if not options.resume:
+        for file in options.folder.glob(f"{journal.name}*"):
+            file.unlink()
+    placers = [*(options.placer or DEFAULT_PLACERS), ZERO_SHOT, policy_placer(options.policy, journal)]
+    with Session(model, options.devices, inputs=inputs) as session:
         found = session.optimize(
-            budget=options.budget, candidates=Candidates(options.placer), seed=options.seed, progress=_progress
+            budget=Budget(options.budget, journal), candidates=Candidates(placers), seed=options.seed, progress=_progress
         )
         print(file=sys.stderr)
-        for candidate in found.candidates:
-            if candidate.measured is not None:
-                print(f"{candidate.name:22} {candidate.measured.median * 1e3:8.2f} ms  in {candidate.segments} segments")
-        print(f"chosen: {found.chosen.name}; {found.reason}")
-        if options.learn > 0:
-            learned = _learned(session, found, options)
-            placements = {"search": found.placement} | ({} if learned is None else {"learned": learned.placement})
-            _show(compare(session, placements, seed=options.seed, progress=_progress))
-        report = session.run(found.placement, inputs=inputs)
+        found.save(options.folder / "placement.json")
+        print(f"chosen: {found.chosen.name}, found by {found.chosen.placer}; {found.reason}")
+        learned = _learned(found)
+        if learned:
+            raced = {"search": _searched(found)} | _zero_shot(session, options.seed) | learned
+            _show(compare(session, raced, runs=options.runs, seed=options.seed, progress=_progress))
+            for name in (ZERO_SHOT, *learned):
+                _trace(session, name, raced[name], options.folder)
+        if installed("bokeh"):
+            found.report(options.folder / "report.html")
+            print(f"page: {options.folder / 'report.html'}, with the measured times of learning")
+        report = session.run(found.placement)
     busy = ", ".join(f"{device} {share:.0%}" for device, share in report.utilization.items())
     print(f"latency {report.latency.median * 1e3:.2f} ms; busy: {busy}; output error {report.output_error.max_rel:.1e}")
     return report
 
 
-def _learned(session: Session, found: Optimized, options: argparse.Namespace) -> Candidate | None:
-    """Return the best placement that the surrogate chose to measure; None if it chose none."""
-    again = session.optimize(
-        budget=options.learn, candidates=Candidates(["heft", LEARNED], found.placement), seed=options.seed, progress=_progress
-    )
-    print(file=sys.stderr)
-    part = next(part for part in again.spending if part.what == LEARNED)
-    print(f"learning: {part.seconds:.0f} s; {part.note or 'it failed: ' + again.unplanned[0].failed}")
-    own = [one for one in again.candidates if one.placer == LEARNED and one.failed is None]
-    return min(own, key=lambda one: np.inf if one.measured is None else one.measured.median, default=None)
+def _learned(found: Optimized) -> dict[str, Placement]:
+    """Print what the policy learned, and return its best measured placement by name; empty if it measured none."""
+    part = next(part for part in found.spending if part.what.startswith("policy"))
+    print(f"{part.what}: {part.seconds:.0f} s; {part.note or found.unplanned[0].failed}")
+    curve = found.curves.get(part.what, ())
+    if curve:
+        print(f"measured times while learning, {max(curve) * 1e3:.4g} to {min(curve) * 1e3:.4g} ms: {_bars(curve)}")
+    own = [one for one in found.candidates if one.placer == part.what and one.measured is not None]
+    return {part.what: min(own, key=lambda one: one.measured.median).placement} if own else {}
+
+
+def _searched(found: Optimized) -> Placement:
+    """Return the best measured placement that no policy has found."""
+    other = [one for one in found.candidates if not one.placer.startswith("policy") and one.measured is not None]
+    splits = [one for one in other if one.placer != "single"]
+    return min(splits or other, key=lambda one: one.measured.median).placement
+
+
+def _zero_shot(session: Session, seed: int) -> dict[str, Placement]:
+    """Return the placements of HEFT and of the policy that ships with placeit, which has never seen this model."""
+    segmenter = session.segmenter
+    problem = segmenter.problem()
+    cost = SimulatedCost(problem)
+    rows = {name: get_placer(name).place(problem, cost, seed=seed, evaluations=None) for name in ("heft", ZERO_SHOT)}
+    return {name: session.placement(row, segmenter.plan(row)) for name, row in rows.items()}
+
+
+def _trace(session: Session, name: str, placement: Placement, folder: Path) -> None:
+    report = session.run(placement, runs=3)
+    path = folder / f"{name.replace(' ', '-')}.trace.json"
+    write_chrome_trace(path, report.spans)
+    print(f"{name}: output error {report.output_error.max_rel:.1e}; trace: {path}")
+
+
+def _bars(values: Sequence[float], most: int = 60) -> str:
+    """Draw values as bars, from zero to the greatest: one for each, or for several in a row their median."""
+    parts = [float(np.median(part)) for part in np.array_split(np.asarray(values), min(len(values), most))]
+    return "".join(BARS[round(part / max(parts) * (len(BARS) - 1))] for part in parts)
 
 
 def _show(compared: Comparison) -> None:
-    """Print the best single device, the answer of the search and the learned placement, as one race measured them."""
+    """Print every single device, and the placements of search, HEFT and policies, as one race measured them."""
     print(file=sys.stderr)
     single = next((one.name for one in compared.candidates if one.name in compared.singles), "")
-    print(f"{'':12} {'measured':>11}  {f'speed-up over {single}':26}  output error")
+    print(f"{'':16} {'measured':>11}  {f'speed-up over {single}':26}  output error")
     for one in compared.candidates:
         if one.failed is not None or one.measured is None or one.output_error is None:
-            print(f"{one.name:12} failed: {one.failed}")
-        elif one.name == single or one.name not in compared.singles:
+            print(f"{one.name:16} failed: {one.failed}")
+        else:
             ratio = compared.speedups(one).get(single)
             over = "" if ratio is None else f"{ratio.ratio:.3f} ({ratio.ci_low:.3f} .. {ratio.ci_high:.3f})"
-            print(f"{one.name:12} {one.measured.median * 1e3:8.2f} ms  {over:26}  {one.output_error.max_rel:.1e}")
+            print(f"{one.name:16} {one.measured.median * 1e3:8.2f} ms  {over:26}  {one.output_error.max_rel:.1e}")
     print("A placement is faster where the whole interval of its speed-up is above 1.")
 
 

@@ -1,9 +1,11 @@
-"""Place BERT-base on the devices of this machine, and embed sentences with it.
+"""Place BERT-base on two unequal boards with a policy that learns from runs, and embed sentences; takes four minutes.
 
-A second placement is learned from runs, and both are compared with the best single device (``--learn 0`` leaves that out).
+GiPH places it zero-shot; DOPPLER (or --policy hsdag) learns in simulation and then from measured runs. Their placements race
+beside search, HEFT and the single devices, and the fastest is the answer. Needs placeit with the extras learn and report.
 
-python -m examples.bert_base --devices examples/cluster.yaml
-python -m examples.bert_base --devices CPU@0,CPU@1 --seq 384 --placer metis --placer annealing --learn 0
+python -m examples.bert_base
+python -m examples.bert_base --resume --budget 60
+python -m examples.bert_base --devices CPU@0,GPU.0 --policy hsdag
 """
 
 import sys

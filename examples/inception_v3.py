@@ -1,9 +1,11 @@
-"""Place Inception-V3 on the devices of this machine, and classify images with it.
+"""Place Inception-V3 on two unequal boards with a policy that learns from runs, and classify images; takes four minutes.
 
-A second placement is learned from runs, and both are compared with the best single device (``--learn 0`` leaves that out).
+GiPH places it zero-shot; DOPPLER (or --policy hsdag) learns in simulation and then from measured runs. Their placements race
+beside search, HEFT and the single devices, and the fastest is the answer. Needs placeit with the extras learn and report.
 
-python -m examples.inception_v3 --devices examples/cluster.yaml
-python -m examples.inception_v3 --devices CPU@0,CPU@1 --placer heft --learn 0
+python -m examples.inception_v3
+python -m examples.inception_v3 --resume --budget 60
+python -m examples.inception_v3 --devices CPU@0,GPU.0 --policy hsdag
 """
 
 import sys

@@ -17,18 +17,19 @@ from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.placers import ListsPlacers
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
-from placeit.cli.values import complete_placers, duration
+from placeit.cli.values import complete_agents, complete_placers, duration
 from placeit.core.errors import PlaceitError
 from placeit.core.files import own_descriptor
 from placeit.core.interrupts import INTERRUPTED
-from placeit.optimizer.portfolio import MOST_POINTS
+from placeit.optimizer.portfolio import DEFAULT_PLACERS, MOST_POINTS
 from placeit.report import as_json, as_text
 
-__all__ = ["EXAMPLES", "HELP", "next_command", "optimize"]
+__all__ = ["EXAMPLES", "HELP", "next_command", "optimize", "policy_placer"]
 
 HELP = ListsPlacers
 
 _log = logging.getLogger("placeit")
+_BUDGET_S, _LEARNING_S = 60.0, 120.0  # seconds of a search, and of one in which a policy learns
 
 EXAMPLES = """\b
 Examples:
@@ -36,6 +37,7 @@ Examples:
   placeit optimize model.onnx --budget 20s --output placement.json --record run.json
   placeit optimize model.onnx --inputs x.npz
   placeit optimize model.onnx --devices cluster.yaml --placer heft --placer annealing:evaluations=200000
+  placeit optimize model.onnx -d cluster.yaml --policy doppler --resume search.jsonl
   placeit optimize model.onnx --devices cluster.yaml --objective energy
   placeit optimize model.onnx --devices cluster.yaml --pareto --output best.json
   placeit optimize model.onnx -d CPU@0,CPU@1 --rate 20
@@ -60,6 +62,16 @@ def optimize(
             autocompletion=complete_placers,
         ),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            metavar="AGENT[:OPTION=VALUE,...]",
+            help="Also train a policy on this model, in simulation and then by runs: doppler, hsdag. With --resume, it is kept "
+            "beside the file and goes on learning.",
+            autocompletion=complete_agents,
+        ),
+    ] = None,
     objective: ObjectiveOption = "latency",
     rate: Annotated[
         float | None,
@@ -80,15 +92,15 @@ def optimize(
         ),
     ] = None,
     budget: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--budget",
             metavar="TIME",
             parser=duration,
-            help="Time limit: 90, 90s, 2m, 1h30m; default: 60s.",
+            help="Time limit: 90, 90s, 2m, 1h30m; default: 60s, and 2m with --policy.",
             show_default=False,
         ),
-    ] = 60.0,
+    ] = None,
     pin: Annotated[
         list[str] | None,
         typer.Option(
@@ -161,6 +173,8 @@ def optimize(
     check_objective(objective)
     if str(Path.cwd()) not in sys.path:  # for placers of a module in this folder, as Python itself finds it
         sys.path.append(str(Path.cwd()))
+    if policy is not None:
+        placer = [*(placer or DEFAULT_PLACERS), policy_placer(policy, resume)]
     for one in placer or ():
         parse_placer(one)  # is it misspelt, or is a package missing?
     constraints = Constraints(parse_pins(pin or ()), parse_caps(memory or ()), options.max_groups, options.tolerance)
@@ -173,7 +187,7 @@ def optimize(
             model,
             cluster,
             objective=objective,
-            budget=Budget(budget, resume),
+            budget=Budget(budget or (_BUDGET_S if policy is None else _LEARNING_S), resume),
             candidates=Candidates(placer or None, start, compare_precisions=compare_precisions, pareto=pareto),
             seed=seed,
             rate=rate,
@@ -207,6 +221,12 @@ def optimize(
     shown = partial(as_text.optimized, found=found, path=path, recording=record, points=points, command=command)
     code = INTERRUPTED if interrupted else 0
     return Output(found.to_dict() | written, shown, code, files, as_text.answer(found, path))
+
+
+def policy_placer(agent: str, resume: Path | None) -> str:
+    """Return the placer that trains an agent during a search, and keeps its policy beside a file to resume from."""
+    state = "" if resume is None else f",state={resume}.{agent.partition(':')[0]}.safetensors"
+    return f"policy:agent={agent}{state}"
 
 
 def next_command(name: str, options: CheckedOptions, placement: Path) -> list[str]:

@@ -14,11 +14,16 @@ if TYPE_CHECKING:
 __all__ = ["parse_agent"]
 
 
-def parse_agent(text: str, *, seed: int) -> Agent:
+def parse_agent(text: str, *, seed: int, devices: int | None = None) -> Agent:
     """Make an agent from ``name`` or ``name:option=value,option=value``, as on the command line.
 
     The agent is untrained, unless ``weights`` names a checkpoint: then its policy goes on learning, with the options that it
     was made with.
+
+    Args:
+        text: the agent, with its options.
+        seed: seed of the initial weights.
+        devices: number of outputs of an agent that has one for each device, unless the text gives it; None for its default.
 
     Raises:
         UsageError: the text has another form, there are options beside ``weights``, or :func:`make_agent` raises it.
@@ -26,6 +31,8 @@ def parse_agent(text: str, *, seed: int) -> Agent:
     """
     name, options = parse_options("agent", text, lambda name: option_types(agent_class(name)))
     if "weights" not in options:
+        if devices is not None and "devices" in option_types(agent_class(name)):
+            options.setdefault("devices", devices)
         return make_agent(name, seed=seed, **options)
     from placeit.learning.checkpoint import load_policy  # which needs torch
 

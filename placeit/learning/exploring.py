@@ -9,7 +9,7 @@ from placeit.optimizer.ledger import MEASURING, Item
 from placeit.optimizer.measuring import within
 from placeit.optimizer.search import Search
 
-__all__ = ["EXPLORING", "explore"]
+__all__ = ["EXPLORING", "explore", "why_pointless"]
 
 EXPLORING = "surrogate"
 """The placer's name."""
@@ -27,7 +27,7 @@ def explore(search: Search) -> None:
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed; measurements so far are kept.
     """
-    if (why := _pointless(search)) is not None:
+    if (why := why_pointless(search)) is not None:
         search.notes[EXPLORING] = f"not asked: {why}"
         return
     curve = search.curves.setdefault(EXPLORING, [])
@@ -47,7 +47,7 @@ def explore(search: Search) -> None:
     search.notes[EXPLORING] = f"measured {len(curve)} placement{'s' * (len(curve) != 1)}"
 
 
-def _pointless(search: Search) -> str | None:
+def why_pointless(search: Search) -> str | None:
     """Return why exploring is pointless; None if it is worth its time."""
     if search.indivisible:
         return "there is nothing to place"

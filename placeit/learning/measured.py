@@ -14,20 +14,21 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.learning.agent import ProblemInstance
 from placeit.learning.training.sources import Source as ProblemSource
 from placeit.learning.training.sources import draw_from
+from placeit.optimizer.journal import Journal
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.outcomes import Source
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Segmenter
 from placeit.profiler.costs import Progress
-from placeit.session import Session
 from placeit.simulator.objectives.registry import get_objective
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput_bound import least_seconds
+from placeit.workbench import Workbench
 
 __all__ = ["MeasuredCosts", "session_source"]
 
 
-def session_source(session: Session, problem: Problem | None = None, *, objective: str = "latency") -> ProblemSource:
+def session_source(session: Workbench, problem: Problem | None = None, *, objective: str = "latency") -> ProblemSource:
     """Return a source whose only problem, also for evaluation, is the placement of a session's groups.
 
     Its cost is the simulated makespan under the rules by which the session's executors run, in multiples of the critical path;
@@ -76,7 +77,7 @@ class MeasuredCosts:
     Args:
         session: on real devices, profiled; it stays open while this is used.
         objective: name of the objective that is measured.
-        journal: of runs, as of :class:`placeit.optimizer.measured_cost.MeasuredCost`; None to keep none.
+        journal: of runs, as for :class:`placeit.optimizer.measured_cost.MeasuredCost`; None to keep none.
         seed: of the order of runs.
         spare: share of a stage's ``seconds``, in [0, 1), that is kept for the time after training.
         progress: called with the current activity.
@@ -85,6 +86,7 @@ class MeasuredCosts:
         deadline: time by :func:`placeit.core.clock.now` after which nothing is measured; training sets it.
         sources: origin of the cost of each placement of this process, by the bytes of the placement
             (:attr:`placeit.optimizer.outcomes.MeasuredOutcome.source`).
+        curve: objective of each measured placement, in the order in which training asked for them.
 
     Raises:
         UsageError: a device is only described and cannot run anything.
@@ -92,10 +94,10 @@ class MeasuredCosts:
 
     def __init__(
         self,
-        session: Session,
+        session: Workbench,
         objective: str = "latency",
         *,
-        journal: Path | None = None,
+        journal: Path | Journal | None = None,
         seed: int = 0,
         spare: float = 0.0,
         progress: Progress | None = None,
@@ -106,6 +108,7 @@ class MeasuredCosts:
             )
         self.spare, self.deadline = spare, math.inf
         self.sources: dict[bytes, Source] = {}
+        self.curve: list[float] = []
         self._make = functools.partial(MeasuredCost, session, objective, journal=journal, seed=seed, progress=progress)
 
     @functools.cached_property
@@ -121,5 +124,6 @@ class MeasuredCosts:
         self.measured.deadline = self.deadline
         outcomes = self.measured.outcomes(placements)
         self.sources |= {one.devices.tobytes(): one.source for one in outcomes}
+        self.curve += [one.value for one in outcomes if one.source == "measured"]
         values = np.array([one.value for one in outcomes])
         return np.where(np.isfinite(values), values, np.nan)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from placeit.measuring.budget import CHECKS, needed
 from placeit.measuring.incumbent import HOPELESS, is_hopeless, is_worth_trying
 from placeit.measuring.statistics import Measurement, Ratio, faster
 from placeit.optimizer.candidates import Candidate, value_of
-from placeit.optimizer.journal import Known, open_journal
+from placeit.optimizer.journal import Journal, Known, open_journal
 from placeit.optimizer.outcomes import Asked, MeasuredOutcome, Outcomes
 from placeit.optimizer.races import Races
 from placeit.optimizer.runs import RunOptions
@@ -73,8 +73,9 @@ class MeasuredCost:
     Args:
         session: a model on real devices, profiled (:meth:`placeit.Session.profile`). It must stay open while this is in use.
         objective: ``latency``, ``throughput`` (as seconds per request), ``total-cost`` or ``energy``.
-        journal: a file of measurements. If it exists, its measurements are taken over. New ones are added to it before anything
-            else is done, so that a killed process loses one batch at most. ``optimize`` can resume from the file.
+        journal: a file of measurements, or an open journal. If it exists, its measurements are taken over. New ones are added
+            to it before anything else is done, so that a killed process loses one batch at most. ``optimize`` can resume from
+            the file.
         rounds: runs of each plan, after the two runs that check its outputs.
         hopeless: a plan is not run if the calibrated simulator expects its value to be more than this many times the
             incumbent's. Its value is then the expected one, and its ``source`` says so. None to run everything.
@@ -93,7 +94,7 @@ class MeasuredCost:
         session: Workbench,
         objective: str = "latency",
         *,
-        journal: str | Path | None = None,
+        journal: str | Path | Journal | None = None,
         rounds: int = 6,
         hopeless: float | None = HOPELESS,
         deadline: float = math.inf,
@@ -120,7 +121,9 @@ class MeasuredCost:
         self._sound: set[str] = set()  # candidates that may be the incumbent: raced twice, or the first ones
         self._estimator = 0, self._segmenter  # number of races that costs are calibrated by, and a segmenter with these costs
         if journal is not None:
-            self._resume(Path(journal))
+            journal = journal if isinstance(journal, Journal) else open_journal(Path(journal), session, wanted)
+            self.take_over(journal.known)
+            self._races.journal = journal
 
     def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
         """Return the values of placements, ``int32[B, G] -> float64[B]``. Raises as :meth:`outcomes`."""
@@ -236,17 +239,15 @@ class MeasuredCost:
         measured = next(race.measured[first] for race in reversed(races.races) if first in race.measured)
         return Winner(self._outcomes[first], won.placement, measured, found[first], ratio)
 
-    def _resume(self, path: Path) -> None:
-        """Take over the measurements of a journal."""
-        journal = open_journal(path, self._races.session, self._races.objective)
-        for known in journal.known:  # the last record of a plan counts
+    def take_over(self, measured: Iterable[Known]) -> None:
+        """Take over measurements of the same search; of several records of a placement, the last one counts."""
+        for known in measured:
             if known.cost is not None and not known.replicas and self._asked.refused(known.devices) is None:
                 plan = self._segmenter.merged(known.segment_of, known.devices)
                 name = self._asked.enter(plan, known.placer)
                 self._races.recall(name, known, plan)
                 self._sound.add(name)
                 self._outcomes.conclude(name)
-        self._races.journal = journal
 
     def _expected(self, name: str) -> float:
         """Return the objective of a candidate by calibrated costs; calibrate again if there were 10 % more races since."""

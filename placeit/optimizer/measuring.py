@@ -27,6 +27,7 @@ __all__ = ["Measure", "improve", "measure", "promising", "time_plain", "time_sin
 _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again
 _TURN_SHARE = 0.35  # share of the time left for a turn
+_EXPLORING_SHARE = 0.5  # share of the spare time for placers that choose themselves what is measured
 _AGAIN_SHARE = 0.1  # share of the spare time for placers that are asked again
 _MUCH_SHARE = 0.1  # share of the time left, from which on compiling a candidate has to be worth it
 
@@ -41,9 +42,14 @@ class Measure(Stage):
 
     def run(self, state: SearchState) -> None:
         """Measure candidates, if the devices are real."""
-        search = state.search
-        improve(search)
-        for name, placer in state.goal.exploring.items() if search.excluded is None else ():
+        search, exploring = state.search, state.goal.exploring if state.search.excluded is None else {}
+        end = search.deadline
+        try:
+            search.deadline -= _EXPLORING_SHARE * max(0.0, search.spare()) * bool(exploring)
+            improve(search)
+        finally:
+            search.deadline = end
+        for name, placer in exploring.items():
             try:
                 placer.explore(search)
             except FAILURES as error:

@@ -106,7 +106,7 @@ def chosen_of(
     if decision.hurried and (1.0 - MARGIN) * share > 1.0:
         why = f"no {several} can be {objective.better}"
     elif decision.hurried:
-        why = f"no time was left to decide whether a {several} is {objective.better}; a larger budget may find one"
+        why = f"no time was left to decide whether a {several} is {objective.better}; {_enough_s(search):.0f} s may be enough"
     elif decision.ratio is not None:
         why = (
             f"the best {several} takes {decision.ratio.ratio:.3f} of its {objective.quantity} (95 % interval "
@@ -129,6 +129,12 @@ def better_references(references: Sequence[Beside], objective: Objective) -> str
         f"{objective.quantity} (95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
         for name, ratio in better
     )
+
+
+def _enough_s(search: Search) -> float:
+    """Return about how many seconds a budget needs to decide as well, beside all that the search did so far."""
+    singles, splits = search.finalists()
+    return search.ledger.book() + search.compiling_s([*singles, *splits]) + search.final_s()
 
 
 def _of_replicas(chosen: Candidate) -> str:

@@ -1,0 +1,194 @@
+"""The part of a search in which a policy learns to place the model: in simulation first, then by measured runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core import clock
+from placeit.learning.agent import Agent, Decisive, ProblemInstance
+from placeit.learning.checkpoint import load_agent, save_agent
+from placeit.learning.exploring import why_pointless
+from placeit.learning.measured import MeasuredCosts
+from placeit.learning.parsing import parse_agent
+from placeit.learning.training.loop import train
+from placeit.learning.training.sources import draw_from
+from placeit.learning.training.stages import SIMULATED, Stage, default_stages
+from placeit.learning.training.valuing import dropping
+from placeit.measuring.budget import TRIFLE_S
+from placeit.measuring.incumbent import compared
+from placeit.optimizer.candidates import Candidate, value_of
+from placeit.optimizer.decision import DECISION_ROUNDS
+from placeit.optimizer.ledger import MEASURING, Item
+from placeit.optimizer.search import ROUNDS, SELECTION_ROUNDS, Search
+from placeit.simulator.simulate import SimulatedCost
+
+__all__ = ["learn", "open_agent"]
+
+_SIMULATED_SHARE = 0.25  # share of the time for learning in which the policy learns in simulation, unless it did so before
+_AT_ONCE = 8  # placements of an update by runs, about
+_FEWEST = 10  # placements that there should be time to measure
+_UPDATES, _EVALUATE_EVERY = 100_000, 5  # updates by runs, at most, and updates between evaluations
+_PATIENCE = 4  # evaluations without a better placement, after which learning from runs ends
+_RACED = 4  # placements that take part in the race of what was learned and in the selection, at most
+
+
+def open_agent(text: str, state: Path | None, *, seed: int, devices: int) -> Agent:
+    """Return the agent that a file keeps, or if there is no such file, the one that a text describes.
+
+    Raises:
+        UsageError: the agent or one of its options does not exist.
+        FileError: a file of the agent is damaged, or holds another one.
+    """
+    agent = parse_agent(text, seed=seed, devices=devices)
+    return load_agent(state, lambda _: type(agent)) if state is not None and state.exists() else agent
+
+
+def learn(search: Search, text: str, state: Path | None) -> None:
+    """Train a policy on the model of a search, and race the best placements that it met against the best of the others.
+
+    It learns from simulated costs first, unless its file exists, and then from runs until the rest of the time is needed for
+    the race and the decision. The note of the placer in the report says whether learning paid.
+
+    Args:
+        search: the search so far; at least the single devices should have been measured.
+        text: the agent, as ``name:option=value``.
+        state: file that keeps the policy, also after Ctrl-C; None to keep none.
+
+    Raises:
+        UsageError, FileError: as for :func:`open_agent`; or the file cannot be written.
+        TrainingError: a loss or gradient is not finite.
+        KeyboardInterrupt: Ctrl-C was pressed; measurements so far are kept.
+    """
+    agent = open_agent(text, state, seed=search.seed, devices=search.problem.devices)
+    name = f"policy {agent.name}"
+    if (why := why_pointless(search)) is not None:
+        search.notes[name] = f"not asked: {why}"
+        return
+    kept, least, left = _kept_s(search), _FEWEST * _measuring_s(search), search.left()
+    if left - kept < max(least, TRIFLE_S):
+        enough = search.ledger.book() + kept + least
+        search.notes[name] = (
+            f"not asked: the decision takes about {kept:.3g} s, and {max(0.0, left):.3g} s are left; a budget of about "
+            f"{enough:.0f} s leaves time to learn"
+        )
+        return
+    search.learn()
+    with search.ledger.on(Item(name, placer=True)):
+        training = _Training(search, agent, name)
+        try:
+            found = training.run(clock.now() + left - kept, pretrain=state is None or not state.exists())
+        finally:
+            if state is not None:
+                save_agent(agent, state, model=str(search.session.model.path), devices=list(search.problem.device_names))
+        for label, placement in found:
+            search.add(label, name, placement.copy)
+    search.curves[name] = training.costs.curve
+    with search.ledger.on(MEASURING):
+        verdict = _raced(search, name, [one for _, row in found if (one := search.find(row)) is not None])
+    count = len(training.costs.curve)
+    search.notes[name] = f"measured {count} placement{'s' * (count != 1)}; {verdict}"
+
+
+class _Training:
+    """A training on the model of a search.
+
+    Attributes:
+        costs: costs by runs.
+    """
+
+    def __init__(self, search: Search, agent: Agent, name: str) -> None:
+        self._search, self._agent, self._name = search, agent, name
+        self.costs = MeasuredCosts(
+            search.session, search.objective.name, journal=search.journal, seed=search.seed, progress=self._say
+        )
+        problem = search.segmenter.problem()
+        cost = dropping(search.objective.cost(problem, SimulatedCost(problem)))
+        self._instance = ProblemInstance(problem, cost, value_of(search.ranked[0]))
+
+    def run(self, until: float, *, pretrain: bool) -> list[tuple[str, NDArray[np.int32]]]:
+        """Train until a time, and return the best placements met, with names for the candidates."""
+        search, agent, instance = self._search, self._agent, self._instance
+        known = (search.recorded(name) for name in list(search.known) if name not in search.homes)
+        self.costs.measured.take_over(one for one in known if one is not None)
+        stages = list(self._stages(until - clock.now(), pretrain=pretrain))
+        result = train(agent, stages, evaluate_on=[instance], seed=search.seed, progress=self._say)
+        by_runs = result.stages[-1].found
+        simulated = [best for one in result.stages if one.cost == SIMULATED for best in one.found]
+        found = [(self._name, best.placement) for best in by_runs]
+        if isinstance(agent, Decisive):
+            found.append((f"{self._name}, its choice", agent.greedy_placement(instance.problem)))
+        if simulated:
+            found.append((f"{self._name}, simulated", min(simulated, key=lambda best: best.cost).placement))
+        return found
+
+    def _stages(self, seconds: float, *, pretrain: bool) -> Iterator[Stage]:
+        """Make the agent's own stages with simulated costs, and then its last one with costs by runs."""
+        draw = draw_from([self._instance])
+        own = default_stages(self._agent, draw)
+        for stage in own if pretrain else ():
+            yield replace(stage, seconds=_SIMULATED_SHARE * seconds / len(own))
+        self._agent.network.eval()
+        visited = self._agent.rollout([self._instance], np.random.default_rng(self._search.seed)).visited[0]
+        yield replace(
+            own[-1],
+            cost=self.costs,
+            seconds=(1 - _SIMULATED_SHARE * pretrain) * seconds,
+            updates=_UPDATES,
+            problems=1,
+            episodes=max(1, _AT_ONCE // len(visited)),
+            schedule="constant",
+            evaluate_every=_EVALUATE_EVERY,
+            patience=_PATIENCE,
+        )
+
+    def _say(self, what: str, share: float) -> None:
+        curve, unit = self.costs.curve, self._search.objective.unit
+        factor, unit = (1e3, "ms") if unit == "s" else (1.0, unit)
+        said = f"{len(curve)} measured, best {min(curve) * factor:.4g} {unit}, " if curve else ""
+        self._search.say(f"learning ({self._agent.name}): {said}{what}", share)
+
+
+def _measuring_s(search: Search) -> float:
+    """Return the seconds to measure a placement beside another one, by the best one so far."""
+    return search.race_s([search.ranked[0]] * 2, ROUNDS)
+
+
+def _kept_s(search: Search) -> float:
+    """Return the seconds to keep for the race of what was learned, the selection and the decision."""
+    best = search.ranked[0]
+    decide = search.race_s([best] * 2, DECISION_ROUNDS) + search.race_s([best] * _RACED, SELECTION_ROUNDS)
+    return search.race_s([best] * _RACED, SELECTION_ROUNDS) + max(decide, search.final_s())
+
+
+def _raced(search: Search, name: str, learned: Sequence[Candidate]) -> str:
+    """Race learned placements beside the best of the others, and return whether learning paid, as a clause."""
+    names = list(dict.fromkeys(one.name for one in learned))
+    others = [one for one in search.ranked if one.name not in names]
+    if not names or not others:
+        return "no other placement to compare with"
+    racing = [others[0], *(search.known[one] for one in names)]
+    singles = [one for one in search.ranked if one.placer == "single"]
+    search.race(
+        racing,
+        "racing what was learned",
+        rounds=SELECTION_ROUNDS,
+        share=1.0,
+        min_rounds=SELECTION_ROUNDS,
+        drop_losers=False,
+        anchor=search.anchor_of(singles, others[0], others[0]),
+    )
+    other = search.known[others[0].name]
+    able = [one for one in (search.known[name] for name in names) if one.failed is None]
+    best = min(able, key=value_of, default=None)
+    ratio = None if best is None else compared(best.measured, other.measured)
+    if best is None or ratio is None:
+        return "none of its placements could be raced"
+    if best.placer != name:
+        return f"learning did not pay: its best placement is that of {best.placer}"
+    said = f"{ratio.ratio:.3f} of the {search.objective.quantity} of {other.name} ({ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
+    return f"learning {'paid' if ratio.faster else 'did not pay'}: its best takes {said}"
