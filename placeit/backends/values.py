@@ -1,4 +1,4 @@
-"""Ranges of integers that ops allow, and random integers from these ranges."""
+"""Ranges of integers that ops allow, and random values, also from these ranges."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ValueRange", "common", "draw"]
+__all__ = ["ValueRange", "common", "draw", "draw_any"]
 
 
 @dataclass(frozen=True)
@@ -47,3 +47,14 @@ def draw(rng: np.random.Generator, allowed: ValueRange, shape: tuple[int, ...], 
         wide = np.broadcast_to(np.arange(allowed.low, allowed.end), (*shape[:axis], *shape[axis + 1 :], count))
         return np.moveaxis(rng.permuted(wide, axis=-1)[..., : shape[axis]], -1, axis).astype(dtype)
     return rng.integers(allowed.low, allowed.end, shape).astype(dtype)
+
+
+def draw_any(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
+    """Draw values that no op restricts: standard normal numbers, all values of 8-bit integers, or ones for other types."""
+    kind = np.dtype(dtype)
+    if kind.kind == "f":
+        return rng.standard_normal(shape).astype(kind)
+    if kind in (np.dtype(np.uint8), np.dtype(np.int8)):  # pixels, or other numbers that were quantised
+        limits = np.iinfo(kind)
+        return rng.integers(limits.min, limits.max, shape, kind.type, endpoint=True)
+    return np.ones(shape, kind)

@@ -173,6 +173,8 @@ def optimize(
     check_objective(objective)
     if str(Path.cwd()) not in sys.path:  # for placers of a module in this folder, as Python itself finds it
         sys.path.append(str(Path.cwd()))
+    if budget is None:
+        budget = _BUDGET_S if policy is None else _LEARNING_S
     if policy is not None:
         placer = [*(placer or DEFAULT_PLACERS), policy_placer(policy, resume)]
     for one in placer or ():
@@ -187,7 +189,7 @@ def optimize(
             model,
             cluster,
             objective=objective,
-            budget=Budget(budget or (_BUDGET_S if policy is None else _LEARNING_S), resume),
+            budget=Budget(budget, resume),
             candidates=Candidates(placer or None, start, compare_precisions=compare_precisions, pareto=pareto),
             seed=seed,
             rate=rate,

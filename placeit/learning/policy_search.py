@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from placeit.core import clock
@@ -34,6 +36,7 @@ _AT_ONCE = 8  # placements of an update by runs, about
 _FEWEST = 10  # placements that there should be time to measure
 _UPDATES, _EVALUATE_EVERY = 100_000, 5  # updates by runs, at most, and updates between evaluations
 _PATIENCE = 4  # evaluations without a better placement, after which learning from runs ends
+_SPARE = 1.5  # times the seconds of runs that are kept for the last races, since their executors have to be opened
 _RACED = 4  # placements that take part in the race of what was learned and in the selection, at most
 
 
@@ -78,7 +81,7 @@ def learn(search: Search, text: str, state: Path | None) -> None:
         )
         return
     search.learn()
-    with search.ledger.on(Item(name, placer=True)):
+    with search.ledger.on(Item(name, placer=True)), _one_thread():
         training = _Training(search, agent, name)
         try:
             found = training.run(clock.now() + left - kept, pretrain=state is None or not state.exists())
@@ -92,6 +95,17 @@ def learn(search: Search, text: str, state: Path | None) -> None:
         verdict = _raced(search, name, [one for _, row in found if (one := search.find(row)) is not None])
     count = len(training.costs.curve)
     search.notes[name] = f"measured {count} placement{'s' * (count != 1)}; {verdict}"
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Have PyTorch compute in this thread alone: its others wait awake, and would keep cores from the devices' threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Training:
@@ -162,7 +176,7 @@ def _kept_s(search: Search) -> float:
     """Return the seconds to keep for the race of what was learned, the selection and the decision."""
     best = search.ranked[0]
     decide = search.race_s([best] * 2, DECISION_ROUNDS) + search.race_s([best] * _RACED, SELECTION_ROUNDS)
-    return search.race_s([best] * _RACED, SELECTION_ROUNDS) + max(decide, search.final_s())
+    return _SPARE * (search.race_s([best] * _RACED, SELECTION_ROUNDS) + max(decide, search.final_s()))
 
 
 def _raced(search: Search, name: str, learned: Sequence[Candidate]) -> str:
@@ -189,6 +203,6 @@ def _raced(search: Search, name: str, learned: Sequence[Candidate]) -> str:
     if best is None or ratio is None:
         return "none of its placements could be raced"
     if best.placer != name:
-        return f"learning did not pay: its best placement is that of {best.placer}"
+        return f"learning did not pay: its best placement is {best.name}, which was found without it"
     said = f"{ratio.ratio:.3f} of the {search.objective.quantity} of {other.name} ({ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
     return f"learning {'paid' if ratio.faster else 'did not pay'}: its best takes {said}"

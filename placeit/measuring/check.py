@@ -294,6 +294,8 @@ def _changed(now: Arrays, before: Arrays) -> str | None:
 def other_inputs(model: Model, inputs: Arrays, *, given: bool) -> Iterator[dict[str, NDArray[np.generic]]]:
     """Yield inputs that may lead to other outputs: of other sizes if sizes are open, random, shuffled, and scaled ones.
 
+    Among the last ones, half of the integers are zero, as in a mask.
+
     Shuffling keeps how often each whole number and truth value occurs, so the model likely allows shuffled inputs.
 
     Args:
@@ -308,11 +310,15 @@ def other_inputs(model: Model, inputs: Arrays, *, given: bool) -> Iterator[dict[
         yield from _of_other_sizes(model, [inputs, *([] if given else drawn)])
     shuffled = {name: rng.permuted(value.ravel()).reshape(value.shape) for name, value in inputs.items()}
     varied = [shuffled, *({name: _scaled(value, by) for name, value in inputs.items()} for by in (-1.0, 0.1, 10.0))]
+    binary = {
+        name: value * (rng.random(value.shape) < 0.5).astype(value.dtype) if value.dtype.kind in "iu" else value
+        for name, value in inputs.items()
+    }
     uniform = {
         name: rng.random(value.shape).astype(value.dtype) if value.dtype.kind == "f" else value
         for name, value in shuffled.items()
     }
-    yield from (*varied, uniform, *drawn) if given else (*drawn, *varied, uniform)
+    yield from (*varied, uniform, binary, *drawn) if given else (*drawn, *varied, uniform, binary)
 
 
 def _of_other_sizes(model: Model, several: Sequence[Arrays]) -> Iterator[dict[str, NDArray[np.generic]]]:

@@ -108,6 +108,9 @@ def watts(power: float | None) -> str:
     return NOTHING if power is None else f"{power:.0f} W"
 
 
+_GIVE_INPUTS = "Values that occur in use may lead to others: --inputs FILE takes an array for each input, by name (.npz)."
+
+
 def error(value: OutputDifference | None) -> str:
     """Format the error of outputs, relative to the reference's largest value: ``1.2e-07``, ``exact``, ``not checked``.
 
@@ -124,14 +127,16 @@ def error(value: OutputDifference | None) -> str:
         figure += f", {percent(value.not_finite)} NaN or infinite"
     if value.alike is not None:
         figure += f", {'exact' if value.alike == 0 else f'{value.alike:.1e}'} in its own precision"
-    return figure if value.not_checked is None else f"not checked ({figure})"
+    if value.not_checked is None:
+        return figure
+    return "not checked" if figure == "exact" else f"not checked ({figure})"
 
 
 def show_unchecked(console: Console, errors: Iterable[OutputDifference | None]) -> None:
     """Print why right outputs would prove little, if that is so."""
     for why in dict.fromkeys(value.not_checked for value in errors if value is not None):
         if why is not None:
-            paragraph(console, f"Outputs are not checked: {why}.")
+            paragraph(console, f"Outputs are not checked: {why}. {_GIVE_INPUTS}")
 
 
 def show_failures(console: Console, failed: Mapping[str, str | None], *, title: str = "failed") -> None:

@@ -17,7 +17,7 @@ from placeit.backends.onnx.joined import relu_chain
 from placeit.backends.onnx.parts import OnnxParts, reads
 from placeit.backends.onnx.sessions import ort_reference
 from placeit.backends.onnx.tensors import WEIGHTS, sizes_of, tensor_bytes
-from placeit.backends.values import ValueRange, common, draw
+from placeit.backends.values import ValueRange, common, draw, draw_any
 from placeit.core.cluster import Cluster, Device
 
 __all__ = ["OnnxFileModel", "draw_input"]
@@ -71,7 +71,7 @@ class OnnxFileModel(Model):
         }
 
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[Any]]:
-        """Draw inputs: positions along an axis that the model reads from, standard normal numbers, cases, or ones."""
+        """Draw inputs: positions along an axis that the model reads from, cases, or any values (``draw_any``)."""
         rng = np.random.default_rng(seed)
         allowed = self._allowed
         return {
@@ -127,7 +127,7 @@ def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
 
 
 def draw_input(rng: np.random.Generator, spec: TensorSpec, cases: Mapping[str, int]) -> NDArray[Any]:
-    """Draw standard normal numbers for an input; if it holds integers, fill it with its case, or else ones."""
-    if np.dtype(spec.dtype).kind == "f":
-        return rng.standard_normal(spec.shape).astype(spec.dtype)
-    return np.full(spec.shape, cases.get(spec.name, 1), spec.dtype)
+    """Draw any values for an input (:func:`placeit.backends.values.draw_any`); fill integers that have a case with it."""
+    if spec.name in cases and np.dtype(spec.dtype).kind != "f":
+        return np.full(spec.shape, cases[spec.name], spec.dtype)
+    return draw_any(rng, spec.shape, spec.dtype)

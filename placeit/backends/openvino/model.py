@@ -31,7 +31,7 @@ from placeit.backends.openvino.sized import Points, Sized, Typical
 from placeit.backends.openvino.values import allowed_values
 from placeit.backends.openvino.view import View, exact_view, fused_copy, inseparable, match
 from placeit.backends.openvino.weights import distinct, read_by_ops
-from placeit.backends.values import draw
+from placeit.backends.values import draw, draw_any
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ModelError, UsageError
@@ -95,8 +95,8 @@ class OpenVinoModel(base.Model):
         """Draw inputs that are valid for the model, by input name.
 
         Inputs whose values an op restricts (rows of a table, positions along an axis, axes, lengths of sequences) are uniform
-        over the allowed values. Other floating-point inputs are standard normal; other integers are ones, which is right for
-        an attention mask; other booleans are true.
+        over the allowed values. Other floating-point inputs are standard normal; other 8-bit integers, such as pixels, are
+        uniform; other integers are ones, which is right for an attention mask; other booleans are true.
         """
         return self._drawn(self._sized[0], np.random.default_rng(seed))
 
@@ -124,14 +124,8 @@ class OpenVinoModel(base.Model):
         nodes = [sized.node(node.get_friendly_name()) for node in self.ov_model.get_parameters()]
         drawn: dict[str, NDArray[Any]] = {}
         for spec, node in zip(self.inputs, nodes, strict=True):
-            dtype, shape = np.dtype(spec.dtype), tuple(node.get_output_shape(0))
-            allowed = allowed_values(node)
-            if allowed is not None:
-                drawn[spec.name] = draw(rng, allowed, shape, spec.dtype)
-            elif dtype.kind == "f":
-                drawn[spec.name] = rng.standard_normal(shape).astype(dtype)
-            else:
-                drawn[spec.name] = np.ones(shape, dtype)
+            shape, allowed = tuple(node.get_output_shape(0)), allowed_values(node)
+            drawn[spec.name] = draw_any(rng, shape, spec.dtype) if allowed is None else draw(rng, allowed, shape, spec.dtype)
         return drawn
 
     def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:

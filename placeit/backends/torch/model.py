@@ -39,7 +39,7 @@ from placeit.backends.torch.program import (
 from placeit.backends.torch.segment import extract
 from placeit.backends.torch.supported_ops import without_kernel
 from placeit.backends.torch.values import allowed_values
-from placeit.backends.values import ValueRange, common, draw
+from placeit.backends.values import ValueRange, common, draw, draw_any
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, FileError, ModelError, first_line
 from placeit.core.files import check_regular
@@ -84,15 +84,15 @@ class TorchModel(base.Model):
 
         Floating-point inputs are standard normal. Integers and truth values are taken from the example inputs, since only the
         model knows which values are valid. With another seed than 0, integers that index a table are drawn from its rows
-        between the least and the greatest example. Without example inputs they are drawn from all rows; other integers are one,
-        and truth values are true.
+        between the least and the greatest example. Without example inputs they are drawn from all rows; other 8-bit integers
+        are uniform, other integers are one, and truth values are true.
         """
         rng = np.random.default_rng(seed)
         drawn: dict[str, NDArray[np.generic]] = {}
         for spec in self.inputs:
             dtype = np.dtype(spec.dtype)
             if dtype.kind == "f":
-                drawn[spec.name] = rng.standard_normal(spec.shape).astype(dtype)
+                drawn[spec.name] = draw_any(rng, spec.shape, spec.dtype)
                 continue
             example = self.examples.get(spec.name)
             allowed = allowed_values(self.lowered.inputs[spec.name])
@@ -103,7 +103,7 @@ class TorchModel(base.Model):
             elif allowed is not None:
                 drawn[spec.name] = draw(rng, allowed, spec.shape, spec.dtype)
             else:
-                drawn[spec.name] = np.ones(spec.shape, dtype)
+                drawn[spec.name] = draw_any(rng, spec.shape, spec.dtype)
         return drawn
 
     @property
