@@ -61,7 +61,7 @@ def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], option
                 _trace(session, name, raced[name], options.folder)
         if installed("bokeh"):
             found.report(options.folder / "report.html")
-            print(f"page: {options.folder / 'report.html'}, with the measured times of learning")
+            print(f"page: {options.folder / 'report.html'}")
         report = session.run(found.placement)
     busy = ", ".join(f"{device} {share:.0%}" for device, share in report.utilization.items())
     print(f"latency {report.latency.median * 1e3:.2f} ms; busy: {busy}; output error {report.output_error.max_rel:.1e}")

@@ -93,7 +93,7 @@ def test_a_learned_placement_is_executed_checked_traced_and_raced(
 ) -> None:
     if not {0, 1} <= set(allowed_cores()):
         pytest.skip("needs the CPU cores 0 and 1, which the example's cluster file names")
-    short = ["--placer", "heft", "--budget", "30", "--runs", "6", "--folder", str(tmp_path / "placed")]
+    short = ["--placer", "heft", "--budget", "100", "--runs", "6", "--folder", str(tmp_path / "placed")]
     printed = small_example(name, *options, *short)
     assert re.search(r"^chosen: .*, found by ", printed, re.MULTILINE)
     assert re.search(r"^policy doppler: .* measured \d+ placements?; .*learning (paid|did not pay)", printed, re.MULTILINE)

@@ -125,15 +125,21 @@ class _Training:
         self._instance = ProblemInstance(problem, cost, value_of(search.ranked[0]))
 
     def run(self, until: float, *, pretrain: bool) -> list[tuple[str, NDArray[np.int32]]]:
-        """Train until a time, and return the best placements met, with names for the candidates."""
+        """Train until a time, and return the best placements met, with names for the candidates.
+
+        Of measured placements it is the best over several devices that the search has not found, as single devices need no
+        policy.
+        """
         search, agent, instance = self._search, self._agent, self._instance
         known = (search.recorded(name) for name in list(search.known) if name not in search.homes)
         self.costs.measured.take_over(one for one in known if one is not None)
         stages = list(self._stages(until - clock.now(), pretrain=pretrain))
         result = train(agent, stages, evaluate_on=[instance], seed=search.seed, progress=self._say)
-        by_runs = result.stages[-1].found
+        splits = [one for one in self.costs.measured.known if one.cost is not None and len(np.unique(one.devices)) > 1]
+        fresh = [one for one in splits if search.find(one.devices) is None]
+        by_runs = sorted(fresh, key=lambda one: one.cost or 0.0)[:1]
         simulated = [best for one in result.stages if one.cost == SIMULATED for best in one.found]
-        found = [(self._name, best.placement) for best in by_runs]
+        found = [(self._name, best.devices) for best in by_runs]
         if isinstance(agent, Decisive):
             found.append((f"{self._name}, its choice", agent.greedy_placement(instance.problem)))
         if simulated:
