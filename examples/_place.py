@@ -29,7 +29,7 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
         help="names (CPU@0,GPU.0) or a cluster file (default: two unequal emulated boards, examples/cluster.yaml)",
     )
     options.add_argument("--policy", default="doppler", help="agent that learns from runs: doppler or hsdag (default: doppler)")
-    options.add_argument("--budget", type=float, default=120, help="seconds of the search, with learning (default: 120)")
+    options.add_argument("--budget", type=float, default=150, help="seconds of the search, with learning (default: 150)")
     options.add_argument("--runs", type=int, default=20, help="rounds of the race at the end (default: 20)")
     options.add_argument("--placer", action="append", help="placer to ask, repeatable; several without it")
     options.add_argument("--folder", type=Path, default=Path(f"{prog}-placed"), help=f"for results (default: {prog}-placed)")

@@ -98,11 +98,14 @@ class Session(Workbench):
         super().__init__(setup)
         self._prepared = PreparedCache(self)
 
+    def __repr__(self) -> str:
+        return f"<Session of {self.model.path} on {', '.join(self.cluster.names)}, {len(self.grouping.groups)} groups>"
+
     def optimize(
         self,
         objective: str = "latency",
         *,
-        budget: float | Budget = 60.0,
+        budget: float | str | Budget = 60.0,
         candidates: Candidates | Sequence[str | Placer] = Candidates(),
         seed: int = 0,
         rate: float | None = None,
@@ -346,7 +349,7 @@ def optimize(
     devices: str | Sequence[str] | Path | Cluster | None = None,
     *,
     objective: str = "latency",
-    budget: float | Budget = 60.0,
+    budget: float | str | Budget = 60.0,
     candidates: Candidates | Sequence[str | Placer] = Candidates(),
     seed: int = 0,
     rate: float | None = None,
@@ -367,7 +370,7 @@ def optimize(
             and OpenVINO's throughput mode are candidates, too (:mod:`placeit.optimizer.replicas`); ``total-cost``, seconds
             that devices and links are busy, in sum; or ``energy``, joules by meters if each device has one
             (:mod:`placeit.devices.energy`), else by a power model from measured times.
-        budget: seconds, or :class:`placeit.Budget`.
+        budget: seconds, a text such as ``60s`` or ``2m``, or :class:`placeit.Budget`.
         candidates: which placements are compared; or the placers to ask, by name or as objects, as ``[MyPlacer()]``.
         seed: of everything random.
         rate: requests per second that arrive. For ``latency``, runs are measured at that pace, as pauses cool caches and lower

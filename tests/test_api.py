@@ -5,6 +5,9 @@ import sys
 import pytest
 
 import placeit
+from placeit.devices.host import allowed_cores
+from placeit.testing.problems import random_problem
+from tests.small_models import inception_like
 
 
 @pytest.mark.parametrize("name", placeit.__all__)
@@ -49,3 +52,19 @@ def test_optimize_is_the_function_whatever_is_imported_first(first: str) -> None
     code = f"{first}; import placeit; print(placeit.optimize.__module__, callable(placeit.optimize))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout == "placeit.session True\n"
+
+
+def test_models_problems_and_sessions_show_themselves_in_a_few_lines() -> None:
+    problem = random_problem(20, 3)
+    model = inception_like()
+    with placeit.Session(model, [f"CPU@{allowed_cores()[0]}"], cache=None) as session:
+        shown = [repr(one) for one in (problem, model, model.graph, session)]
+    assert all(len(text.splitlines()) <= 14 and len(text) < 500 for text in shown), shown
+    assert shown[0].startswith("<Problem: 20 ops, ")
+
+
+def test_a_budget_may_be_a_text() -> None:
+    with pytest.raises(placeit.PlaceitError, match="'soon' is not a duration"):
+        placeit.optimize("missing.onnx", f"CPU@{allowed_cores()[0]}", budget="soon")
+    with pytest.raises(placeit.PlaceitError, match=r"missing\.onnx"):
+        placeit.optimize("missing.onnx", f"CPU@{allowed_cores()[0]}", budget="1m30s")

@@ -79,7 +79,7 @@ class Sample:
     share: float = 1.0
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Model(ABC):
     """A model, with its task graph.
 
@@ -124,6 +124,10 @@ class Model(ABC):
     uniform: bool = False
     refused: frozenset[tuple[str, str]] = frozenset()
     placed: bool = False
+
+    def __repr__(self) -> str:
+        ends = (", ".join(f"{one.name} {list(one.shape)} {one.dtype}" for one in some) for some in (self.inputs, self.outputs))
+        return f"<{type(self).__name__} {self.path}: {len(self.graph)} ops; {' -> '.join(ends)}>"
 
     @property
     def name(self) -> str:

@@ -127,6 +127,9 @@ class OpGraph:
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
 
+    def __repr__(self) -> str:
+        return f"<OpGraph: {len(self)} ops, {len(self.edges)} edges>"
+
     def __len__(self) -> int:
         return len(self.names)
 

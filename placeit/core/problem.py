@@ -87,6 +87,9 @@ class Problem:
     order: NDArray[np.int32]
     shared: Shared = ()
 
+    def __repr__(self) -> str:
+        return f"<Problem: {len(self)} ops, {len(self.edges)} edges, on {', '.join(self.device_names)}>"
+
     @classmethod
     def from_arrays(
         cls,

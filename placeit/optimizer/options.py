@@ -10,6 +10,7 @@ from pathlib import Path
 from placeit.core import clock
 from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
+from placeit.core.units import parse_duration
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.search import Explores
 from placeit.optimizer.starts import Start, read_starts
@@ -98,7 +99,7 @@ class Goal:
         self,
         cluster: Cluster,
         objective: str,
-        budget: float | Budget,
+        budget: float | str | Budget,
         candidates: Candidates | Sequence[str | Placer],
         seed: int,
         rate: float | None,
@@ -111,7 +112,9 @@ class Goal:
                 raise UsageError(
                     f"A rate says which requests arrive, which the objective '{objective}' has no use for: leave it out."
                 )
-        self.budget = budget if isinstance(budget, Budget) else Budget(budget)
+        if not isinstance(budget, Budget):
+            budget = Budget(parse_duration(budget) if isinstance(budget, str) else budget)
+        self.budget = budget
         if seed < 0:
             raise UsageError(f"The seed is {seed}; it must not be negative.")
         self.begin = clock.now()

@@ -39,7 +39,7 @@ from placeit.workbench.prepared import Prepared
 __all__ = ["Optimized", "Spent", "Unplanned"]
 
 _RUNS, _REQUESTS = 30, 100  # of a recording: single runs, and requests with several in flight
-_SHOWN = 12  # candidates in a repr, so that it fits a terminal
+_SHOWN = 10  # candidates in a repr, so that it has at most 14 lines
 
 
 @dataclass(frozen=True, eq=False)

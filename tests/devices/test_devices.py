@@ -368,6 +368,13 @@ def test_a_device_that_is_not_there_is_an_error_that_lists_what_is(many_devices:
     assert str(caught.value) == f"There is no device '{name}' on this machine. OpenVINO finds: CPU, GPU.0, GPU.1, NPU."
 
 
+def test_hardware_that_is_missing_is_not_taken_for_a_misspelt_name(recorded: See) -> None:
+    recorded()
+    with pytest.raises(DeviceError) as caught:
+        discover("NPU")
+    assert "did you mean" not in str(caught.value)
+
+
 def test_a_driver_that_is_missing_is_named(recorded: See) -> None:
     why = 'Cannot load library "/x/libopenvino_intel_gpu_plugin.so": libOpenCL.so.1: cannot open shared object file'
     recorded(GPU=replace(GPU, values={"AVAILABLE_DEVICES": []}, unloadable=why), NPU=NPU_BARE)

@@ -34,7 +34,7 @@ _Runner = Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]
 """Function that computes the outputs of a segment from its inputs."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class BundleModel(Model):
     """The model of a bundle. Its ops are parts that were cut for the devices of one placement; no other placement can run.
 

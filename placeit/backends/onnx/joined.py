@@ -24,7 +24,7 @@ __all__ = ["JoinedModel", "join", "relu_chain"]
 openvino = import_openvino()
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class JoinedModel(OpenVinoModel):
     """A model for OpenVINO and ONNX Runtime: one task graph, with segments for both.
 

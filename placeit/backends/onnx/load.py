@@ -26,7 +26,7 @@ __all__ = ["OpenVinoOnnxModel", "load"]
 _TOO_LARGE = "more memory than is available"  # text in errors about a model that no runtime can read
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class OpenVinoOnnxModel(FromOnnxFile):
     """An ONNX file, read by OpenVINO. ONNX Runtime reads it only for clusters in which it drives devices."""
 

@@ -32,7 +32,7 @@ _INDICES = {
 _KEEPS_VALUES = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class OnnxFileModel(Model):
     """An ONNX file whose task graph has an op for each node of the file.
 

@@ -25,7 +25,7 @@ from placeit.devices.onnxruntime import has_onnxruntime
 __all__ = ["OnnxModel", "for_onnxruntime", "with_onnx"]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class OnnxModel(FromOnnxFile, JoinedModel):
     """An ONNX file read by OpenVINO, with segments also as ONNX models."""
 

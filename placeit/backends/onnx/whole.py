@@ -22,7 +22,7 @@ from placeit.devices.onnxruntime import has_onnxruntime
 __all__ = ["FromOnnxFile", "WholeOnnxModel"]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class FromOnnxFile(OpenVinoModel):
     """A model that OpenVINO has read from an ONNX file, which ONNX Runtime can read as well."""
 
@@ -51,7 +51,7 @@ class FromOnnxFile(OpenVinoModel):
         return super().reference(device, precision)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class WholeOnnxModel(Model):
     """A model that OpenVINO has read from an ONNX file, for ONNX Runtime to run whole, from the same file.
 

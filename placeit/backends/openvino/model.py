@@ -50,7 +50,7 @@ openvino = import_openvino()
 openvino.Type.i64.to_dtype()
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class OpenVinoModel(base.Model):
     """A model file that OpenVINO reads, with its task graph.
 

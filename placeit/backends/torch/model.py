@@ -49,7 +49,7 @@ _log = logging.getLogger("placeit")
 __all__ = ["TorchModel", "load", "relu_chain"]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class TorchModel(base.Model):
     """A PyTorch program with its task graph; it shares its weights with the original module.
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KIND", "DrivenByOpenVino"]
 
+_FAMILIES = ("CPU", "GPU", "NPU")  # hardware that OpenVINO drives: names that are not misspelt
 _SHORTER = (("bf16", "bf16"), ("f16", "fp16"))  # precisions that may be faster than f32, and OpenVINO's tags of them
 
 
@@ -127,7 +128,7 @@ class _OpenVinoKind(DrivenByOpenVino):
         if address.unit in {Address(name).unit for name in found}:
             return _describe(address)
         families = {name.partition(".")[0] for name in found}
-        hint = "" if address.family in families else nearest(address.hardware, families)
+        hint = "" if address.family in _FAMILIES else nearest(address.hardware, families)
         raise DeviceError(
             f"There is no device '{address}' on this machine. OpenVINO finds: {', '.join(found)}{hint}."
             f"{_reason(core, address.family)}"
