@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from placeit.core import clock
 from placeit.learning.agent import Agent, Decisive, ProblemInstance
+from placeit.learning.agent_notation import parse_agent
 from placeit.learning.checkpoint import load_agent, save_agent
 from placeit.learning.exploring import why_pointless
 from placeit.learning.measured import MeasuredCosts
-from placeit.learning.parsing import parse_agent
 from placeit.learning.training.loop import train
 from placeit.learning.training.sources import draw_from
 from placeit.learning.training.stages import SIMULATED, Stage, default_stages
