@@ -164,20 +164,20 @@ def optimize(
     from placeit.devices.caps import parse_caps
     from placeit.devices.clusterfile import discover
     from placeit.optimizer.options import Budget, Candidates
-    from placeit.placers.registry import parse_placer
+    from placeit.placers.registry import own_module, parse_placer
     from placeit.planning.pins import parse_pins
     from placeit.session import optimize as find
     from placeit.simulator.objectives.registry import check_objective
     from placeit.workbench.options import Constraints
 
     check_objective(objective)
-    if str(Path.cwd()) not in sys.path:  # for placers of a module in this folder, as Python itself finds it
-        sys.path.append(str(Path.cwd()))
     if budget is None:
         budget = _BUDGET_S if policy is None else _LEARNING_S
     if policy is not None:
         placer = [*(placer or DEFAULT_PLACERS), policy_placer(policy, resume)]
     for one in placer or ():
+        if own_module(one) and str(Path.cwd()) not in sys.path:  # a module in this folder, as Python itself finds it
+            sys.path.append(str(Path.cwd()))
         parse_placer(one)  # is it misspelt, or is a package missing?
     constraints = Constraints(parse_pins(pin or ()), parse_caps(memory or ()), options.max_groups, options.tolerance)
     cluster = discover(

@@ -16,7 +16,16 @@ from placeit.core.nearest import nearest
 from placeit.core.registry import check_size, entry_table, load_entry, parse_options
 from placeit.placers.base import Placer
 
-__all__ = ["GROUP", "PlacerOption", "get_placer", "parse_placer", "placer_names", "placer_options", "placer_summary"]
+__all__ = [
+    "GROUP",
+    "PlacerOption",
+    "get_placer",
+    "own_module",
+    "parse_placer",
+    "placer_names",
+    "placer_options",
+    "placer_summary",
+]
 
 GROUP = "placeit.placers"
 """The entry-point group in which a plug-in names its placers."""
@@ -138,14 +147,19 @@ def parse_placer(text: str) -> Placer:
         UsageError: the text has another form, the placer or an option does not exist, or an option is not valid.
         FileError: a file that an option names is missing or damaged.
     """
-    module, _, rest = text.partition(":")
-    prefix = f"{module}:" if rest and module not in _table() and "=" not in rest.partition(":")[0] else ""
+    prefix = f"{module}:" if (module := own_module(text)) else ""
 
     def types(name: str) -> dict[str, type]:
         return {option.name: option.type for option in placer_options(prefix + name)}
 
     name, options = parse_options("placer", text.removeprefix(prefix), types)
     return get_placer(prefix + name, **options)
+
+
+def own_module(text: str) -> str:
+    """Return the module of a placer that is given as ``module:Class``; empty if it is given by name."""
+    module, _, rest = text.partition(":")
+    return module if rest and module not in _table() and "=" not in rest.partition(":")[0] else ""
 
 
 @functools.cache
