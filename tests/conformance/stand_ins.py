@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,8 @@ import torch
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.runtime.accelerators import ort_program
+from placeit.runtime.accelerators.stream_accelerator import StreamAccelerator
+from placeit.runtime.accelerators.torch_library import TorchLibrary
 from placeit.runtime.devices import ort
 from placeit.testing.features import SIZE, Layers, Models
 from placeit.workbench.options import Inputs
@@ -40,13 +42,16 @@ def streams() -> Iterator[None]:
         run_at_once(patch)
         patch.setattr(ort_program, "check_device", _checked)
         patch.setattr(ort, "provider", lambda _: ort_program.provider(None))
-        patch.setattr(
-            ort_program, "TorchAccelerator", lambda gpus: _accelerator([replace(gpu, address=_CPU[gpu.name]) for gpu in gpus])
-        )
+        patch.setattr(ort_program, "_library", lambda name: TorchLibrary("cpu"))
+        patch.setattr(ort_program, "StreamAccelerator", _on_cpu)
         yield
 
 
-_accelerator, _check_device = ort_program.TorchAccelerator, ort_program.check_device
+def _on_cpu(gpus: Sequence[Device], library: TorchLibrary) -> StreamAccelerator:
+    return StreamAccelerator([replace(gpu, address=_CPU[gpu.name]) for gpu in gpus], library)
+
+
+_check_device = ort_program.check_device
 
 
 def _checked(device: Device, precision: str) -> None:

@@ -21,8 +21,9 @@ HERE, NODE = PLACES = ("this process", "a node")
 ONE, OTHER = allowed_cores()[0], allowed_cores()[-1]
 
 _LOCAL = "both have to be devices of nodes"
-_NOT_ON_NODES = "of other nodes, CPU core sets can be used, driven by OpenVINO (NODE/CPU, NODE/CPU@0)"
-_ON_NODES = {(HERE, "loss and return"): _LOCAL}
+_OWN_MACHINE = "can be used on their own machine only"
+_NO_NVIDIA_GPU = "finds no NVIDIA GPU 'cuda:0' on this machine"
+_NO_NPU = "There is no device 'NPU' on this machine"
 _ORT_PRECISION = "ONNX Runtime computes in the types of the model"
 _TORCH_PRECISION = "PyTorch computes in the types of the model"
 _TORCH_SIZES = "the sizes of a PyTorch program are fixed by its example inputs"
@@ -38,7 +39,7 @@ class Kind:
         there: a device of the kind on the node, without the node's name.
         models: writes the models that the kind runs.
         precision: precision of its sessions.
-        marks: of its tests in this process.
+        marks: of its tests.
         prepared: a context that provides hardware that is missing.
         stands_in: what stands in for missing hardware; empty if the hardware is there.
         reasons: by place and feature, a part of the error that users get where the feature does not work.
@@ -68,20 +69,27 @@ class Cell:
         return f"{self.kind.label}, {self.place}, {self.feature}"
 
 
-def _local(**reasons: str) -> dict[tuple[str, str], str]:
-    """Return the reasons of a kind that runs in this process only; spaces of features are underscores."""
-    here = {(HERE, name.replace("_", " ")): reason for name, reason in {"loss_and_return": _LOCAL, **reasons}.items()}
-    return here | {(NODE, feature): _NOT_ON_NODES for feature in FEATURES}
+def _reasons(on_nodes: str = "", **reasons: str) -> dict[tuple[str, str], str]:
+    """Return the reasons of a kind; in the names of features, underscores stand for spaces.
+
+    Args:
+        on_nodes: why it is not on nodes at all.
+        **reasons: why features do not work, in both places.
+    """
+    named = {name.replace("_", " "): reason for name, reason in reasons.items()}
+    here = {(HERE, feature): reason for feature, reason in {"loss and return": _LOCAL, **named}.items()}
+    there = dict.fromkeys(FEATURES, on_nodes) if on_nodes else named
+    return here | {(NODE, feature): reason for feature, reason in there.items()}
 
 
 KINDS = (
-    Kind("OpenVINO, whole CPU", ("CPU", f"CPU@{ONE}"), "CPU", reasons=_ON_NODES),
-    Kind("OpenVINO, core set", (f"CPU@{ONE}", f"CPU@{OTHER}"), f"CPU@{ONE}", reasons=_ON_NODES),
+    Kind("OpenVINO, whole CPU", ("CPU", f"CPU@{ONE}"), "CPU", reasons=_reasons()),
+    Kind("OpenVINO, core set", (f"CPU@{ONE}", f"CPU@{OTHER}"), f"CPU@{ONE}", reasons=_reasons()),
     Kind(
         "OpenVINO's throughput mode",
         ("throughput:CPU", f"CPU@{ONE}"),
         "throughput:CPU",
-        reasons=_local(),
+        reasons=_reasons(_OWN_MACHINE),
     ),
     Kind(
         "Intel GPU",
@@ -89,7 +97,7 @@ KINDS = (
         "GPU.0",
         marks=(pytest.mark.intel_gpu,),
         stands_in="OpenVINO's plugin on emulated GPUs",
-        reasons=_local(),
+        reasons=_reasons(),
     ),
     Kind(
         "NPU",
@@ -98,10 +106,13 @@ KINDS = (
         precision="f16",
         prepared=stand_ins.npu,
         stands_in="recorded answers of a plugin",
-        reasons=_local(),
+        reasons=_reasons(_NO_NPU),
     ),
     Kind(
-        "ONNX Runtime, CPU", (f"ort:CPU@{ONE}", f"ort:CPU@{OTHER}"), f"ort:CPU@{ONE}", reasons=_local(precision=_ORT_PRECISION)
+        "ONNX Runtime, CPU",
+        (f"ort:CPU@{ONE}", f"ort:CPU@{OTHER}"),
+        f"ort:CPU@{ONE}",
+        reasons=_reasons(precision=_ORT_PRECISION),
     ),
     Kind(
         "ONNX Runtime, NVIDIA GPU",
@@ -109,8 +120,11 @@ KINDS = (
         "ort:cuda:0",
         prepared=stand_ins.streams,
         stands_in="PyTorch's CPU with streams",
-        reasons=_local(
-            sequences="ONNX Runtime keeps no state on GPUs", open_sizes="runs a model at one size", precision=_ORT_PRECISION
+        reasons=_reasons(
+            _NO_NVIDIA_GPU,
+            sequences="ONNX Runtime keeps no state on GPUs",
+            open_sizes="runs a model at one size",
+            precision=_ORT_PRECISION,
         ),
     ),
     Kind(
@@ -118,7 +132,7 @@ KINDS = (
         (f"torch:CPU@{ONE}", f"torch:CPU@{OTHER}"),
         f"torch:CPU@{ONE}",
         models=stand_ins.torch_models,
-        reasons=_local(sequences="does not keep the state of op", open_sizes=_TORCH_SIZES, precision=_TORCH_PRECISION),
+        reasons=_reasons(sequences="does not keep the state of op", open_sizes=_TORCH_SIZES, precision=_TORCH_PRECISION),
     ),
     Kind(
         "PyTorch, NVIDIA GPU",
@@ -127,7 +141,8 @@ KINDS = (
         models=stand_ins.torch_models,
         prepared=stand_ins.streams,
         stands_in="PyTorch's CPU with streams",
-        reasons=_local(
+        reasons=_reasons(
+            _NO_NVIDIA_GPU,
             sequences="streams of an accelerator, which keep no state from one request to the next",
             open_sizes=_TORCH_SIZES,
             precision=_TORCH_PRECISION,
@@ -138,7 +153,7 @@ KINDS = (
         ("sleep:0", "sleep:1"),
         "sleep:0",
         prepared=stand_ins.plug_in,
-        reasons=_local(),
+        reasons=_reasons(),
     ),
 )
 

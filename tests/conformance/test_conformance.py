@@ -17,6 +17,7 @@ from placeit.testing.features import FEATURES, Subject
 from tests.conformance.page import PAGE, as_page
 from tests.conformance.table import CELLS, HERE, NODE, OTHER, Cell
 from tests.gpu_plans import intel_gpus
+from tests.plugin_site import install_sample
 
 pytestmark = pytest.mark.two_cores
 
@@ -37,8 +38,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], str]
                 pytest.importorskip("ray")
                 from placeit.devices.nodes import connection, local
 
-                file = tmp_path_factory.mktemp("cluster") / "cluster.json"
-                cluster = local.start(local.names(1), file)
+                folder = tmp_path_factory.mktemp("cluster")
+                with pytest.MonkeyPatch.context() as patch:  # the node has the sample plug-in
+                    patch.setenv("PYTHONPATH", os.pathsep.join(install_sample(folder / "site")))
+                    cluster = local.start(local.names(1), file := folder / "cluster.json")
                 stack.callback(cluster.stop, file)
                 connection.connect(cluster.address, token=cluster.token)
                 stack.callback(connection.disconnect)
@@ -57,13 +60,13 @@ def subject(
     before = set(threading.enumerate())
     with contextlib.ExitStack() as stack:
         folder, lose = tmp_path_factory.mktemp("conformance"), None
+        if kind.marks:
+            intel_gpus()
         if place == NODE:
             name = node()  # before the stand-ins, which it would get as well
             stack.enter_context(kind.prepared())
             devices, lose = (f"{name}/{kind.there}", f"CPU@{OTHER}"), kill
         else:
-            if kind.marks:
-                intel_gpus()
             stack.enter_context(kind.prepared())
             devices = kind.here() if callable(kind.here) else kind.here
         try:
@@ -85,7 +88,7 @@ def kill(session: Session) -> None:
 
 @pytest.mark.parametrize(
     ("subject", "cell"),
-    [pytest.param((one.kind, one.place), one, marks=one.kind.marks if one.place == HERE else (), id=str(one)) for one in CELLS],
+    [pytest.param((one.kind, one.place), one, marks=one.kind.marks, id=str(one)) for one in CELLS],
     indirect=["subject"],
 )
 def test_a_feature_works_or_the_error_says_why_not(subject: Subject | PlaceitError, cell: Cell, tmp_path) -> None:

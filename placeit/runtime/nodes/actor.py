@@ -59,13 +59,12 @@ class DeviceActor:
     """Compiles segments for a device, and runs them when their inputs arrive. Its methods are called through Ray."""
 
     def __init__(self, setting: Setting) -> None:
-        self._setting, device = setting, setting.device
-        if setting.opened is not None:
-            self._device = setting.opened(device)
-        else:
-            self._device = _opened(device, setting)
-            if device.emulated:
-                self._device = SlowedDevice(self._device, device.slowdown)
+        self._setting, self._refusal = setting, ""
+        try:
+            self._device = _opened(setting.device, setting)
+        except DeviceError as error:  # for `where` to raise: of an actor without a constructor, Ray says that it has died
+            self._refusal = str(error)
+            return
         self._lane = Lane(self._device, setting.coding)
         self._programs: dict[int, Program] = {}
         self._copies: dict[int, Mapping[str, Any]] = {}  # copies of states, by number
@@ -81,7 +80,9 @@ class DeviceActor:
         return WeightStore.of_user()
 
     def where(self) -> tuple[tuple[str, int], int]:
-        """Return the address that it listens on, and the number of its process."""
+        """Return the address that it listens on, and the number of its process. Raises DeviceError if no device was opened."""
+        if self._refusal:
+            raise DeviceError(self._refusal)
         return self._listener.address, os.getpid()
 
     def reach(self, name: str, address: tuple[str, int], secret: bytes) -> None:
@@ -191,10 +192,14 @@ class DeviceActor:
 
 
 def _opened(device: Device, setting: Setting) -> RuntimeDevice:
+    if setting.opened is not None:
+        return setting.opened(device)
     kind = device_kind(device)
     if setting.counting and isinstance(kind, Counts):
-        return kind.counting(device, setting.precision)
-    return kind.open(device, setting.precision)
+        made = kind.counting(device, setting.precision)
+    else:
+        made = kind.open(device, setting.precision)
+    return SlowedDevice(made, device.slowdown) if device.emulated else made
 
 
 def local(device: Device) -> Device:

@@ -53,8 +53,13 @@ class Encoded(NamedTuple):
     variables: tuple[str, ...] = ()
 
 
-def encode(form: Format, program: Any) -> Encoded:
+def encode(form: Format, program: Any, inputs: int | None = None) -> Encoded:
     """Return a segment, as :meth:`placeit.backends.base.Model.segment` makes it, as files.
+
+    Args:
+        form: its format.
+        program: the segment.
+        inputs: number of its inputs. Further inputs of an ONNX model are states. None if there are no others.
 
     Raises:
         DeviceError: it is too large for its format.
@@ -64,7 +69,7 @@ def encode(form: Format, program: Any) -> Encoded:
         case "openvino":
             return _from_openvino(program)
         case "onnx":
-            return _from_onnx(program)
+            return _from_onnx(program, inputs)
         case "torch":
             return _from_torch(program)
 
@@ -106,7 +111,7 @@ def _from_openvino(model: Any) -> Encoded:
     return Encoded(((Part(text),), _divided(data, weights, pieces)), pieces, variables=variables)
 
 
-def _from_onnx(program: Any) -> Encoded:
+def _from_onnx(program: Any, inputs: int | None) -> Encoded:
     from placeit.backends.bundle.programs import self_contained
 
     try:
@@ -119,7 +124,8 @@ def _from_onnx(program: Any) -> Encoded:
             at = found + len(tensor.raw_data)
             weights.append((found, at))
     pieces: dict[str, bytes] = {}
-    return Encoded((_divided(data, weights, pieces),), pieces, names if isinstance(program, OnnxFile) else None)
+    states = () if inputs is None else names[0][inputs:]
+    return Encoded((_divided(data, weights, pieces),), pieces, names if isinstance(program, OnnxFile) else None, states)
 
 
 def _from_torch(module: Any) -> Encoded:

@@ -73,7 +73,7 @@ def pack(segment: SegmentSource, forms: Sequence[Format]) -> tuple[Package, dict
         except DeviceError as error:
             refused = refused or error
         else:
-            return _packed(form, encode(form, program), segment.inputs, segment.outputs)
+            return _packed(form, encode(form, program, len(segment.inputs)), segment.inputs, segment.outputs)
     raise refused or DeviceError("The device compiles no format of segments.")
 
 

@@ -86,6 +86,8 @@ class Cable:
 class SleepKind(DeviceKind):
     """``sleep:CPU@0`` is a core that sleeps; ``sleep:0`` and ``sleep:1`` are boards, which compute on the CPU."""
 
+    on_nodes = True
+
     def version(self) -> str:
         return "sleep 1.0"
 
