@@ -92,7 +92,7 @@ slow: setup ## the slow tests: stress, whole models, training; in two processes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'slow and not nightly and not intel_gpu' -n 2 --dist loadfile
 
 intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emulated ones
-	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest tests/intel_gpu -m intel_gpu
+	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest tests/intel_gpu tests/conformance -m intel_gpu
 
 arm: wheel ## the tests of the wheel for aarch64, on an emulated board: tests/arm_board
 	$(BIN)/pytest -m nightly tests/arm_board

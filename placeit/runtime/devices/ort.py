@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import OnnxKinds
-from placeit.backends.onnx.whole import WholeOnnxModel
 from placeit.backends.onnx_external import OnnxFile, session_source
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
@@ -25,9 +23,6 @@ from placeit.runtime.devices.base import Buffer, BufferSpec, Fetched, Program, S
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.worker import LENT_BY_ALL_CORES_S, LENT_S, OnWorker
 
-if TYPE_CHECKING:
-    from placeit.backends.base import Model
-
 __all__ = [
     "OrtDevice",
     "OrtInstance",
@@ -38,7 +33,6 @@ __all__ = [
     "open_session",
     "provider",
     "refusals_here",
-    "supported",
 ]
 
 _MOST_SHAPES = 1024  # sets of input shapes for which an instance remembers the shapes of its outputs
@@ -404,43 +398,6 @@ def _session(model: Any, of: tuple[str, dict[str, str]], cores: tuple[int, ...] 
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     source = model.model if isinstance(model, OnnxFile) else model
     return runtime.InferenceSession(session_source(source, options), options, providers=[of], enable_fallback=0)
-
-
-def supported(
-    model: Model, device: Device, refusals: Callable[[Device, Sequence[Any]], tuple[str, list[str | None]]]
-) -> Collection[str]:
-    """Return the names of ops that ONNX Runtime has kernels for; to find out, make a session of one op of each kind.
-
-    Args:
-        model: the model.
-        device: the device.
-        refusals: :func:`refusals_here`, called where the device is.
-
-    Raises:
-        DeviceError: it runs none of them, or the model is not an ONNX model.
-    """
-    if isinstance(model, WholeOnnxModel):
-        return model.graph.names
-    if not isinstance(model, OnnxKinds):
-        raise DeviceError(
-            f"ONNX Runtime drives {device.name}, and {model.path} is not an ONNX model: write it as one (`placeit export "
-            "model.pt2 -o model.onnx`), or choose other devices."
-        )
-    if model.states and on_gpu(device):
-        raise DeviceError(
-            f"{device.name}: ONNX Runtime keeps no state on GPUs, and {model.path} has some ('{model.states[0].name}'): choose "
-            "other devices, or leave caches inputs with --state none."
-        )
-    kinds = list(model.onnx_kinds())
-    version, answers = refusals(device, [example for _, example in kinds])
-    found = {op for (ops, _), why in zip(kinds, answers, strict=True) if why is None for op in ops}
-    refused = [why for why in answers if why is not None]
-    if refused and not found:
-        raise DeviceError(
-            f"ONNX Runtime {version} can run nothing of {model.path} on {device.name}: {refused[0]}. Install a version of it "
-            "that can, or choose devices that OpenVINO drives."
-        )
-    return found
 
 
 def refusals_here(device: Device, models: Sequence[Any]) -> tuple[str, list[str | None]]:

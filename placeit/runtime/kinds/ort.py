@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError
 from placeit.devices.onnxruntime import has_onnxruntime, onnxruntime, onnxruntime_failure
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kinds import DeviceKind
@@ -66,10 +66,36 @@ class _OrtKind(DeviceKind):
         return open_streams(devices, precision)
 
     def supported(self, model: Model, device: Device) -> Collection[str]:
-        """Return the ops that ONNX Runtime has kernels for. Raises DeviceError."""
-        from placeit.runtime.devices.ort import refusals_here, supported
+        """Return the ops that ONNX Runtime has kernels for; to find out, make a session of one op of each kind.
 
-        return supported(model, device, functools.partial(at_device, refusals_here))
+        Raises DeviceError if it runs none of them, or if the model is not an ONNX model.
+        """
+        from placeit.backends.base import OnnxKinds
+        from placeit.backends.onnx.whole import WholeOnnxModel
+        from placeit.runtime.devices.ort import on_gpu, refusals_here
+
+        if isinstance(model, WholeOnnxModel):
+            return model.graph.names
+        if not isinstance(model, OnnxKinds):
+            raise DeviceError(
+                f"ONNX Runtime drives {device.name}, and {model.path} is not an ONNX model: write it as one (`placeit export "
+                "model.pt2 -o model.onnx`), or choose other devices."
+            )
+        if model.states and on_gpu(device):
+            raise DeviceError(
+                f"{device.name}: ONNX Runtime keeps no state on GPUs, and {model.path} has some ('{model.states[0].name}'): "
+                "choose other devices, or leave caches inputs with --state none."
+            )
+        kinds = list(model.onnx_kinds())
+        version, answers = at_device(refusals_here, device, [example for _, example in kinds])
+        found = {op for (ops, _), why in zip(kinds, answers, strict=True) if why is None for op in ops}
+        refused = [why for why in answers if why is not None]
+        if refused and not found:
+            raise DeviceError(
+                f"ONNX Runtime {version} can run nothing of {model.path} on {device.name}: {refused[0]}. Install a version "
+                "of it that can, or choose devices that OpenVINO drives."
+            )
+        return found
 
     def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
         """Run the groups one by one. Raises DeviceError."""
