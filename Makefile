@@ -8,8 +8,8 @@ NATIVE := $(wildcard native/*/*.?pp)
 PYTHONS ?= python3.11 python3.12 python3.13
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ZIG = $(abspath $(BIN)/python);-m;ziglang;c++;-target;aarch64-linux-gnu
-# what a build asks about the machine that it is for: AARCH64_CXX (aarch64-linux-gnu-g++), or else zig from PyPI, compiles
-FOR_AARCH64 = _PYTHON_HOST_PLATFORM=linux-aarch64 CMAKE_ARGS='-DCMAKE_CXX_COMPILER=$(or $(AARCH64_CXX),$(ZIG))'
+# AARCH64_CXX (aarch64-linux-gnu-g++), or else zig from PyPI, compiles; what the build installs for itself stays of this machine
+FOR_AARCH64 = CMAKE_ARGS='-DCMAKE_CXX_COMPILER=$(or $(AARCH64_CXX),$(ZIG))'
 CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 
 .PHONY: help setup native stubs proto wheel dist image licences arm demo docs test lint types check slow intel-gpu nightly format tidy sanitize bench clean
@@ -38,7 +38,7 @@ proto: setup ## compile the text of the protocol that servers speak over gRPC
 	$(BIN)/python -m grpc_tools.protoc -I placeit/serve --descriptor_set_out=placeit/serve/open_inference.pb open_inference.proto
 
 wheel: setup ## wheels for Linux in dist/: for Python 3.11, and for 3.12 and later, here and on aarch64; PYTHONS names what to build them with
-	@$(if $(AARCH64_CXX),,$(INSTALL) ziglang)
+	@$(INSTALL) wheel $(if $(AARCH64_CXX),,ziglang)
 	rm -rf build/wheels dist
 	@for python in $(PYTHONS); do \
 	  if [ -e "$$(echo build/wheels/*-abi3-*)" ]; then continue; \
@@ -48,6 +48,7 @@ wheel: setup ## wheels for Linux in dist/: for Python 3.11, and for 3.12 and lat
 	      $$build build/wheels/aarch64 . && $$build build/wheels . || exit 1; \
 	  else echo "$$python is not found: no wheel is built with it"; fi; \
 	done
+	$(BIN)/python -m wheel tags --remove --platform-tag linux_aarch64 build/wheels/aarch64/*.whl
 	for wheel in build/wheels/aarch64/*.whl build/wheels/*.whl; do PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist $$wheel || exit 1; done
 
 dist: wheel ## what is published, in dist/: an sdist and wheels; checks them, and tries each wheel in an empty environment

@@ -134,7 +134,7 @@ def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, p
     session = SimpleNamespace(
         cluster=SimpleNamespace(executable=True),
         tolerance=1e-3,
-        grouping=SimpleNamespace(groups=SimpleNamespace(param_bytes=np.zeros(1))),
+        grouping=SimpleNamespace(groups=SimpleNamespace(bytes_once=np.zeros(1))),
         segmenter=SimpleNamespace(problem=lambda: None),
         executor=lambda seconds, **_: Drawn(
             seconds * math.exp(machine.random.normal(0, case.opening)), machine, short=case.short

@@ -46,6 +46,7 @@ from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.proposing import ask_all
 from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
+from placeit.placers.registry import parse_placer
 from placeit.profiler.cache import Cache
 from placeit.session import Session
 from placeit.simulator.objectives.latency import Latency
@@ -84,7 +85,7 @@ def _searching(*, on: bool) -> Way:
 
         search.raced = watched  # type: ignore[method-assign]
         search.singles(plain=False)
-        ask_all(search, DEFAULT_PLACERS)
+        ask_all(search, {name: parse_placer(name) for name in DEFAULT_PLACERS})
         refine(search)
         improve(search)
         if on:

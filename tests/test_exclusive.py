@@ -60,7 +60,7 @@ def segment_search() -> tuple[Callable[[], object], list[Callable[[], object]]]:
         passthrough=np.zeros(OPS, np.bool_),
         cliques=np.zeros((0, DEVICES), np.bool_),
         host=np.zeros(DEVICES + 1),
-        steady=False,
+        in_flight=0,
         outside=np.zeros(DEVICES),
     )
     place, able = np.zeros(OPS, np.int32), np.ones((OPS, DEVICES), np.bool_)

@@ -146,12 +146,20 @@ def test_a_rounding_that_several_ops_read_ties_them_to_no_device() -> None:
     assert model.rounding == {"round": pytest.approx(1 / 15)}
 
 
-@pytest.mark.parametrize(("compressed", "rounding"), [(True, {"product": pytest.approx(1 / 127)}), (False, {})])
-def test_a_runtime_may_round_what_meets_compressed_weights(compressed: bool, rounding: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("compressed", "dynamic", "rounding"),
+    [(True, True, {"product": pytest.approx(1 / 127)}), (True, False, {}), (False, True, {})],
+)
+def test_a_runtime_may_round_what_meets_compressed_weights_if_the_model_asks_for_it(
+    compressed: bool, dynamic: bool, rounding: dict[str, Any]
+) -> None:
     x = ops.parameter([4, 8], ov.Type.f32, name="x")
     weights = ops.constant(np.ones((8, 8), np.int8 if compressed else np.float16))
     product = ops.matmul(x, ops.multiply(ops.convert(weights, "f32"), np.float32(0.1)), False, False, name="product")
-    assert parts(product, [x]).rounding == rounding
+    model = ov.Model([ops.result(product, name="y")], [x], "parts")
+    if dynamic:
+        model.set_rt_info("32", ["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"])
+    assert describe(model, Path("parts")).rounding == rounding
 
 
 def test_pairs_are_in_one_group_and_pins_may_separate_them() -> None:

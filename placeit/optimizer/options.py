@@ -127,8 +127,9 @@ class Goal:
             one if isinstance(one, str) else type(one).__name__: parse_placer(one) if isinstance(one, str) else one
             for one in every
         }
-        if len(self.placers) < len(every):
-            raise UsageError("Two of the placers have one name: give each once, and name the classes of objects differently.")
+        texts = [one for one in every if isinstance(one, str)]
+        if len(self.placers) < len(set(texts)) + len(every) - len(texts):
+            raise UsageError("Two of the placers have one name: name the classes of objects differently.")
         self.names = list(self.placers)
         self.exploring = {name: placer for name, placer in self.placers.items() if isinstance(placer, Explores)}
         self.asked = [name for name in self.names if name not in self.exploring]

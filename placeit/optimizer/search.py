@@ -71,7 +71,7 @@ class Search(Races):
         steady = self.objective.steady
         self.segmenter = self.segmenter_of(self.session.costs) if steady else self.session.segmenter
         self.problem = self.segmenter.problem()
-        self._refused = np.zeros(self.problem.compute.shape, bool)  # groups with ops that a device did not compile
+        self._refused = set[tuple[int, int]]()  # groups, and devices that did not compile some of their ops
         self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> its placer, and why there is no plan
         self.unable: set[str] = set()  # unplanned candidates whose placer cannot place this model with its options
         self.excluded: Excluded | None = None  # why no split can be the answer, if that is known
@@ -114,7 +114,7 @@ class Search(Races):
         """
         try:
             groups = propose()
-            if self._refused[np.arange(len(groups)), groups].any():
+            if not self._refused.isdisjoint(enumerate(groups.tolist())):
                 groups = repair(self.problem, groups)
             known = self.find(groups)
             if known is None:
@@ -135,12 +135,14 @@ class Search(Races):
         one = self.known[name]
         if not isinstance(why, DeviceError) or not refuses_ops(why) or not self.is_placed(one):
             return
-        kept, device = self._refused.copy(), self.problem.device_names.index(why.device)
-        kept[self.session.grouping.group_of[[self.session.model.graph.index[op] for op in why.ops]], device] = True
-        compute = np.where(kept, np.inf, self.problem.compute)
-        if (kept == self._refused).all() or not np.isfinite(compute).any(axis=1).all():  # nothing new, or no other device
+        groups, device = self.session.grouping.group_of, self.problem.device_names.index(why.device)
+        refused = {(int(groups[self.session.model.graph.index[op]]), device) for op in why.ops}
+        compute = self.problem.compute.copy()
+        compute[tuple(np.array(list(refused)).T)] = np.inf
+        if refused <= self._refused or not np.isfinite(compute).any(axis=1).all():  # nothing new, or no other device
             return
-        self._refused, self.problem = kept, replace(self.problem, compute=compute)
+        self._refused |= refused
+        self.problem = replace(self.problem, compute=compute)
         warn_of_refused(why, self.session.cluster)
         self.add(name, one.placer, one.groups.copy)
 

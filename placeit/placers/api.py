@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from placeit.core.errors import UsageError
@@ -9,7 +11,9 @@ from placeit.core.placement import Placement
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Placer, best
 from placeit.placers.registry import parse_placer
-from placeit.simulator.scheduler import Rules
+
+if TYPE_CHECKING:
+    from placeit.simulator.scheduler import Rules
 
 __all__ = ["place"]
 

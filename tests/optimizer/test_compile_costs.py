@@ -56,7 +56,7 @@ class Compiler:
         self.session = SimpleNamespace(
             cluster=SimpleNamespace(executable=True),
             tolerance=1e-3,
-            grouping=SimpleNamespace(groups=SimpleNamespace(param_bytes=np.zeros(1))),
+            grouping=SimpleNamespace(groups=SimpleNamespace(bytes_once=np.zeros(1))),
             segmenter=SimpleNamespace(problem=lambda: SimpleNamespace(compute=np.zeros((2, 2)))),
             executor=self.open,
             reference=SimpleNamespace(check=lambda _, **__: OutputDifference(0.0, 0.0)),

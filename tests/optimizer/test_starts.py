@@ -25,6 +25,7 @@ from placeit.optimizer.result import Optimized
 from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.starts import divide_for, read_starts
+from placeit.placers.registry import parse_placer
 from placeit.profiler.cache import Cache
 from placeit.report import as_text
 from placeit.session import Session
@@ -82,7 +83,7 @@ def test_a_start_is_measured_though_it_is_simulated_to_be_hopeless(cache: Cache)
         search = Search(RunOptions(session, Latency()))
         search.singles()
         search.begin_with({"start": groups})
-        ask_all(search, ("heft", "cpop", "metis", "random-task-eft", "random"))
+        ask_all(search, {name: parse_placer(name) for name in ("heft", "cpop", "metis", "random-task-eft", "random")})
         refine(search)
         assert "start" in {candidate.name for candidate in promising(search)}
     found = optimize(

@@ -127,7 +127,7 @@ class Source:
 def test_sessions_of_onnx_runtime_are_ordered_with_the_streams_of_executors(which, forgotten, monkeypatch):
     cuda = RecordedCuda(2)
     accelerator = RecordedAccelerator(cuda, open_library(which, cuda, monkeypatch))
-    made = lambda segment, name, of: Session(cuda, int(of[1]["user_compute_stream"]))  # noqa: E731
+    made = lambda segment, name, of, **_: Session(cuda, int(of[1]["user_compute_stream"]))  # noqa: E731
     monkeypatch.setattr(ort_program, "open_session", made)
     follow, calls = accelerator.library.follow, itertools.count()
 

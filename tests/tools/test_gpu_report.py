@@ -47,7 +47,7 @@ def needs(lines):
 
 def test_what_is_needed_is_carried_or_has_to_be_there(tool):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    tests = ["pytest", "pytest-timeout", "hypothesis", *project["optional-dependencies"]["cuda"]]
+    tests = ["pytest", "pytest-timeout", "hypothesis", *project["optional-dependencies"]["nvml"]]
     known = {*tool.CARRIED, *tool.PRESENT}
     assert needs([*project["dependencies"], *tests]) - known == set()
     for name in tool.CARRIED:

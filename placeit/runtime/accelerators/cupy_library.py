@@ -101,7 +101,7 @@ class CupyLibrary:
         DeviceError: there is no driver, or it is too old for this CuPy.
     """
 
-    kind = "cuda"
+    hardware = "cuda"
     out_of_memory: type[BaseException] = cupy.cuda.memory.OutOfMemoryError
     times_graphs = False  # CuPy cannot record an event with timing as part of a graph
 

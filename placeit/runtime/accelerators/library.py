@@ -60,7 +60,7 @@ class StreamLibrary(Protocol):
     """
 
     @property
-    def kind(self) -> str:
+    def hardware(self) -> str:
         """Type of the devices, such as ``cuda``."""
         ...
 

@@ -55,7 +55,7 @@ class StreamAccelerator:
         self._parts = [device.where.part for device in devices]
         first = {at: number for number, at in reversed(list(enumerate(self._places)))}  # several may be parts of a GPU
         self._memory = [
-            HOST if number in self._sets else first[at] if library.kind == "cuda" else number
+            HOST if number in self._sets else first[at] if library.hardware == "cuda" else number
             for number, at in enumerate(self._places)
         ]
         self._reports: Reports = reports or ThreadReports()
@@ -205,7 +205,7 @@ class StreamAccelerator:
             self._idle[stream.of].append(stream)
 
     def _graphs(self, device: int, priority: int) -> Graphs | None:
-        if self.library.kind != "cuda":
+        if self.library.hardware != "cuda":
             return None
         if (device, priority) not in self._recordings:
             self._recordings[device, priority] = Recording(functools.partial(self._new_stream, device, priority))

@@ -63,7 +63,7 @@ class TorchLibrary:
     """PyTorch's streams, events, memory and graphs of devices of one type. Places are ``torch.device``.
 
     Args:
-        kind: the type, as PyTorch spells it: ``cuda``.
+        hardware: the type, as PyTorch spells it: ``cuda``.
 
     Raises:
         DeviceError: PyTorch has no support for such devices, or there is no driver.
@@ -71,8 +71,8 @@ class TorchLibrary:
 
     out_of_memory = torch.OutOfMemoryError
 
-    def __init__(self, kind: str) -> None:
-        self.kind, self._module = kind, _module(kind)
+    def __init__(self, hardware: str) -> None:
+        self.hardware, self._module = hardware, _module(hardware)
         self._lock = threading.Lock()
         self._adopting: dict[torch.device, Any] = {}  # streams that wait for the work of callers
 
@@ -86,10 +86,10 @@ class TorchLibrary:
         if hardware is None:
             return torch.device("cpu")
         place, count = torch.device(hardware), int(self._module.device_count())
-        if place.type != self.kind:
-            raise DeviceError(f"{place} and {self.kind} are of different types, and share no streams: choose one.")
+        if place.type != self.hardware:
+            raise DeviceError(f"{place} and {self.hardware} are of different types, and share no streams: choose one.")
         if (place.index or 0) >= count:
-            there = ", ".join(f"{self.kind}:{i}" for i in range(count))
+            there = ", ".join(f"{self.hardware}:{i}" for i in range(count))
             raise DeviceError(f"There is no device {place}; PyTorch sees {there}. See `placeit devices`.")
         return place
 
@@ -104,7 +104,7 @@ class TorchLibrary:
 
     def exact(self) -> AbstractContextManager[object]:
         """Return a context that forbids TF32 on CUDA."""
-        return without_tf32() if self.kind == "cuda" else contextlib.nullcontext()
+        return without_tf32() if self.hardware == "cuda" else contextlib.nullcontext()
 
     def launching(self) -> AbstractContextManager[object]:
         """Return a context of inference mode."""
@@ -129,7 +129,7 @@ class TorchLibrary:
     def allocate(self, place: Place | None, nbytes: int) -> torch.Tensor:
         """Allocate with PyTorch's allocators."""
         if place is None:
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.kind != "cpu")
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.hardware != "cpu")
         return torch.empty(nbytes, dtype=torch.uint8, device=narrowed(torch.device, place))
 
     def free(self, memory: torch.Tensor) -> None:
@@ -179,12 +179,12 @@ class TorchLibrary:
         """Take a tensor by DLPack, on a stream that waits for the caller's work."""
         if not isinstance(array, DLPackArray):
             assert isinstance(array, CudaArray)  # noqa: S101 (the caller has checked)
-            tensor, stream = torch.as_tensor(array, device=self.kind), array.__cuda_array_interface__.get("stream")
+            tensor, stream = torch.as_tensor(array, device=self.hardware), array.__cuda_array_interface__.get("stream")
             if stream is not None:
                 external: Any = torch.cuda.ExternalStream
                 self.current(tensor.device).wait_stream(external(stream, device=tensor.device))
             return self.adopt(tensor)
-        place = torch.device(self.kind, array.__dlpack_device__()[1])
+        place = torch.device(self.hardware, array.__dlpack_device__()[1])
         with self._lock:
             if place not in self._adopting:
                 self._adopting[place] = self.stream(place, 0, (1, 1))
@@ -211,7 +211,7 @@ class TorchLibrary:
 
     def stream(self, place: Place, priority: int, part: tuple[int, int]) -> Any:
         """Return a stream of PyTorch's pool or of a part of a GPU."""
-        if self.kind != "cuda":
+        if self.hardware != "cuda":
             return torch.Stream(device=narrowed(torch.device, place))
         if part[1] > 1:
             return part_stream(self.number(place) or 0, part, priority)
@@ -220,7 +220,7 @@ class TorchLibrary:
 
     def event(self, place: Place) -> Any:
         """Return an event with timing; on CUDA, threads wait for it asleep, and a graph can record it."""
-        if self.kind == "cuda":
+        if self.hardware == "cuda":
             make: Any = torch.cuda.Event
             return make(enable_timing=True, blocking=True, **({"external": True} if self.times_graphs else {}))
         return torch.Event(device=narrowed(torch.device, place), enable_timing=True)
@@ -239,7 +239,7 @@ class TorchLibrary:
 
     def finish(self, stream: Any) -> None:
         """Wait, on CUDA by an event: CUDA spins while it waits for anything that was not made with ``blocking=True``."""
-        if self.kind != "cuda":
+        if self.hardware != "cuda":
             stream.synchronize()
             return
         make: Any = torch.cuda.Event
