@@ -334,8 +334,8 @@ def test_whatever_listens_does_so_on_the_loopback_address(runtime: Runtime, file
     [
         ("edge9/CPU", "no node 'edge9'; its nodes are head, "),
         ("edge1/CPU@4000", "core 4000"),
-        ("edge1/GPU", "CPU core sets can be used"),
-        ("edge1/ort:CPU@0", "CPU core sets can be used"),
+        ("edge1/GPU.7", "There is no device 'GPU.7' on this machine"),
+        ("edge1/throughput:CPU", "can be used on their own machine only"),
     ],
 )
 def test_a_device_that_no_node_has_is_an_error_that_says_what_there_is(nodes: connection.Nodes, name: str, why: str) -> None:
@@ -345,13 +345,13 @@ def test_a_device_that_no_node_has_is_an_error_that_says_what_there_is(nodes: co
 
 def test_devices_of_a_node_that_share_cores_are_refused(nodes: connection.Nodes) -> None:
     cluster = discover([f"edge1/CPU@{CORES[0]}", "edge1/CPU"])
-    with pytest.raises(DeviceError, match="share cores of the node 'edge1'"):
+    with pytest.raises(DeviceError, match="share hardware of the node 'edge1'"):
         opened(cluster)
 
 
 def test_another_version_on_a_node_is_an_error(nodes: connection.Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "__version__", "0.0.0")
-    with pytest.raises(DeviceError, match=r"and this process placeit 0\.0\.0"):
+    with pytest.raises(DeviceError, match=r"and this process has placeit 0\.0\.0"):
         nodes.device(Address("CPU", node="edge1"))
 
 
