@@ -7,7 +7,7 @@ INTERRUPTS ?= 1000
 NATIVE := $(wildcard native/*/*.?pp)
 PYTHONS ?= python3.11 python3.12 python3.13
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-ZIG = $(abspath $(BIN)/python);-m;ziglang;c++;-target;aarch64-linux-gnu
+ZIG = $(abspath $(BIN)/python);-m;ziglang;c++;-target;aarch64-linux-gnu.2.28
 # AARCH64_CXX (aarch64-linux-gnu-g++), or else zig from PyPI, compiles; what the build installs for itself stays of this machine
 FOR_AARCH64 = CMAKE_ARGS='-DCMAKE_CXX_COMPILER=$(or $(AARCH64_CXX),$(ZIG))'
 CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
