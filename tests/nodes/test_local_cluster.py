@@ -29,7 +29,7 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.nodes import device as device_module
+from placeit.runtime.nodes import pulse
 from placeit.runtime.nodes.actor import DeviceActor
 from placeit.runtime.nodes.device import NodeDevice, NodeLink
 from placeit.runtime.runtime import Runtime
@@ -243,7 +243,7 @@ def ahead_by(seconds: float) -> Callable[[Device], RuntimeDevice]:
 def test_spans_of_nodes_with_other_clocks_are_in_the_time_of_this_process_from_the_first_run_on(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_module, "_BEAT_S", 60.0)  # what is known of a clock is what opening the device has told
+    monkeypatch.setattr(pulse, "_BEAT_S", 60.0)  # what is known of a clock is what opening the device has told
     model, (head, edge, _, here) = inception_like(), cluster.devices
     among = Cluster((head, edge, here))
     with ExitStack() as stack:
