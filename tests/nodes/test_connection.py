@@ -223,7 +223,7 @@ def test_nodes_without_placeit_or_with_another_version_are_errors_that_say_so(tm
         for name in ("edge1", "edge2"):
             with pytest.raises(DeviceError, match=f"The node '{name}' has no placeit, or another version of it"):
                 nodes.device(Address("CPU", node=name))
-        with pytest.raises(DeviceError, match=r"The node 'edge3' has placeit 0\.0\.0 with OpenVINO .*and this process placeit"):
+        with pytest.raises(DeviceError, match=r"The node 'edge3' has placeit 0\.0\.0, and this process has placeit"):
             nodes.device(Address("CPU", node="edge3"))
     finally:
         connection.disconnect()
