@@ -19,6 +19,7 @@ from placeit.core.interrupts import at_end
 __all__ = [
     "check_regular",
     "check_writable",
+    "complete_lines",
     "own_descriptor",
     "own_folder",
     "read_text",
@@ -258,6 +259,23 @@ def read_text(path: Path) -> str:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise FileError(f"Cannot read {path}: it is not a text file ({error.reason} at byte {error.start}).") from error
+
+
+def complete_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file to which lines are appended; cut off a last line that was not written whole.
+
+    Raises:
+        FileError: it cannot be read, or not be cut.
+    """
+    try:
+        data = path.read_bytes()
+        end = data.rfind(b"\n") + 1
+        if end < len(data):
+            with path.open("r+b") as stream:
+                stream.truncate(end)
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    return data[:end].split(b"\n")[:-1]
 
 
 @contextlib.contextmanager

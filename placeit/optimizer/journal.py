@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import FileError, UsageError
+from placeit.core.files import complete_lines
 from placeit.core.records import RecordError, check_shape, parsed, plain, record
 from placeit.core.version import __version__
 from placeit.measuring.check import OutputDifference
@@ -142,16 +143,13 @@ class Journal:
                 return []
             if not self.path.is_file():
                 raise FileError(f"Cannot go on from {self.path}: it is not a regular file.")
-            data = self.path.read_bytes()
-            if not data.startswith(_BEGINNING) and not _BEGINNING.startswith(data):
-                raise _foreign(self.path)
-            end = data.rfind(b"\n") + 1
-            if end < len(data):
-                with self.path.open("r+b") as stream:
-                    stream.truncate(end)
+            with self.path.open("rb") as stream:
+                begun = stream.read(len(_BEGINNING))
         except OSError as error:
             raise FileError(f"Cannot read {self.path}: {error.strerror or error}.") from error
-        return data[:end].split(b"\n")[:-1]
+        if not _BEGINNING.startswith(begun):
+            raise _foreign(self.path)
+        return complete_lines(self.path)
 
     def _append(self, line: Mapping[str, Any], mode: str) -> None:
         try:

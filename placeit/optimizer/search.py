@@ -135,10 +135,11 @@ class Search(Races):
         one = self.known[name]
         if not isinstance(why, DeviceError) or not refuses_ops(why) or not self.is_placed(one):
             return
-        groups, device = self.session.grouping.group_of, self.problem.device_names.index(why.device)
-        refused = {(int(groups[self.session.model.graph.index[op]]), device) for op in why.ops}
+        device, index = self.problem.device_names.index(why.device), self.session.model.graph.index
+        groups = self.session.grouping.group_of[[index[op] for op in why.ops]]
+        refused = {(group, device) for group in groups.tolist()}
         compute = self.problem.compute.copy()
-        compute[tuple(np.array(list(refused)).T)] = np.inf
+        compute[groups, device] = np.inf
         if refused <= self._refused or not np.isfinite(compute).any(axis=1).all():  # nothing new, or no other device
             return
         self._refused |= refused

@@ -7,12 +7,13 @@ import hashlib
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["UnavailableError", "board", "main", "on_board"]
+from tests.emulators import UnavailableError, cache_of, call
+
+__all__ = ["board", "main", "on_board"]
 
 _ROOT = Path(__file__).parents[2]
 _BINFMT = Path("/proc/sys/fs/binfmt_misc")
@@ -21,10 +22,7 @@ _MAGIC = r"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x
 _MASK = r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"
 _QEMU = "/usr/bin/qemu-aarch64-static"
 _SITE = "opt/site"
-
-
-class UnavailableError(Exception):
-    """The board cannot be built here; the text says why."""
+_FAILURE = "Cannot build the ARM board"
 
 
 def board() -> Path:
@@ -34,27 +32,24 @@ def board() -> Path:
         UnavailableError: root's rights, a program, the network, or the wheel is missing.
     """
     wheels = sorted((_ROOT / "dist").glob("placeit-*cp311*aarch64.whl"))
-    missing = [program for program in ("debootstrap", _QEMU) if shutil.which(program) is None]
-    if missing or os.geteuid() or not wheels:
-        needs = ("debootstrap, qemu-user-static, and root's rights", "a wheel for aarch64 in dist/: make wheel")[
-            not missing and not os.geteuid()
-        ]
-        raise UnavailableError(f"An ARM board is emulated with {needs}.")
-    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    folder = (shared if shared.is_absolute() else Path.home() / ".cache") / "placeit-tests" / "arm-board"
+    if os.geteuid() or None in map(shutil.which, ("debootstrap", _QEMU)):
+        raise UnavailableError(f"{_FAILURE}: it takes root's rights, debootstrap and qemu-user-static.")
+    if not wheels:
+        raise UnavailableError(f"{_FAILURE}: there is no wheel for aarch64 in dist/; make wheel.")
+    folder = cache_of("arm-board")
     folder.mkdir(parents=True, exist_ok=True)
     root, work = folder / "root", folder / "work"
     work.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building
         if not (_BINFMT / "register").exists():
-            _call("mount", "-t", "binfmt_misc", "binfmt_misc", str(_BINFMT))
+            call(_FAILURE, "mount", "-t", "binfmt_misc", "binfmt_misc", str(_BINFMT))
         if not (_BINFMT / "qemu-aarch64").exists():
             (_BINFMT / "register").write_text(f":qemu-aarch64:M::{_MAGIC}:{_MASK}:{_QEMU}:OCF")
         if not (folder / "base").exists():
             shutil.rmtree(root, ignore_errors=True)
             packages = "--include=python3,python3-venv,ca-certificates"
-            _call("debootstrap", "--arch=arm64", "--variant=minbase", packages, "bookworm", str(root))
+            call(_FAILURE, "debootstrap", "--arch=arm64", "--variant=minbase", packages, "bookworm", str(root))
             (folder / "base").touch()
         digest = hashlib.sha256(wheels[-1].read_bytes()).hexdigest()
         installed = folder / "installed"
@@ -66,13 +61,22 @@ def board() -> Path:
 
 
 def _install(root: Path, wheel: Path, uv: Path) -> None:
-    """Install the wheel and what it needs, from wheels alone, as pip would on the board; there, emulated, it takes an hour."""
-    _call(sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(uv), "uv")
+    """Install the wheel and what it needs, from wheels alone, as pip would on the board, where emulation makes it slow."""
+    call(_FAILURE, sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(uv), "uv")
     site = root / _SITE
     shutil.rmtree(site, ignore_errors=True)
     platform = ("--python-platform", "aarch64-manylinux_2_36", "--python-version", "3.11", "--only-binary", ":all:")
-    _call(
-        str(uv / "bin" / "uv"), "pip", "install", "--quiet", "--system-certs", *platform, "--target", str(site), f"{wheel}[ray]"
+    call(
+        _FAILURE,
+        str(uv / "bin" / "uv"),
+        "pip",
+        "install",
+        "--quiet",
+        "--system-certs",
+        *platform,
+        "--target",
+        str(site),
+        f"{wheel}[ray]",
     )
     for program in (site / "bin").iterdir():  # which name the Python that has installed them
         first, _, rest = program.read_bytes().partition(b"\n")
@@ -115,9 +119,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(str(error))
     called = on_board(root, root.parent / "work", *command)
     os.execvp(called[0], called)
-
-
-def _call(*command: str) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", check=False)
-    if done.returncode:
-        raise UnavailableError(f"An ARM board cannot be built: {shlex.join(command)}\n{done.stdout.strip()[-2000:]}")

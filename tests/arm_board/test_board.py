@@ -9,8 +9,9 @@ import pytest
 
 from placeit.core.placement import Placement
 from placeit.session import Session
-from tests.arm_board.build import UnavailableError, board, on_board
+from tests.arm_board.build import board, on_board
 from tests.cli.conftest import make_tiny, split
+from tests.emulators import UnavailableError
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 

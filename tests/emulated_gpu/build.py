@@ -14,14 +14,15 @@ import hashlib
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["MISSING", "UnavailableError", "environment", "main"]
+from tests.emulators import UnavailableError, cache_of, call
+
+__all__ = ["MISSING", "environment", "main"]
 
 MISSING = "EMULATED_GPU_MISSING"
 """Environment variable for a command that runs without the GPUs: why they could not be built."""
@@ -34,11 +35,7 @@ _LIBRARIES = (  # what the runtime opens, of 1 GB in the wheels
 )
 _TBB, _PRIVATE_TBB = b"libtbb.so.12", b"libtbX.so.12"  # of one length, since it is replaced in the files
 _FLAGS = ("-O1", "-g", "-Wall", "-Wextra", "-shared", "-fPIC", "-Wl,-soname,libOpenCL.so.1")
-_WORDS_KEPT = 2000  # characters of what a failed command printed last
-
-
-class UnavailableError(Exception):
-    """The emulated GPUs cannot be built here; the text says why."""
+_FAILURE = "Cannot build the emulated GPUs"
 
 
 def environment(given: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -56,14 +53,14 @@ def environment(given: Mapping[str, str] = os.environ) -> dict[str, str]:
         UnavailableError: pip, gcc, the network or room on the disk is missing.
     """
     try:
-        library = _built(_cache_folder(given))
+        library = _built(cache_of("emulated-gpu", given))
     except OSError as error:
-        raise UnavailableError(f"Cannot build the emulated GPUs: {error}.") from error
+        raise UnavailableError(f"{_FAILURE}: {error}.") from error
     paths = [str(library.parent), *filter(None, given.get("LD_LIBRARY_PATH", "").split(":"))]
     return {
         "LD_LIBRARY_PATH": ":".join(dict.fromkeys(paths)),
         "EMULATED_GPUS": given.get("EMULATED_GPUS", "2"),
-        "PLACEIT_CACHE": given.get("PLACEIT_CACHE", str(_cache_folder(given) / "placeit")),
+        "PLACEIT_CACHE": given.get("PLACEIT_CACHE", str(cache_of("emulated-gpu", given) / "placeit")),
     }
 
 
@@ -97,11 +94,6 @@ def _openvino_finds_one() -> bool:
     return any(name.split(".")[0] == "GPU" for name in openvino_core().available_devices)
 
 
-def _cache_folder(given: Mapping[str, str]) -> Path:
-    shared = Path(given.get("XDG_CACHE_HOME", ""))
-    return (shared if shared.is_absolute() else Path.home() / ".cache") / "placeit-tests" / "emulated-gpu"
-
-
 def _built(cache: Path) -> Path:
     """Return the path of libOpenCL.so.1, built if it is not in the cache. Raises UnavailableError and OSError."""
     runtime = cache / f"runtime-{_digest(*_PINS, *_LIBRARIES)}"
@@ -117,7 +109,7 @@ def _built(cache: Path) -> Path:
         if not library.exists():
             with _appearing(library.parent) as folder:
                 define = f'-DRUNTIME="{runtime / "libintelocl.so"}"'
-                _call("gcc", *_FLAGS, define, str(_SOURCE), "-o", str(folder / library.name), "-ldl", "-lpthread")
+                call(_FAILURE, "gcc", *_FLAGS, define, str(_SOURCE), "-o", str(folder / library.name), "-ldl", "-lpthread")
     return library
 
 
@@ -139,7 +131,8 @@ def _appearing(folder: Path) -> Iterator[Path]:
 def _fetch_runtime(folder: Path) -> None:
     sys.stderr.write("Downloading Intel's OpenCL runtime for the emulated GPUs (270 MB) ...\n")
     wheels = folder / "wheels"
-    _call(
+    call(
+        _FAILURE,
         *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
         "--dest",
         str(wheels),
@@ -158,15 +151,6 @@ def _fetch_runtime(folder: Path) -> None:
         path = folder / name
         path.write_bytes(path.read_bytes().replace(_TBB, _PRIVATE_TBB))
     (folder / _TBB.decode()).rename(folder / _PRIVATE_TBB.decode())
-
-
-def _call(*command: str) -> None:
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", check=False)
-    except FileNotFoundError:
-        raise UnavailableError(f"Cannot build the emulated GPUs: {command[0]} is not installed.") from None
-    if done.returncode:
-        raise UnavailableError(f"Cannot build the emulated GPUs: {shlex.join(command)}\n{done.stdout.strip()[-_WORDS_KEPT:]}")
 
 
 if __name__ == "__main__":

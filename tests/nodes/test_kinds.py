@@ -33,7 +33,8 @@ from placeit.runtime.runtime import Runtime
 from placeit.serving.server import Server
 from placeit.session import Session
 from tests.beside import beside
-from tests.emulated_gpu.build import UnavailableError, environment
+from tests.emulated_gpu.build import environment
+from tests.emulators import UnavailableError
 from tests.open_models import divided
 from tests.small_models import inception_like
 from tests.stateful_models import SIZE, Totals, totals

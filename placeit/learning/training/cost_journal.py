@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import FileError, TrainingError, UsageError
+from placeit.core.files import complete_lines
 from placeit.core.problem import CostFunction, Problem
 from placeit.core.records import parsed, plain, record
 
@@ -139,18 +140,8 @@ class CostJournal:
         self._count += 1
 
     def _lines(self) -> Sequence[bytes]:
-        """Return the lines of the file; cut off an incomplete last line, also in the file."""
-        if self._path is None or not self._path.exists():
-            return []
-        try:
-            data = self._path.read_bytes()
-            end = data.rfind(b"\n") + 1
-            if end < len(data):
-                with self._path.open("r+b") as stream:
-                    stream.truncate(end)
-        except OSError as error:
-            raise FileError(f"Cannot read {self._path}: {error.strerror or error}.") from error
-        return data[:end].split(b"\n")[:-1]
+        """Return the complete lines of the file; none without a file."""
+        return [] if self._path is None or not self._path.exists() else complete_lines(self._path)
 
     def _check(self, line: bytes) -> None:
         try:

@@ -62,7 +62,7 @@ class DeviceActor:
         self._setting, self._refusal = setting, ""
         try:
             self._device = _opened(setting.device, setting)
-        except DeviceError as error:  # for `where` to raise: of an actor without a constructor, Ray says that it has died
+        except DeviceError as error:  # raised by `where`: if a constructor raises it, Ray reports that the actor has died
             self._refusal = str(error)
             return
         self._lane = Lane(self._device, setting.coding)
