@@ -96,10 +96,10 @@ intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emu
 	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest tests/intel_gpu tests/conformance -m intel_gpu
 
 arm: wheel ## the tests of the wheel for aarch64, on an emulated board: tests/arm_board
-	$(BIN)/pytest -m nightly tests/arm_board
+	$(BIN)/pytest -o faulthandler_timeout=0 -m nightly tests/arm_board
 
 nightly: setup wheel ## what takes hours: Ctrl-C at random moments of all commands, damaged files, thousands of searches
-	$(BIN)/pytest -m nightly -n 2
+	$(BIN)/pytest -o faulthandler_timeout=0 -m nightly -n 2
 	$(BIN)/python -m tests.interrupt_commands $(INTERRUPTS)
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.soak

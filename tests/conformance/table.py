@@ -20,6 +20,7 @@ __all__ = ["CELLS", "KINDS", "PLACES", "Cell", "Kind", "cell"]
 HERE, NODE = PLACES = ("this process", "a node")
 ONE, OTHER = allowed_cores()[0], allowed_cores()[-1]
 
+_TRIED_OFTEN = "OpenVINO, core set"
 _LOCAL = "both have to be devices of nodes"
 _OWN_MACHINE = "can be used on their own machine only"
 _NO_NVIDIA_GPU = "finds no NVIDIA GPU 'cuda:0' on this machine"
@@ -68,6 +69,13 @@ class Cell:
     def __str__(self) -> str:
         return f"{self.kind.label}, {self.place}, {self.feature}"
 
+    @property
+    def marks(self) -> tuple[pytest.MarkDecorator, ...]:
+        """The marks of its test: a session on a node takes seconds to open, so most cells of nodes are slow or nightly tests."""
+        if self.kind.marks or self.place == HERE or self.feature == "run":
+            return self.kind.marks
+        return (pytest.mark.slow if self.kind.label == _TRIED_OFTEN else pytest.mark.nightly,)
+
 
 def _reasons(on_nodes: str = "", **reasons: str) -> dict[tuple[str, str], str]:
     """Return the reasons of a kind; in the names of features, underscores stand for spaces.
@@ -84,7 +92,7 @@ def _reasons(on_nodes: str = "", **reasons: str) -> dict[tuple[str, str], str]:
 
 KINDS = (
     Kind("OpenVINO, whole CPU", ("CPU", f"CPU@{ONE}"), "CPU", reasons=_reasons()),
-    Kind("OpenVINO, core set", (f"CPU@{ONE}", f"CPU@{OTHER}"), f"CPU@{ONE}", reasons=_reasons()),
+    Kind(_TRIED_OFTEN, (f"CPU@{ONE}", f"CPU@{OTHER}"), f"CPU@{ONE}", reasons=_reasons()),
     Kind(
         "OpenVINO's throughput mode",
         ("throughput:CPU", f"CPU@{ONE}"),

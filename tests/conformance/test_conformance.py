@@ -88,7 +88,7 @@ def kill(session: Session) -> None:
 
 @pytest.mark.parametrize(
     ("subject", "cell"),
-    [pytest.param((one.kind, one.place), one, marks=one.kind.marks, id=str(one)) for one in CELLS],
+    [pytest.param((one.kind, one.place), one, marks=one.marks, id=str(one)) for one in CELLS],
     indirect=["subject"],
 )
 def test_a_feature_works_or_the_error_says_why_not(subject: Subject | PlaceitError, cell: Cell, tmp_path) -> None:
