@@ -593,9 +593,9 @@ SERVER = serving, replacing, admitting, queueing, answering, turns, replica_thre
 ALL = sequences, line, *SERVER, replica, waiting, answers, plan_executor, run_ends, serving_loop, executor, slots
 
 
-@pytest.mark.parametrize(
-    "loop", [(sequences, line, replica, replica_thread), pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"]
-)
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("loop", [(sequences, line, replica, replica_thread), ALL], ids=["some", "all"])
 def test_a_failure_at_any_call_of_the_server_leaves_states_that_are_right_or_said_to_be_lost(
     bench: Callable[[str], Bench], loop: tuple[ModuleType, ...]
 ) -> None:

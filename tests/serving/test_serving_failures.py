@@ -17,7 +17,8 @@ from placeit.serving.server import Answer, Server
 from tests.injected import Failures
 from tests.runtime.test_faults import Bench, bench, expected, inputs_of, models  # noqa: F401 (fixtures)
 
-pytestmark = pytest.mark.timeout(900, method="thread")  # of work that takes seconds, on a busy machine
+# hundreds of failures, and hundreds of requests after each: minutes on a busy machine
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900, method="thread")]
 
 LOOP: tuple[ModuleType, ...] = (
     serving, replacing, admitting, queueing, answering, turns, replica_thread, replica, waiting, answers, feed, history,
@@ -65,8 +66,8 @@ def trouble(server: Server, made: Bench) -> int:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a generator that was hit
-@pytest.mark.parametrize("occurrence", [1, pytest.param(3, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("lanes", ["native", pytest.param("openvino", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("occurrence", [1, 3])
+@pytest.mark.parametrize("lanes", ["native", "openvino"])
 def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_the_next_ones_are_right(
     bench: Callable[..., Bench], lanes: str, occurrence: int  # noqa: F811
 ) -> None:  # fmt: skip
