@@ -204,6 +204,8 @@ class Session(Workbench):
         refine: bool | Limits = False,
         on_loss: Literal["fail", "replace"] = "fail",
         state_memory: float | str | None = None,
+        max_batch: int | Literal["auto"] = 1,
+        batch_delay: float = 0.0,
     ) -> Server:
         """Start a server that runs requests on a placement and its replicas, each of which serves whole requests.
 
@@ -222,20 +224,31 @@ class Session(Workbench):
                 slow, once that is worth the move.
             state_memory: bytes, or text such as ``2GB``, that the states of all sequences (:meth:`Server.sequence
                 <placeit.serving.server.Server.sequence>`) may take; None for half of the memory that is free now.
+            max_batch: most rows of requests that wait and are joined, to run as one, if the model's batch size is open. 0 or 1
+                runs each request alone; ``"auto"`` measures batches when the server starts, and joins requests if that takes
+                less time for each.
+            batch_delay: seconds that a request may wait for others to join it while a device is free.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
             UsageError: it cannot be planned (:meth:`plan_of`); ``refine`` or ``on_loss="replace"`` is given, and costs are not
-                known; both are given; or ``refine`` is given for a placement with replicas.
+                known; both are given, or one of them and ``max_batch``; ``refine`` is given for a placement with replicas; or
+                ``max_batch`` is above 1, and requests of the model cannot be joined.
             DeviceError: a device exists in simulation only, or has no room.
         """
         from placeit.serving.refinement import Limits
-        from placeit.workbench.serving import adapting, executors, refining
+        from placeit.workbench.serving import adapting, executors, joining, refining
 
         room = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
         if refine and on_loss == "replace":
             raise UsageError(
                 "A server either refines its placement or places anew what was lost: leave out 'refine' or 'on_loss'."
+            )
+        join = joining(self, max_batch, batch_delay)
+        if join is not None and (refine or on_loss == "replace"):
+            raise UsageError(
+                "A server that joins requests does not refine or replace its placement, as the times of its requests depend on "
+                "their batches: leave out 'max_batch', or 'refine' and 'on_loss'."
             )
         replicas = self._prepared.every(placement)
         if refine:
@@ -243,7 +256,7 @@ class Session(Workbench):
             return refining(self, replicas, limits, in_flight=in_flight, queue=queue, state_memory=room)
         if on_loss == "replace":
             return adapting(self, replicas, in_flight=in_flight, queue=queue, state_memory=room)
-        return Server(executors(replicas, in_flight), queue=queue, state_memory=room)
+        return Server(executors(replicas, in_flight), queue=queue, state_memory=room, joining=join)
 
     def sequence(
         self,

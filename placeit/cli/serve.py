@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -36,6 +36,7 @@ Examples:
   placeit serve app.placeit --port 8000
   placeit serve cats=a.placeit dogs=b.placeit --queue 128
   placeit serve model.onnx --placement placement.json --no-grpc
+  placeit serve app.placeit --max-batch 16 --batch-delay 2ms
   placeit serve app.placeit --host 0.0.0.0 --tls-cert chain.pem --tls-key key.pem --token-file token
 """
 
@@ -122,6 +123,24 @@ def serve(
     ] = None,
     rematch: RematchOption = None,
     queue: Annotated[int, typer.Option("--queue", metavar="N", min=1, help="Requests of a model that may wait.")] = 64,
+    max_batch: Annotated[
+        str,
+        typer.Option(
+            "--max-batch",
+            metavar="N",
+            help="Most rows of waiting requests that run as one, if the batch size is open; 0 for none, auto to measure it.",
+        ),
+    ] = "auto",
+    batch_delay: Annotated[
+        float,
+        typer.Option(
+            "--batch-delay",
+            metavar="TIME",
+            parser=duration,
+            help="How long a request may wait for others to join it while a device is free; default: 0ms.",
+            show_default=False,
+        ),
+    ] = 0.0,
     network: NetworkOptions,
     terminal: Terminal,
 ) -> Output:
@@ -142,7 +161,11 @@ def serve(
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     with contextlib.ExitStack() as stack:
-        served = [_opened(given, placement, rematch, queue, stack, terminal) for given in models]
+        opened = partial(_opened, placement=placement, rematch=rematch, stack=stack, terminal=terminal)
+        how = {"queue": queue, "max_batch": _rows(max_batch), "batch_delay": batch_delay}
+        served = [opened(given, how=how) for given in models]
+        for line in (line for model in served for line in _joined(model)):
+            typer.echo(line, err=True)
         with ended_by(ending.open), NetworkServer(served, options) as server:
             typer.echo(f"http: {server.url}", err=True)
             if server.grpc_address is not None:
@@ -157,10 +180,34 @@ def serve(
     return Output(data, partial(_show, data=data), answer=f"requests succeeded: {answer}")
 
 
+def _rows(text: str) -> int | Literal["auto"]:
+    """Read --max-batch. Raises UsageError."""
+    if text == "auto":
+        return "auto"
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"--max-batch is '{text}': give a number of rows, 0 to run each request alone, or auto.")
+    return int(text)
+
+
+def _joined(model: ServedModel) -> Iterator[str]:
+    """Say how many rows run as one on each replica of a model, if its batch size is open."""
+    for batches in model.server.batches:
+        if batches.most:
+            yield f"batches: {model.name}: up to {batches.most} rows"
+        elif batches.why is not None:
+            yield f"batches: {model.name}: none, as {batches.why}"
+
+
 def _opened(
-    given: str, placement: Path | None, rematch: str | None, queue: int, stack: contextlib.ExitStack, terminal: Terminal
+    given: str,
+    *,
+    placement: Path | None,
+    rematch: str | None,
+    how: Mapping[str, Any],
+    stack: contextlib.ExitStack,
+    terminal: Terminal,
 ) -> ServedModel:
-    """Open a model or a bundle, and serve it until the stack is closed."""
+    """Open a model or a bundle, and serve it until the stack is closed; ``how`` has options of ``Session.serve``."""
     from placeit.backends.bundle.files import is_bundle
     from placeit.serve.service import ServedModel, is_name
 
@@ -175,7 +222,7 @@ def _opened(
     with terminal.progress() as progress:
         known(session, chosen, progress)
     with naming(what.path):
-        server = stack.enter_context(session.serve(chosen, queue=queue))
+        server = stack.enter_context(session.serve(chosen, **how))
     model = session.model
     return ServedModel(model.name if path == Path(given) else name, server, model.inputs, model.outputs)
 
@@ -184,7 +231,9 @@ def _counted(model: ServedModel) -> dict[str, Any]:
     """Return the numbers of a model's requests by outcome, and their latencies."""
     stats = model.server.stats()
     p50, p95, p99 = stats.percentiles(0.5, 0.95, 0.99)
-    return {"name": model.name, **stats.outcomes, "latency_s": {"p50": p50, "p95": p95, "p99": p99}}
+    latency = {"p50": p50, "p95": p95, "p99": p99}
+    batches = {str(rows): runs for rows, runs in sorted(stats.batches.items())}
+    return {"name": model.name, **stats.outcomes, "latency_s": latency, "batches": batches}
 
 
 def _show(console: Console, data: Mapping[str, Any]) -> None:

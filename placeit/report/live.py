@@ -7,7 +7,7 @@ import io
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -149,6 +149,7 @@ class LiveView:
             "throughput": f"{text.rate(self._rate(lambda stats: stats.outcomes['succeeded']))} per second",
             "latency": ", ".join(times),
             "queue": f"{now.waiting} of {now.queue} waiting, {now.in_flight} in flight",
+            **({"batches": f"{_rows_each(now.batches):.1f} rows each on average"} if now.batches else {}),
             **({"sequences": f"{now.sequences} open, {about_bytes(now.state_bytes)} of state"} if now.sequences else {}),
             **({"placed anew": str(now.replacements)} if now.replacements else {}),
         }
@@ -185,6 +186,11 @@ class LiveView:
         """Return how much a count has grown per second in the last seconds; None if no time has passed."""
         first, last = self._looks[0], self._looks[-1]
         return (count(last) - count(first)) / (last.at - first.at) if last.at > first.at else None
+
+
+def _rows_each(batches: Mapping[int, int]) -> float:
+    """Return the mean number of rows of a run."""
+    return sum(rows * runs for rows, runs in batches.items()) / sum(batches.values())
 
 
 def _state(device: DeviceStats) -> str:

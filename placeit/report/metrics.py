@@ -97,6 +97,13 @@ class _Collector:
                 by = dict(zip(names, labels, strict=True)) | {"quantile": str(share)}
                 latency.add_sample("placeit_request_latency_seconds", by, value)
         yield latency
+        batches = core.HistogramMetricFamily(
+            "placeit_batch_rows", "Rows of each run of a model whose requests are joined.", labels=names
+        )
+        for labels, stats in rows:
+            if stats.batches:
+                batches.add_metric(labels, *_distribution(stats.batches))
+        yield batches
         of_devices: list[tuple[Any, str, str, Callable[[DeviceStats], float]]] = [
             (core.CounterMetricFamily, "placeit_device_busy_seconds", "Seconds that segments ran.", lambda one: one.busy_s),
             (core.GaugeMetricFamily, "placeit_device_up", "1 if the device is there, 0 if it is lost.", lambda one: one.up),
@@ -109,6 +116,13 @@ class _Collector:
                 for device in stats.devices:
                     metric.add_metric([*labels, device.name, device.node], float(of_device(device)))
             yield metric
+
+
+def _distribution(counts: Mapping[int, int]) -> tuple[list[tuple[str, float]], float]:
+    """Return the buckets of a histogram, by powers of two, and the sum, of how often each number occurred."""
+    bounds = [1 << k for k in range(max(counts).bit_length() + 1)]
+    buckets = [(str(float(bound)), float(sum(often for one, often in counts.items() if one <= bound))) for bound in bounds]
+    return [*buckets, ("+Inf", float(sum(counts.values())))], float(sum(one * often for one, often in counts.items()))
 
 
 class Metrics:

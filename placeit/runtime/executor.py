@@ -23,6 +23,7 @@ from placeit.runtime.calls import failure_of
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.devices.base import BufferSpec, HostPaced, Program
+from placeit.runtime.devices.by_size import BySize
 from placeit.runtime.engine_run import EngineRun, Over
 from placeit.runtime.engine_steps import EngineSteps
 from placeit.runtime.engine_wiring import Wiring
@@ -101,6 +102,11 @@ class Executor(PlanExecutor):
     def native(self) -> bool:
         """True if runs need no Python from their begin to their end."""
         return not self._wiring.needs_python
+
+    @property
+    def by_size(self) -> bool:
+        """True if a segment is compiled for each size of its inputs."""
+        return any(isinstance(program, BySize) for program in self.programs)
 
     @property
     def stays(self) -> bool:

@@ -102,6 +102,11 @@ class PlanLanes(ABC):
         return {}
 
     @property
+    def by_size(self) -> bool:
+        """True if a segment is compiled for each size of its inputs."""
+        return False
+
+    @property
     def stays(self) -> bool:
         """True if :meth:`~placeit.runtime.serving_loop.ServingLoop.serve` may wait for requests while none is in flight."""
         return False

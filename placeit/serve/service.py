@@ -181,13 +181,13 @@ class ServedModel:
 
     def statistics(self) -> dict[str, Any]:
         """Return the statistics of the model's requests, in Triton's format."""
-        succeeded = self._durations["success"].count
+        succeeded, batches = self._durations["success"].count, self.server.stats().batches
         return {
             "name": self.name,
             "version": self.version,
             "last_inference": self._last,
             "inference_count": succeeded,
-            "execution_count": succeeded,
+            "execution_count": sum(batches.values()) if batches else succeeded,
             "inference_stats": {what: spent.to_dict() for what, spent in self._durations.items()},
         }
 

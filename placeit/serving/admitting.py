@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import abc
 from time import perf_counter
 
 from placeit.core.errors import PlaceitError, SequenceError
@@ -32,14 +34,15 @@ class Admitting(Queueing):
                 return turn
             replica.bell.wait(patience)
 
-    def take(self, replica: Replica, *, room: bool) -> Pending | None:
-        """Return the next request for a replica; None if no request waits, or another replica has to take it.
+    def take(self, replica: Replica, *, room: bool) -> list[Pending]:
+        """Return the next request for a replica, or several that run as one; empty if it has to take none now.
 
         Args:
             replica: the replica that asks.
             room: whether it may be a request of no sequence.
         """
-        while (request := self._take(replica, room=room)) is not None:
+        while requests := self._take(replica, room=room):
+            request = requests[0]
             try:
                 if request.line is not None:
                     self.sequences.make_ready(request.line, request, replica)
@@ -50,32 +53,62 @@ class Admitting(Queueing):
                 self.failed(replica, request, failure_of("This request cannot begin", error), begun=False)
             else:
                 request.started = True
-                return request
-        return None
+                return requests
+        return []
 
-    def _take(self, replica: Replica, *, room: bool) -> Pending | None:
-        taken = None
+    def _take(self, replica: Replica, *, room: bool) -> list[Pending]:
+        taken = list[Pending]()
         with self._lock:
             self._waiting.expire(perf_counter())
-            while taken is None:
-                request = self.sequences.next(replica)
-                if request is None and room and self._is_turn_of(replica):
-                    request = self._waiting.first()
-                if request is None:
+            while not taken:
+                of_sequence = self.sequences.next(replica)
+                requests = [] if of_sequence is None else [of_sequence]
+                if not requests and room and self._is_turn_of(replica):
+                    requests = self._together(replica)
+                if not requests:
                     break
-                try:
-                    self._waiting.remove(request)
-                    if request.future.begin():
-                        self._hand_over(request, replica)
-                        taken = request
-                except BaseException:
-                    if not request.replay:
-                        self._waiting.add_first(request)
-                    raise
+                for request in requests:
+                    try:
+                        self._waiting.remove(request)
+                        if request.future.begin():
+                            request.riding = bool(taken)
+                            self._hand_over(request, replica)
+                            taken.append(request)
+                    except BaseException:
+                        if not request.replay:
+                            self._waiting.add_first(request)
+                        raise
             self.queued.make_room()
             self._wake_replicas()
         self._end_late()
         return taken
+
+    def _together(self, replica: Replica) -> list[Pending]:
+        """Return the requests of no sequence that a replica runs next, as one; empty if they wait for others; with the lock.
+
+        A batch that has room for more waits while each device of the replica has a run, or for the delay of the server. If
+        several replicas have no run, they share the requests.
+        """
+        waiting, most = self._waiting.ordinary(), replica.batches.most
+        if not waiting or waiting[0].like is None or waiting[0].rows >= most:
+            return waiting[:1]
+        first = waiting[0]
+        idle = sum(one.room and not one.runs for one in self._replicas)
+        share = math.ceil(len(waiting) / max(1, idle))
+        found, rows, full = [first], first.rows, False
+        for other in waiting[1:share]:
+            if other.like == first.like:
+                full |= rows + other.rows > most
+                if rows + other.rows <= most:
+                    found.append(other)
+                    rows += other.rows
+        waits = replica.busy or (not self._closed and self._until(first) > perf_counter())
+        return [] if waits and rows < most and not full else found
+
+    def _until(self, first: Pending) -> float:
+        """Return until when the first waiting request waits for others while a device is free; with the lock."""
+        until = first.future.arrived + (0.0 if self._joining is None or first.like is None else self._joining.delay_s)
+        return until if until < self._waiting.soonest else -math.inf
 
     def _hand_over(self, request: Pending, replica: Replica) -> None:
         """Record that a replica runs a request; with the lock."""
@@ -99,11 +132,14 @@ class Admitting(Queueing):
             if self._waiting.over:
                 self.queued.make_room()
             soonest = min(self._waiting.soonest, self.queued.expire())
+            first = self._waiting.first()
+            if first is not None and (until := self._until(first)) > now:
+                soonest = min(soonest, until)
         self._end_late()
         self._resolve_all(due=True, callbacks=True)
         return max(0.0, min(CHECK_S, soonest - now))
 
-    def again(self, replica: Replica, why: PlaceitError | None = None) -> None:
+    def again(self, replica: Replica, why: PlaceitError | None = None, *, only: abc.Sequence[Pending] | None = None) -> None:
         """Put the requests that a replica has taken, and that have not ended, back at the front of the queue.
 
         Requests of sequences that had begun fail, unless the state can be recomputed, as they cannot run twice on one state.
@@ -111,12 +147,15 @@ class Admitting(Queueing):
         Args:
             replica: the replica that had them.
             why: the error by which the replica was lost; None if it goes on.
+            only: the requests of a batch, which are not joined again; None for all requests.
         """
-        if replica.slots is not None:
+        if replica.slots is not None and only is None:
             self.queued.again(replica.slots.number)
         with self._lock:
-            left = [request for request in replica.flying if not request.future.done()]
-            for request in replica.flying:
+            flying = [request for request in replica.flying if only is None or request in only]
+            left = [request for request in flying if not request.future.done()]
+            for request in flying:
+                request.riding, request.like = False, request.like if only is None else None
                 if request.line is not None and not request.settled:
                     request.failure = self.sequences.interrupted(request.line, request, why)
             broken = [request for request in left if request.failure is not None and not (self._over or request.replay)]
@@ -126,10 +165,10 @@ class Admitting(Queueing):
                     self._waiting.add_first(request)
                 for request in broken:
                     self._waiting.over[request] = None
-                given_up, failed = 0 if self._over else len(replica.flying) - len(left), len(broken)
-                for _ in replica.flying:
+                given_up, failed = 0 if self._over else len(flying) - len(left), len(broken)
+                for _ in flying:
                     self.queued.exit()
-                replica.flying.clear()
+                replica.flying = [request for request in replica.flying if request not in flying]
                 self._history.outcomes["cancelled"] += given_up
                 self._history.outcomes["failed"] += failed
             except BaseException:

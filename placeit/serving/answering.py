@@ -13,8 +13,9 @@ from placeit.core.errors import PlaceitError
 from placeit.core.narrowing import narrowed
 from placeit.runtime.feed import Slots
 from placeit.runtime.spans import Done, Moved, Ran
-from placeit.serving.answers import Answer, Pending, late
+from placeit.serving.answers import Answer, Outputs, Pending, late
 from placeit.serving.attendant import Attendant, Request
+from placeit.serving.batching import Batches, Probe
 from placeit.serving.history import History
 from placeit.serving.replica import Replacement, Replica
 from placeit.serving.turns import Turns
@@ -181,6 +182,29 @@ class Answering(Turns):
         future, of = request.future, 0 if request.line is None else request.line.number
         times = future.arrived, future.begun, ended
         self._history.ended(Done(request.number, replica.executor.labels, *times, ran, moved, sequence=of))
+
+    def ran(self, replica: Replica, rows: int) -> None:
+        """Count a run of one request or of a batch, by its rows, if the replica joins requests."""
+        if replica.batches.most:
+            with self._lock:
+                self._history.batches[rows] += 1
+
+    def check_probe(self, probe: Probe, outputs: Outputs) -> None:
+        """Compare a batch with the single run of one of its requests; if they differ, join no more requests, and say so."""
+        why = None if self._joining is None else probe.wrong(outputs, self._joining.tolerance)
+        if why is not None:
+            self.stop_joining(why)
+
+    def stop_joining(self, why: str) -> None:
+        """Join no more requests, and say why once."""
+        with self._lock:
+            joins = any(replica.batches.most for replica in self._replicas)
+            for replica in self._replicas:
+                replica.batches = Batches(why=why)
+            self._joining = None
+        if joins:
+            self.happened("joining ended", why)
+            _LOG.warning("Requests are not joined any more: %s.", why)
 
     def tell(self, request: Pending, ran: abc.Sequence[Ran], replica: Replica) -> None:
         """Tell the attendants of a request that has ended well."""

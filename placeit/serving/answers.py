@@ -90,6 +90,9 @@ class Pending:
     resets: int = 0  # how often its sequence had been reset when it was submitted
     started: bool = False  # whether an executor has it
     settled: bool = True  # False while its sequence counts it as in flight
+    rows: int = 0  # rows of its inputs, where requests are joined
+    like: Any = None  # equal for requests that may be joined; None if it runs alone
+    riding: bool = False  # whether it runs in a batch that another request leads
     replay: bool = False  # whether it runs a kept input again to restore a lost state; no thread waits for it
     future: Answer = field(default_factory=Answer)
     alone: bool = False  # whether no other request was in flight beside it

@@ -26,6 +26,7 @@ class History:
         outcomes: how many requests have ended, by :data:`placeit.serving.stats.OUTCOMES`.
         latency_s: seconds from the arrival to the end, summed over all requests that succeeded.
         busy: seconds that segments ran, by device name.
+        batches: number of runs by number of rows, where requests are joined.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class History:
         self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
         self.latency_s = 0.0
         self.busy: dict[str, float] = {}
+        self.batches = Counter[int]()
 
     def ended(self, done: Done) -> None:
         """Record a request that has run, and count it."""

@@ -21,6 +21,7 @@ from placeit.runtime.calls import check_memory, check_process
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.answering import Answering
 from placeit.serving.answers import Answer, Pending, fail, late
+from placeit.serving.batching import rows_of
 from placeit.serving.line import Line
 
 __all__ = ["NewRequest", "Queueing"]
@@ -86,6 +87,8 @@ class Queueing(Answering):
                 raise UsageError(f"A request has arrived before it is submitted; got {new.arrived}, and it is {now} now.")
             request.future.arrived = new.arrived
         request.line = new.line
+        if any(replica.batches.most for replica in self._replicas) and new.line is None and new.on == "host":
+            request.rows, request.like = rows_of(checked)
         until = deadline if new.timeout is None else min(deadline, now + new.timeout)
         if not new.wait or self.is_here:
             until = -math.inf

@@ -13,6 +13,7 @@ from placeit.runtime.calls import failure_of
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.admitting import Admitting
 from placeit.serving.answers import fail
+from placeit.serving.batching import Batches, Joining
 from placeit.serving.replica import Replace, Replacement, Replica
 from placeit.serving.replica_thread import ReplicaThread
 
@@ -27,18 +28,25 @@ class Replacing(Admitting):
         queue: number of requests that may wait, besides the requests in flight.
         replace: makes an executor in place of a lost one; None to go on without one.
         state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now.
+        joining: rules by which requests are joined; None if they are not. Batches are measured on each executor at first.
 
     Attributes:
         vacant: number of lost executors that no other one has replaced.
     """
 
     def __init__(
-        self, executors: abc.Sequence[PlanExecutor], queue: int, replace: Replace | None, state_memory: float | None
+        self,
+        executors: abc.Sequence[PlanExecutor],
+        queue: int,
+        replace: Replace | None,
+        state_memory: float | None,
+        joining: Joining | None,
     ) -> None:
         super().__init__(executors[0], queue, state_memory)
+        self._joining = joining
         self._replace, self._replacing = replace, 0
         self.vacant = 0
-        made = [ReplicaThread(self, executor, self.lose) for executor in executors]
+        made = [self._made(executor) for executor in executors]
         for replica in made:
             self._add(replica)
         for replica in made:
@@ -58,6 +66,13 @@ class Replacing(Admitting):
     def exploring(self) -> bool:
         """True if there is a candidate that can run."""
         return any(replica.exploring and replica.able for replica in self._replicas)
+
+    def _made(self, executor: PlanExecutor, replacement: Replacement | None = None, *, every: int = 0) -> ReplicaThread:
+        """Make a replica, which the caller adds and starts."""
+        batches = Batches() if self._joining is None else self._joining.on(executor)
+        replica = ReplicaThread(self, executor, self.lose, replacement, every=every)
+        replica.batches = batches
+        return replica
 
     def _add(self, replica: Replica) -> None:
         """Add a replica, which the caller starts."""
@@ -84,7 +99,7 @@ class Replacing(Admitting):
                 happened("silence", str(error), seconds=by.silent_s, until=noticed)
                 happened("decision", where, seconds=by.decided_s, until=ready - by.compiled_s)
                 happened("compiling and loading", where, seconds=by.compiled_s, until=ready)
-                made = ReplicaThread(self, executor, self.lose, by)
+                made = self._made(executor, by)
         except PlaceitError as failure:
             error = failure
         except BaseException as failure:  # noqa: BLE001 (after any error, futures have to fail with it)
@@ -117,7 +132,7 @@ class Replacing(Admitting):
         """
         with contextlib.ExitStack() as stack:
             stack.callback(executor.close)
-            replica = ReplicaThread(self, executor, self.lose, every=every)
+            replica = self._made(executor, every=every)
             stack.callback(replica.close)
             with self._lock:
                 if self._closed:
@@ -175,7 +190,7 @@ class Replacing(Admitting):
             DeviceError: no thread can be started for it.
         """
         self.happened("compiling and loading", ", ".join(replacement.devices), seconds=replacement.compiled_s)
-        replica = ReplicaThread(self, executor, self.lose, replacement)
+        replica = self._made(executor, replacement)
         with self._lock:
             left = [other for other in self._replicas if other.executor is leaving and other.able]
             wanted = not self._closed and self._reason is None and bool(self.vacant if leaving is None else left)

@@ -16,6 +16,7 @@ from placeit.core.threads import Gate, Worker
 from placeit.runtime.feed import Bell
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.answers import Pending
+from placeit.serving.batching import Batches
 
 __all__ = ["Replace", "Replacement", "Replica"]
 
@@ -68,6 +69,7 @@ class Replica:
         retired: whether it is to take no more requests.
         failures: failures in a row that no request caused.
         ready: when it was made, in seconds of ``time.perf_counter``.
+        batches: how many rows its executor runs as one.
         gone: opens when its thread has nothing left to do.
     """
 
@@ -79,6 +81,7 @@ class Replica:
         self.bell, self.gone = Bell(), Gate()
         self.flying: list[Pending] = []
         self.lost = self.retired = False
+        self.batches = Batches()
         self.failures = 0
         self._thread = 0
         self._worker = Worker("placeit serving")
@@ -92,8 +95,17 @@ class Replica:
     @property
     def room(self) -> bool:
         """True if the replica may take a request of no sequence; requests of sequences have separate slots."""
-        ordinary = sum(request.line is None for request in self.flying) if self.slots is None else self._relayed
-        return self.able and ordinary < self.executor.in_flight
+        return self.able and (self.runs if self.slots is None else self._relayed) < self.executor.in_flight
+
+    @property
+    def runs(self) -> int:
+        """Number of runs in flight of requests of no sequence that need Python; a batch is one run."""
+        return sum(request.line is None and not request.riding for request in self.flying)
+
+    @property
+    def busy(self) -> bool:
+        """True if it has a run in flight for each device of its plan."""
+        return self.runs >= len({segment.device for segment in self.executor.plan.programs})
 
     @property
     def _relayed(self) -> int:

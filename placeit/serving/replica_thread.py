@@ -17,6 +17,7 @@ from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.spans import Moved, Ran
 from placeit.serving.admitting import Admitting
 from placeit.serving.answers import Answer, Pending
+from placeit.serving.batching import Batch, Probe, Prober, rows_of
 from placeit.serving.replica import Replacement, Replica
 
 __all__ = ["ReplicaThread"]
@@ -46,7 +47,7 @@ class ReplicaThread(Replica):
         every: int = 0,
     ) -> None:
         super().__init__(server.queued, executor, replacement, every=every)
-        self._server, self._lose = server, lose
+        self._server, self._lose, self._prober = server, lose, Prober()
 
     def start(self) -> None:
         """Start taking requests, on the replica's thread."""
@@ -94,12 +95,20 @@ class ReplicaThread(Replica):
         time.sleep(_PAUSE_S * 2**self.failures)
         return None
 
-    def take(self, *, room: bool) -> Pending | None:
+    def take(self, *, room: bool) -> Pending | Batch | Probe | None:
         """See :class:`placeit.runtime.feed.Feed`."""
-        request = self._server.take(self, room=room)
-        if request is not None:
-            request.future.begun = perf_counter()
-        return request
+        if room and (probe := self._prober.take()) is not None:
+            return probe
+        while requests := self._server.take(self, room=room):
+            begun = perf_counter()
+            for request in requests:
+                request.future.begun = begun
+            if len(requests) == 1:
+                return requests[0]
+            if all(rows_of(request.inputs) == (request.rows, request.like) for request in requests):
+                return Batch(requests)
+            self._server.again(self, only=requests)  # a caller has given an array another shape
+        return None
 
     def patience(self) -> float:
         """See :class:`placeit.runtime.feed.Feed`."""
@@ -114,9 +123,32 @@ class ReplicaThread(Replica):
         return None if self.slots is None else self._server.queued_at(self.slots, number)
 
     def ended(
-        self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]
+        self,
+        item: Pending | Batch | Probe,
+        outputs: Mapping[str, NDArray[np.generic]],
+        ran: Sequence[Ran],
+        moved: Sequence[Moved],
     ) -> None:
         """See :class:`placeit.runtime.feed.Feed`."""
+        if isinstance(item, Probe):
+            self._server.check_probe(item, dict(outputs))
+            return
+        self._server.ran(self, item.rows)
+        if isinstance(item, Pending):
+            self._ended(item, outputs, ran, moved)
+            return
+        parts = item.divided(outputs)
+        if parts is None:
+            self._server.stop_joining("an output of a batch does not have a row for each row of the inputs")
+            self._server.again(self, only=item.requests)
+            return
+        self._prober.ended(item, parts)
+        for request, part in zip(item.requests, parts, strict=True):
+            self._ended(request, part, () if request.riding else ran, () if request.riding else moved)  # it ran once
+
+    def _ended(
+        self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]
+    ) -> None:
         ended = perf_counter()
         self.failures = 0
         try:
@@ -138,6 +170,9 @@ class ReplicaThread(Replica):
 
         item.future.end(tell)
 
-    def failed(self, item: Pending, error: PlaceitError, *, begun: bool = True) -> None:
-        """See :class:`placeit.runtime.feed.Feed`."""
-        self._server.failed(self, item, error, begun=begun)
+    def failed(self, item: Pending | Batch | Probe, error: PlaceitError, *, begun: bool = True) -> None:
+        """See :class:`placeit.runtime.feed.Feed`. The requests of a batch begin again, each alone."""
+        if isinstance(item, Batch):
+            self._server.again(self, only=item.requests)
+        elif isinstance(item, Pending):
+            self._server.failed(self, item, error, begun=begun)

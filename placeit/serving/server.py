@@ -20,6 +20,7 @@ from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.answers import Answer, Outputs, Pending, fail, too_late
 from placeit.serving.attendant import Attendant
+from placeit.serving.batching import Batches, Joining
 from placeit.serving.queueing import NewRequest
 from placeit.serving.refinement import Refinement
 from placeit.serving.replacing import Replacing
@@ -54,6 +55,7 @@ class Server(Replacing, Watched):
         replace: makes an executor in place of a lost one; None to go on without one.
         state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now. On a
             device they may never take more than nine tenths of what it may hold besides weights.
+        joining: rules by which requests that wait are joined, and run as one; None to run each alone.
 
     Attributes:
         busy: seconds that segments ran, by device name.
@@ -71,6 +73,7 @@ class Server(Replacing, Watched):
         queue: int = QUEUE,
         replace: Replace | None = None,
         state_memory: float | None = None,
+        joining: Joining | None = None,
     ) -> None:
         if not executors:
             raise UsageError("A server needs an executor at least.")
@@ -79,7 +82,7 @@ class Server(Replacing, Watched):
         if queue < 1:
             raise UsageError(f"A server lets at least one request wait; got {queue}.")
         self._watchers: list[Closable] = []
-        super().__init__(executors, queue, replace, state_memory)
+        super().__init__(executors, queue, replace, state_memory, joining)
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +152,7 @@ class Server(Replacing, Watched):
             self._expire(now)
             outcomes, latency_s, busy = history.outcomes.copy(), history.latency_s, history.busy.copy()
             waiting, replicas = self.waiting, self._replicas
-            sequences, state_bytes = len(self.sequences), self.sequences.bytes
+            sequences, state_bytes, batches = len(self.sequences), self.sequences.bytes, history.batches.copy()
             in_flight = 0 if self._over else len(self._flying())
         devices = {device.name: device for replica in replicas for device in replica.executor.devices()}
         for name in busy:
@@ -165,6 +168,7 @@ class Server(Replacing, Watched):
             replacements=len(self.replacements),
             sequences=sequences,
             state_bytes=state_bytes,
+            batches=batches,
             devices=tuple(changed(device, busy_s=busy.get(name, 0.0)) for name, device in devices.items()),
             events=history.events(),
         )
@@ -175,6 +179,11 @@ class Server(Replacing, Watched):
             if self._closed:
                 raise self._why()
             self._watchers.append(watcher)
+
+    @property
+    def batches(self) -> list[Batches]:
+        """The batches of each executor that serves requests now: how many rows, measured times, or why there are none."""
+        return [replica.batches for replica in self._replicas if replica.able]
 
     @property
     def refinement(self) -> Refinement | None:

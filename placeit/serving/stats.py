@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ class ServerStats:
         events: the last events (:class:`placeit.serving.history.History`).
         sequences: number of open sequences.
         state_bytes: bytes of their states.
+        batches: number of runs of one request or several joined ones, by the number of their rows; empty if the server joins no
+            requests.
     """
 
     at: float
@@ -49,6 +51,7 @@ class ServerStats:
     events: tuple[Event, ...] = ()
     sequences: int = 0
     state_bytes: int = 0
+    batches: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def arrived(self) -> int:

@@ -7,6 +7,7 @@ import threading
 from placeit import _core
 from placeit.core.errors import ExecutionError, PlaceitError
 from placeit.runtime.calls import failure_of
+from placeit.serving.batching import Joining
 from placeit.serving.history import History
 from placeit.serving.replica import Replica
 from placeit.serving.sequences import Sequences
@@ -29,6 +30,7 @@ class Turns:
     """
 
     def __init__(self, state_memory: float | None) -> None:
+        self._joining: Joining | None = None
         self._history = History()
         self.happened = self._history.happened
         self.busy = self._history.busy

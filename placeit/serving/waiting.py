@@ -46,6 +46,10 @@ class Waiting:
         """Return the first request of a sequence, or of no sequence if ``line`` is None; None if no such request waits."""
         return next(iter(self._requests.get(line, ())), None)
 
+    def ordinary(self) -> list[Pending]:
+        """Return the requests of no sequence, in order."""
+        return list(self._requests.get(None, ()))
+
     @property
     def lines(self) -> list[Line]:
         """Sequences that have waiting requests."""

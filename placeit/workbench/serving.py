@@ -7,13 +7,16 @@ import functools
 import math
 from collections import abc
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
+
+import numpy as np
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import UsageError
 from placeit.devices.meters import Sampler
-from placeit.measuring.check import OutputDifference
+from placeit.measuring.check import OutputDifference, other_inputs
 from placeit.runtime.plan_executor import PlanExecutor
+from placeit.serving.batching import Joining, why_fixed
 from placeit.serving.load_run import RateReport, keep_busy, offer
 from placeit.serving.refinement import Limits
 from placeit.serving.server import Server
@@ -26,7 +29,7 @@ from placeit.workbench.recovery import Recovery
 from placeit.workbench.refining import Refiner
 from placeit.workbench.running import given_to
 
-__all__ = ["Watch", "adapting", "executors", "measure", "refining"]
+__all__ = ["Watch", "adapting", "executors", "joining", "measure", "refining"]
 
 Watch: TypeAlias = abc.Callable[[Server], contextlib.AbstractContextManager[object]]
 """Makes a context, given a server, in which requests arrive at the server."""
@@ -80,6 +83,35 @@ def refining(
     server = Server(executors(placements, in_flight), queue=queue, state_memory=state_memory)
     server.attend(Refiner(server, proposals, limits))
     return server
+
+
+def joining(session: Workbench, most: int | Literal["auto"], delay_s: float) -> Joining | None:
+    """Return the rules by which a server joins requests; None if it joins none.
+
+    Args:
+        session: has the model.
+        most: most rows of a batch, 0 or 1 to join no requests; or ``auto`` to measure which number is best.
+        delay_s: seconds that a request may wait for others while a device is free.
+
+    Raises:
+        UsageError: ``most`` or ``delay_s`` is negative, or requests of the model cannot be joined and ``most`` is a number.
+    """
+    if (most != "auto" and most < 0) or not 0 <= delay_s < math.inf:
+        raise UsageError(f"A batch has 0 rows or more, and no negative delay; got {most} rows and {delay_s} seconds.")
+    if most != "auto" and most < 2:
+        return None
+    model = session.model
+    why = "it keeps state" if model.stateful else why_fixed(model.inputs, model.outputs)
+    if why is not None:
+        if most != "auto":
+            raise UsageError(f"Requests of {model.path} cannot be joined: {why}. Leave out the batch size.")
+        return None
+    first = model.sample_inputs()
+    for other in other_inputs(model, first, given=model.given is not None):
+        alike = all(other[name].shape == value.shape for name, value in first.items())
+        if alike and not all(np.array_equal(other[name], value) for name, value in first.items()):
+            return Joining((first, other), session.tolerance, None if most == "auto" else most, delay_s)
+    return None
 
 
 def measure(

@@ -167,6 +167,8 @@ def test_what_is_wrong_is_said_before_anything_is_served(cli: Any, tiny: Path, p
         ((*served, "--token-file", tmp_path / "nothing"), "is to hold a token"),
         ((*served, "--token-file", tmp_path / "missing"), "missing"),
         ((*served, "--client-timeout", "inf"), "--client-timeout is inf seconds"),
+        ((*served, "--max-batch", "8"), "cannot be joined: the first size of its input 'x' is not open"),
+        ((*served, "--max-batch", "-1"), "--max-batch is '-1': give a number of rows"),
         ((*served, "--host", "no.such.host.invalid"), "HTTP cannot be served at no.such.host.invalid:8000"),
         ((tmp_path / "missing.onnx", "-p", placement), "missing.onnx"),
     ):

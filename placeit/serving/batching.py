@@ -1,0 +1,261 @@
+"""Dynamic batching: how many rows of a model's inputs a server runs as one, by measured times, and which requests these are.
+
+A batch is right if each row of the outputs depends on the same row of the inputs alone. Shapes cannot show this, so batches are
+compared with single requests: when a server starts, and at times while it serves.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Arrays, TensorSpec
+from placeit.core.errors import PlaceitError
+from placeit.measuring.check import OutputDifference
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.serving.answers import Outputs, Pending
+
+__all__ = ["Batch", "Batches", "Joining", "Probe", "Prober", "best_size", "rows_of", "why_fixed"]
+
+_GROW_S = 2.0  # seconds after which no larger batch is tried
+_SWEEP_S = 0.5  # seconds of timed runs, beyond the fewest rounds
+_ROUNDS = (5, 30)  # fewest and most rounds; each runs every size once
+_CLOSE = 1.05  # of the least time per row: the smallest batch within it is the best, as it takes less time as a whole
+_GAIN = 0.9  # of the time per row of a single request, above which requests are not joined
+_PROBE_EVERY = 100  # batches, of which the first is compared with a single request
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of an executor.
+
+    Attributes:
+        most: most rows of a batch; 0 if requests are not joined.
+        seconds: median seconds of a run, by the number of its rows, as far as they were measured.
+        why: why requests are not joined; None if they are.
+    """
+
+    most: int = 0
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    why: str | None = None
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Rules by which a server joins requests.
+
+    Args:
+        samples: two different inputs, by name, with the same shapes, of a model whose batch size is open (:func:`why_fixed`).
+        tolerance: largest relative difference of right outputs.
+        most: most rows of a batch; None for the number that is measured to be best on each executor.
+        delay_s: seconds that a request may wait for others while a device is free.
+    """
+
+    samples: tuple[Arrays, Arrays]
+    tolerance: float
+    most: int | None = None
+    delay_s: float = 0.0
+
+    def on(self, executor: PlanExecutor) -> Batches:
+        """Run batches of 1, 2, 4 ... requests on an idle executor, compare their outputs, and return the best size.
+
+        The best size is the smallest whose time per row is at most 5 % above the least; requests are joined if it is below 0.9
+        of the time per row of a single request. Times per row are compared in rounds that run each size once.
+        """
+        if executor.by_size:
+            return Batches(why="a device compiles a program for each batch size")
+        rows = rows_of(self.samples[0])[0]
+        largest = min(limits[0][1] for spec in executor.inputs.values() if (limits := spec.limits) is not None)
+        most = largest if self.most is None else min(self.most, largest)
+        if most < 2 * rows:
+            return Batches(why=f"two requests of {rows} rows are more than the {most} that a batch may have")
+        try:
+            return _Sweep(executor, self.samples, self.tolerance, rows).best(most // rows, measured=self.most is None)
+        except (PlaceitError, MemoryError) as error:
+            return Batches(why=f"batches cannot be run: {error}")
+
+
+class _Sweep:
+    """Runs of batches on an executor; sizes are numbers of requests."""
+
+    def __init__(self, executor: PlanExecutor, samples: tuple[Arrays, Arrays], tolerance: float, rows: int) -> None:
+        self._executor, self._tolerance, self._rows = executor, tolerance, rows
+        self._samples = samples
+        self._single = [executor.run(one) for one in self._samples]
+        self._inputs: dict[int, Arrays] = {1: self._samples[0]}
+
+    def best(self, most: int, *, measured: bool) -> Batches:
+        """Return the best size up to ``most``; or ``most`` itself unless it is to be ``measured``."""
+        if (why := self._wrong(2)) is not None:
+            return Batches(why=why)
+        if not measured:
+            why = self._wrong(most)
+            return Batches(most * self._rows) if why is None else Batches(why=why)
+        sizes = self._grown(most)
+        rounds = self._rounds(sizes)
+        seconds = {size * self._rows: statistics.median(one[size] for one in rounds) for size in sizes}
+        chosen, share = best_size(rounds)
+        if chosen == 1:
+            why = f"in a batch, a request takes {share:.2f} of its time alone, which has to be at most {_GAIN}"
+            return Batches(0, seconds, why)
+        return Batches(chosen * self._rows, seconds)
+
+    def _grown(self, most: int) -> list[int]:
+        """Return the sizes to time: doubled while the time per row falls, batches are right, and there is time and memory."""
+        begin, sizes, each = perf_counter(), [1], [self._timed(1)]
+        while 2 * sizes[-1] <= most and perf_counter() - begin < _GROW_S:
+            size = 2 * sizes[-1]
+            try:
+                if self._wrong(size) is not None:
+                    break
+                each.append(self._timed(size) / size)
+            except (PlaceitError, MemoryError):
+                if size == 2:
+                    raise
+                break
+            sizes.append(size)
+            if min(each[-2:]) > min(each):  # two doublings in a row did not help
+                break
+        return sizes
+
+    def _rounds(self, sizes: Sequence[int]) -> list[dict[int, float]]:
+        until, rounds = perf_counter() + _SWEEP_S, list[dict[int, float]]()
+        while len(rounds) < _ROUNDS[0] or (len(rounds) < _ROUNDS[1] and perf_counter() < until):
+            rounds.append({size: self._timed(size) for size in sizes})
+        return rounds
+
+    def _timed(self, size: int) -> float:
+        begin = perf_counter()
+        self._executor.run(self._inputs[size])
+        return perf_counter() - begin
+
+    def _wrong(self, size: int) -> str | None:
+        """Run a batch of the samples in turn; return how it differs from single requests, if it does."""
+        if size not in self._inputs:
+            self._inputs[size] = _stacked([self._samples[k % 2] for k in range(size)])
+        outputs = self._executor.run(self._inputs[size])
+        expected = _stacked([self._single[k % 2] for k in range(size)])
+        return _difference(outputs, expected, self._tolerance)
+
+
+def best_size(rounds: Sequence[Mapping[int, float]]) -> tuple[int, float]:
+    """Return the best number of requests in a batch, and the least time of a request over its time alone.
+
+    Args:
+        rounds: seconds of a batch by its number of requests, from 1 on; each round has the same numbers.
+    """
+    share = {size: statistics.median(one[size] / size / one[1] for one in rounds) for size in sorted(rounds[0])}
+    least = min(share.values())
+    best = next(size for size in share if share[size] <= _CLOSE * least)
+    return (best if share[best] <= _GAIN else 1), least
+
+
+class Batch:
+    """Requests that an executor runs as one, with the interface of an item of :class:`placeit.runtime.feed.Feed`.
+
+    Args:
+        requests: with the same names and shapes of inputs, except for the number of rows.
+
+    Attributes:
+        inputs: of all requests, by name: their rows one after the other.
+        rows: number of rows.
+    """
+
+    on: Literal["host"] = "host"
+    slot = None
+
+    def __init__(self, requests: Sequence[Pending]) -> None:
+        self.requests = requests
+        self.inputs = _stacked([request.inputs for request in requests])
+        self._ends = np.cumsum([request.rows for request in requests]).tolist()
+        self.rows: int = self._ends[-1]
+
+    def divided(self, outputs: Mapping[str, NDArray[Any]]) -> list[Outputs] | None:
+        """Return the outputs of each request; None if an output does not have a row for each row of the inputs."""
+        if any(not value.ndim or len(value) != self.rows for value in outputs.values()):
+            return None
+        return [self._part(k, outputs) for k in range(len(self.requests))]
+
+    def probe(self, number: int, outputs: Sequence[Outputs]) -> Probe:
+        """Return one of the requests, to run again alone, with the outputs that the batch had for it."""
+        number %= len(self.requests)
+        return Probe(self._part(number, self.inputs), {name: np.array(value) for name, value in outputs[number].items()})
+
+    def _part(self, k: int, values: Arrays) -> Outputs:
+        begin = self._ends[k - 1] if k else 0
+        return {name: np.array(value[begin : self._ends[k]]) for name, value in values.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A request of a batch that runs again alone, for which no caller waits; an item of :class:`placeit.runtime.feed.Feed`."""
+
+    inputs: Arrays
+    expected: Arrays
+    on: Literal["host"] = "host"
+    slot: None = None
+
+    def wrong(self, outputs: Arrays, tolerance: float) -> str | None:
+        """Return how the outputs of the batch differ from the outputs of the single run, if they do."""
+        return _difference(self.expected, outputs, tolerance)
+
+
+class Prober:
+    """Chooses the batches of a replica that are compared with single requests."""
+
+    def __init__(self) -> None:
+        self._batches = 0
+        self._next: Probe | None = None
+
+    def ended(self, batch: Batch, outputs: Sequence[Outputs]) -> None:
+        """Hear of a batch that has ended, with the outputs of each of its requests, before any caller has them."""
+        if self._batches % _PROBE_EVERY == 0:
+            self._next = batch.probe(self._batches // _PROBE_EVERY, outputs)
+        self._batches += 1
+
+    def take(self) -> Probe | None:
+        """Return the request that is to run again alone now; None without any."""
+        probe, self._next = self._next, None
+        return probe
+
+
+def why_fixed(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | None:
+    """Return why the rows of several requests cannot be joined, by the shapes of a model; None if they can be."""
+    for what, specs in (("input", inputs), ("output", outputs)):
+        for spec in specs:
+            low, high = (1, 1) if spec.limits is None or not spec.limits else spec.limits[0]
+            if low == high:
+                hint = f", as with --input-shape {spec.name}:1..32@1,... in 'placeit optimize'" if what == "input" else ""
+                return f"the first size of its {what} '{spec.name}' is not open{hint}"
+    if len({spec.limits[0] for spec in inputs if spec.limits}) != 1 or not outputs:
+        return "the first sizes of its inputs have different ranges"
+    return None
+
+
+def rows_of(inputs: Arrays) -> tuple[int, Any]:
+    """Return the number of rows of a request, and a value that is equal for requests that it may be joined with.
+
+    The value is None if its inputs have different numbers of rows.
+    """
+    rows = {len(value) for value in inputs.values()}
+    return max(rows), tuple((name, value.shape[1:]) for name, value in inputs.items()) if len(rows) == 1 else None
+
+
+def _stacked(several: Sequence[Arrays]) -> dict[str, NDArray[Any]]:
+    return {name: np.concatenate([one[name] for one in several]) for name in several[0]}
+
+
+def _difference(outputs: Arrays, expected: Arrays, tolerance: float) -> str | None:
+    found = OutputDifference.between(outputs, expected)
+    if found.wrong(tolerance) is None:
+        return None
+    how = (
+        f"by {found.max_rel:.1e} of the largest value" if found.fault is None else "in shape, or in values that are not finite"
+    )
+    return f"the outputs of a batch differ from the outputs of single requests {how}"
