@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import abc
 from time import perf_counter
@@ -14,6 +15,8 @@ from placeit.serving.queueing import Queueing
 from placeit.serving.replica import Replica
 
 __all__ = ["Admitting"]
+
+_LOOKED_AT = 4  # times the most rows of a batch: requests that are looked at for a batch
 
 
 class Admitting(Queueing):
@@ -87,16 +90,15 @@ class Admitting(Queueing):
         """Return the requests of no sequence that a replica runs next, as one; empty if they wait for others; with the lock.
 
         A batch that has room for more waits while each device of the replica has a run, or for the delay of the server. If
-        several replicas have no run, they share the requests.
+        several replicas have no run, they share the requests. The time does not depend on how many requests wait.
         """
-        waiting, most = self._waiting.ordinary(), replica.batches.most
-        if not waiting or waiting[0].like is None or waiting[0].rows >= most:
-            return waiting[:1]
-        first = waiting[0]
+        first, most = self._waiting.first(), replica.batches.most
+        if first is None or first.like is None or first.rows >= most:
+            return [] if first is None else [first]
         idle = sum(one.room and not one.runs for one in self._replicas)
-        share = math.ceil(len(waiting) / max(1, idle))
+        share = math.ceil(len(self._waiting) / max(1, idle))
         found, rows, full = [first], first.rows, False
-        for other in waiting[1:share]:
+        for other in itertools.islice(self._waiting.ordinary(), 1, min(share, _LOOKED_AT * most)):
             if other.like == first.like:
                 full |= rows + other.rows > most
                 if rows + other.rows <= most:

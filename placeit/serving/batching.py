@@ -243,7 +243,7 @@ def rows_of(inputs: Arrays) -> tuple[int, Any]:
 
     The value is None if its inputs have different numbers of rows.
     """
-    rows = {len(value) for value in inputs.values()}
+    rows = {value.shape[0] if value.ndim else 0 for value in inputs.values()}
     return max(rows), tuple((name, value.shape[1:]) for name, value in inputs.items()) if len(rows) == 1 else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 
 from placeit.serving.answers import Pending
@@ -46,9 +46,9 @@ class Waiting:
         """Return the first request of a sequence, or of no sequence if ``line`` is None; None if no such request waits."""
         return next(iter(self._requests.get(line, ())), None)
 
-    def ordinary(self) -> list[Pending]:
-        """Return the requests of no sequence, in order."""
-        return list(self._requests.get(None, ()))
+    def ordinary(self) -> Iterator[Pending]:
+        """Return the requests of no sequence, in order; for use before the next change."""
+        return iter(self._requests.get(None, ()))
 
     @property
     def lines(self) -> list[Line]:

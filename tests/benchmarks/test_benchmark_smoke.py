@@ -95,6 +95,13 @@ QUICKLY = [
         least={"QUICK_ROUNDS": 1, "load_model": lambda _: inception_like()},
     ),
     Smoke(
+        "batching --quick",
+        {"what": ("single requests", "auto", "up to 32 rows", "OpenVINO, BATCH:CPU(8)")},
+        ("auto over single requests", "auto over the best size"),
+        ("wrong outputs",),
+        least={"LAYERS": 2, "WIDTH": 64, "QUICK_ROUNDS": 1, "QUICK_ROUND_S": 0.02},
+    ),
+    Smoke(
         "calls --quick",
         {
             "calls": (
