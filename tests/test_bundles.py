@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -471,3 +475,33 @@ def test_wrong_inputs_are_named(bundle: Path) -> None:
             application.run({name: value[..., :1] for name, value in inputs.items()})
     with pytest.raises(ExecutionError, match="closed"):
         application.run(inputs)
+
+
+@pytest.mark.parametrize("how", ["cut short", "overwritten"])
+def test_a_change_of_the_file_reaches_nothing_that_runs(bundle: Path, tmp_path: Path, how: str) -> None:
+    path = tmp_path / "app.placeit"
+    shutil.copy(bundle, path)
+    with placeit.load(path) as application:
+        model = application.session.model
+        assert not model.files.replaced
+        path.write_bytes(b"" if how == "cut short" else bytes(path.stat().st_size))
+        assert model.files.replaced
+        assert hashlib.sha256(model.files.read("segments/weights.bin").data).hexdigest() == (
+            application.manifest.files["segments/weights.bin"].sha256
+        )
+        assert application.check().max_rel <= application.tolerance  # it compiles nothing anew, and reads what it has
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_bundle_without_room_for_a_copy_is_read_into_memory(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "app.placeit"
+    shutil.copy(bundle, path)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with placeit.load(path) as application:
+        path.write_bytes(b"")
+        assert application.check().max_rel <= application.tolerance

@@ -1,6 +1,8 @@
-"""The files of a bundle: uncompressed members of an archive, or files in a folder, which are read in place.
+"""The files of a bundle: uncompressed members of an archive, or files in a folder, which are mapped into memory.
 
-Nothing is unpacked: members are mapped into memory, so that weights are shared with the page cache and need no second copy.
+Nothing is unpacked. The archive, or each file of a folder, is copied to a temporary file without a name, and the copy mapped:
+a change of the bundle's files reaches nothing that runs, and the pages of weights can be dropped and read again from the copy.
+Where the file system shares blocks between files (Btrfs, XFS), the copy takes neither time nor space.
 What an archive states about its members is checked before any of them is used (:class:`BundleFiles`).
 """
 
@@ -8,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import mmap
 import os
 import re
 import shutil
 import stat
 import struct
+import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -110,13 +114,14 @@ class BundleFiles:
         self._archive: NDArray[np.uint8] | None = None
         try:
             mode = path.stat().st_mode
+            self._stamp = _stamp(path)
             if stat.S_ISDIR(mode):
                 return
             if not stat.S_ISREG(mode):
                 raise self.wrong("it is neither a file nor a folder")
-            self._archive = _mapped(path)
-            with path.open("rb") as stream:
-                self._read_directory(stream)
+            archive = _copied(path)
+            self._archive = _view(archive)
+            self._read_directory(archive, self._archive)
         except OSError as error:
             raise FileError(f"Cannot read the bundle {path}: {error.strerror or error}.") from error
 
@@ -129,6 +134,11 @@ class BundleFiles:
     def names(self) -> frozenset[str]:
         """Names of the members of an archive."""
         return frozenset(self._places)
+
+    @property
+    def replaced(self) -> bool:
+        """True if the archive, or the manifest of the folder, is not the file any more that was opened, or was written to."""
+        return _stamp(self.path) != self._stamp
 
     def wrong(self, why: str) -> FileError:
         """Return the error that says why the bundle cannot be used."""
@@ -148,7 +158,7 @@ class BundleFiles:
             raise self.wrong(f"it names the file '{name}'")
         if self._archive is None:
             try:
-                return _mapped(self.path / name, within=self.path)
+                return _view(_copied(self.path / name, within=self.path))
             except OSError as error:
                 raise self.wrong(f"its file {name} cannot be read: {error.strerror or error}") from error
         if name not in self._places:
@@ -196,11 +206,9 @@ class BundleFiles:
         for one in self._weights:
             one.result()
 
-    def _read_directory(self, stream: object) -> None:
-        data = self._archive
-        assert data is not None  # noqa: S101
+    def _read_directory(self, file: mmap.mmap | None, data: NDArray[np.uint8]) -> None:
         try:
-            with zipfile.ZipFile(stream) as archive:  # type: ignore[call-overload]
+            with zipfile.ZipFile(file or io.BytesIO()) as archive:  # type: ignore[arg-type] # the maps have what it calls
                 members = archive.infolist()
         except _DAMAGED as error:
             if data[:4].tobytes() == b"PK\x03\x04":
@@ -239,18 +247,49 @@ class BundleFiles:
         raise self.wrong(f"its member {member.filename} does not lie where its list of members says. Copy it again")
 
 
-def _mapped(path: Path, within: Path | None = None) -> NDArray[np.uint8]:
-    """Map a regular file into memory, privately. Raises OSError, also if it is a link or is outside of a folder."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if within is not None else 0))
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Return numbers that change when a file, or the manifest of a folder, is replaced or written to; None without a file."""
     try:
+        found = (path / "bundle.json" if path.is_dir() else path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _view(data: mmap.mmap | None) -> NDArray[np.uint8]:
+    return np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+
+
+def _copied(path: Path, within: Path | None = None) -> mmap.mmap | None:
+    """Copy a regular file, and return the copy, mapped into memory; None if it is empty.
+
+    Args:
+        path: the file.
+        within: folder in which it must be, and not by a link; None for any folder.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file, or is outside of the folder.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if within is not None else 0))
+    with os.fdopen(handle, "rb") as stream:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise OSError("it is not a regular file")
         if within is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(within)):
             raise OSError("it lies outside of the bundle")
         if not found.st_size:
-            return np.empty(0, np.uint8)
-        # private and writable, as OpenVINO accepts no read-only memory; the memory is never written
-        return np.frombuffer(mmap.mmap(handle, 0, access=mmap.ACCESS_COPY), np.uint8)
-    finally:
-        os.close(handle)
+            return None
+        for folder in (path.parent, None):  # None: the folder of temporary files
+            with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as copy:  # else no right to write, or no room
+                stream.seek(0)
+                with contextlib.suppress(OSError):  # not between these file systems
+                    while os.copy_file_range(handle, copy.fileno(), 1 << 30):
+                        pass
+                shutil.copyfileobj(stream, copy, 1 << 20)  # the rest
+                copy.flush()
+                # private and writable, as OpenVINO accepts no read-only memory; the memory is never written
+                return mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_COPY)
+        stream.seek(0)
+        memory = mmap.mmap(-1, found.st_size)
+        stream.readinto(memory)
+        return memory
