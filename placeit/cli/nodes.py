@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placeit.cli.values import duration
-from placeit.core.errors import FileError, UsageError
+from placeit.core.errors import DeviceError, FileError, UsageError
 from placeit.core.interrupts import at_end
 
 if TYPE_CHECKING:
@@ -70,16 +70,20 @@ def reach_nodes(
     address: str | None,
     compress: Compress = Compress.NONE,
     patience: float = PATIENCE_S,
+    *,
+    start: bool = True,
 ) -> str | Sequence[str] | None:
     """Connect to the Ray cluster whose nodes the devices are on; do nothing if no device is on a node.
 
-    Without an address, this is the cluster that ``placeit cluster up`` has started, or else one that ends with this process.
+    Without an address, this is the cluster that ``placeit cluster up`` has started, or else one that ends with this process,
+    if it may ``start`` one.
 
     Returns:
         The devices. If an address is given without devices, they are all whole devices that OpenVINO finds on the nodes.
 
     Raises:
         DeviceError, FileError, ClusterError, UsageError: the cluster cannot be reached, or the devices cannot be read.
+        DeviceError: no cluster runs, and none may be started.
         UsageError: compression between nodes, or a patience for them, is given, and no device is on a node.
     """
     nodes, all_of_it = _nodes(devices), devices is None and address is not None
@@ -99,6 +103,11 @@ def reach_nodes(
         here = None
     if address is None:
         if here is None or not (here.starting or here.pids()):
+            if not start:
+                raise DeviceError(
+                    f"Devices of the nodes {', '.join(nodes)} are needed, and no cluster runs: start one with 'placeit cluster "
+                    "up', name one with --ray-address, or name other devices with --rematch."
+                )
             here = _start(["head", *(name for name in nodes if name != "head")])
         address = here.address
     if here is not None and here.address == address:

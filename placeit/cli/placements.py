@@ -17,6 +17,8 @@ from placeit.cli.options import CheckedOptions, Precision, SessionOptions
 from placeit.core.errors import DeviceError, PlacementError, UsageError
 
 if TYPE_CHECKING:
+    from placeit.application import Application
+    from placeit.backends.bundle.model import BundleModel
     from placeit.core.graph import OpGraph
     from placeit.core.placement import Placement
     from placeit.profiler.costs import Progress
@@ -30,6 +32,7 @@ __all__ = [
     "ToRun",
     "known",
     "naming",
+    "open_application",
     "open_session",
     "read_placement",
     "to_run",
@@ -235,25 +238,45 @@ def _whole(options: CheckedOptions, data: dict[str, Any]) -> ToRun:
 
 
 def _bundle(options: CheckedOptions, rematch: str | None, data: dict[str, Any]) -> ToRun:
-    from placeit.application import Application
     from placeit.backends.bundle.model import open_bundle
 
-    model, mapping = open_bundle(options.model), _rematch(rematch)
+    model = open_bundle(options.model)
 
     @contextlib.contextmanager
     def opened() -> Iterator[tuple[Session, Placement]]:
-        named = [*(one.address for one in model.manifest.devices), *(mapping.values() if isinstance(mapping, dict) else ())]
-        reach_nodes(
-            named if options.devices is None else options.devices, options.ray_address, options.compress, options.patience
-        )
-        inputs = options.arrays(model)
-        with Application(model, rematch=mapping, devices=options.devices, inputs=inputs, tolerance=options.tolerance) as app:
-            for line in app.differences:
-                _log.warning("%s was built elsewhere. %s.", options.model, line)
+        with open_application(options, model, rematch) as app:
             data["differences"] = list(app.differences)
             yield app.session, app.placement
 
     return ToRun(options.model, bool(model.manifest.placement.replicas), data, opened)
+
+
+@contextlib.contextmanager
+def open_application(options: CheckedOptions, model: BundleModel, rematch: str | None) -> Iterator[Application]:
+    """Open a bundle on its devices, and log how they differ from those that it was built with.
+
+    Args:
+        options: options of the bundle.
+        model: the bundle.
+        rematch: the option ``--rematch``.
+
+    Raises:
+        DeviceError: a device is missing, or is on a node of a cluster that does not run; none is started for a bundle.
+        UsageError, PlacementError: as by :meth:`placeit.Application.load`.
+    """
+    from placeit.application import Application
+
+    mapping = _rematch(rematch)
+    named = [*(one.address for one in model.manifest.devices), *(mapping.values() if isinstance(mapping, dict) else ())]
+    reach_nodes(
+        *(named if options.devices is None else options.devices, options.ray_address, options.compress, options.patience),
+        start=options.devices is not None or isinstance(mapping, dict),
+    )
+    inputs = options.arrays(model)
+    with Application(model, rematch=mapping, devices=options.devices, inputs=inputs, tolerance=options.tolerance) as app:
+        for line in app.differences:
+            _log.warning("%s was built elsewhere. %s.", options.model, line)
+        yield app
 
 
 def _rematch(text: str | None) -> Literal["auto"] | dict[str, str] | None:

@@ -7,6 +7,7 @@ import math
 import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from placeit.cli.options import CheckedOptions
-from placeit.cli.placements import RematchOption, known, naming, to_run
+from placeit.cli.placements import RematchOption, known, naming, open_application, to_run
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
 from placeit.core.errors import UsageError
@@ -37,8 +38,105 @@ Examples:
   placeit serve cats=a.placeit dogs=b.placeit --queue 128
   placeit serve model.onnx --placement placement.json --no-grpc
   placeit serve app.placeit --max-batch 16 --batch-delay 2ms
+  placeit serve decoder.placeit --state-memory 2GB --sequence-idle 5m --recompute
   placeit serve app.placeit --host 0.0.0.0 --tls-cert chain.pem --tls-key key.pem --token-file token
 """
+
+
+class OnLoss(StrEnum):
+    """What a server does after the loss of a device of another node."""
+
+    FAIL = "fail"
+    REPLACE = "replace"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of how requests run, the same for every model."""
+
+    queue: Annotated[int, typer.Option("--queue", metavar="N", min=1, help="Requests of a model that may wait.")] = 64
+    max_batch: Annotated[
+        str,
+        typer.Option(
+            "--max-batch",
+            metavar="N",
+            help="Most rows of waiting requests that run as one, if the batch size is open; 0 for none, auto to measure it.",
+        ),
+    ] = "auto"
+    batch_delay: Annotated[
+        float,
+        typer.Option(
+            "--batch-delay",
+            metavar="TIME",
+            parser=duration,
+            help="How long a request may wait for others to join it while a device is free; default: 0ms.",
+            show_default=False,
+        ),
+    ] = 0.0
+    in_flight: Annotated[
+        int | None,
+        typer.Option(
+            "--in-flight",
+            metavar="N",
+            min=1,
+            help="Requests in flight on each replica; default: as many as its highest throughput needs.",
+            show_default=False,
+        ),
+    ] = None
+    refine: Annotated[
+        bool, typer.Option("--refine", help="Look for a better placement while serving, by a small share of the requests.")
+    ] = False
+    on_loss: Annotated[
+        OnLoss,
+        typer.Option("--on-loss", help="After the loss of a node's device: run on the replicas that are left, or place anew."),
+    ] = OnLoss.FAIL
+    state_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--state-memory",
+            metavar="SIZE",
+            help="Memory for the states of all sequences of a model, such as 2GB; default: half of what is free.",
+            show_default=False,
+        ),
+    ] = None
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Keep the inputs of sequences, to compute states anew that were lost.")
+    ] = False
+    sequence_idle: Annotated[
+        float,
+        typer.Option(
+            "--sequence-idle",
+            metavar="TIME",
+            parser=duration,
+            help="Time without a request after which a sequence is closed; default: 60s.",
+            show_default=False,
+        ),
+    ] = 60.0
+
+    def check(self) -> None:
+        """Raise UsageError if an option is not in range."""
+        if not 0.001 <= self.sequence_idle < math.inf:
+            raise UsageError(f"--sequence-idle is {self.sequence_idle:g} seconds; it must be at least 1 ms, and finite.")
+
+    def of_server(self) -> dict[str, Any]:
+        """Return the options of :meth:`placeit.Session.serve`."""
+        return {
+            "queue": self.queue,
+            "max_batch": self._rows(),
+            "batch_delay": self.batch_delay,
+            "in_flight": self.in_flight,
+            "refine": self.refine,
+            "on_loss": self.on_loss.value,
+            "state_memory": self.state_memory,
+        }
+
+    def _rows(self) -> int | Literal["auto"]:
+        """Read --max-batch; by default, a server whose placement may change joins no requests. Raises UsageError."""
+        if self.max_batch == "auto":
+            return 0 if self.refine or self.on_loss is OnLoss.REPLACE else "auto"
+        if not (self.max_batch.isascii() and self.max_batch.isdigit()):
+            raise UsageError(f"--max-batch is '{self.max_batch}': give a number of rows, 0 to run each request alone, or auto.")
+        return int(self.max_batch)
 
 
 @dataclass(frozen=True)
@@ -122,25 +220,7 @@ def serve(
         typer.Option("--placement", "-p", metavar="FILE", help="Placement of a model file, as 'placeit optimize' writes it."),
     ] = None,
     rematch: RematchOption = None,
-    queue: Annotated[int, typer.Option("--queue", metavar="N", min=1, help="Requests of a model that may wait.")] = 64,
-    max_batch: Annotated[
-        str,
-        typer.Option(
-            "--max-batch",
-            metavar="N",
-            help="Most rows of waiting requests that run as one, if the batch size is open; 0 for none, auto to measure it.",
-        ),
-    ] = "auto",
-    batch_delay: Annotated[
-        float,
-        typer.Option(
-            "--batch-delay",
-            metavar="TIME",
-            parser=duration,
-            help="How long a request may wait for others to join it while a device is free; default: 0ms.",
-            show_default=False,
-        ),
-    ] = 0.0,
+    running: RunOptions,
     network: NetworkOptions,
     terminal: Terminal,
 ) -> Output:
@@ -158,12 +238,11 @@ def serve(
     if placement is not None and len(models) > 1:
         raise UsageError("A placement is of one model: build bundles of several models with 'placeit build', and serve these.")
     options, ending = network.checked(), Gate()
+    running.check()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     with contextlib.ExitStack() as stack:
-        opened = partial(_opened, placement=placement, rematch=rematch, stack=stack, terminal=terminal)
-        how = {"queue": queue, "max_batch": _rows(max_batch), "batch_delay": batch_delay}
-        served = [opened(given, how=how) for given in models]
+        served = [_opened(given, placement, rematch, running, stack, terminal) for given in models]
         for line in (line for model in served for line in _joined(model)):
             typer.echo(line, err=True)
         with ended_by(ending.open), NetworkServer(served, options) as server:
@@ -180,15 +259,6 @@ def serve(
     return Output(data, partial(_show, data=data), answer=f"requests succeeded: {answer}")
 
 
-def _rows(text: str) -> int | Literal["auto"]:
-    """Read --max-batch. Raises UsageError."""
-    if text == "auto":
-        return "auto"
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"--max-batch is '{text}': give a number of rows, 0 to run each request alone, or auto.")
-    return int(text)
-
-
 def _joined(model: ServedModel) -> Iterator[str]:
     """Say how many rows run as one on each replica of a model, if its batch size is open."""
     for batches in model.server.batches:
@@ -200,15 +270,15 @@ def _joined(model: ServedModel) -> Iterator[str]:
 
 def _opened(
     given: str,
-    *,
     placement: Path | None,
     rematch: str | None,
-    how: Mapping[str, Any],
+    running: RunOptions,
     stack: contextlib.ExitStack,
     terminal: Terminal,
 ) -> ServedModel:
-    """Open a model or a bundle, and serve it until the stack is closed; ``how`` has options of ``Session.serve``."""
+    """Open a model or a bundle, and serve it until the stack is closed. A bundle is checked by its samples before."""
     from placeit.backends.bundle.files import is_bundle
+    from placeit.backends.bundle.model import open_bundle
     from placeit.serve.service import ServedModel, is_name
 
     name, equals, rest = given.partition("=")
@@ -217,14 +287,19 @@ def _opened(
         raise UsageError(
             f"{path} is not a bundle: give the placement of a model with --placement, or 'placeit build' a bundle."
         )
-    what = to_run(CheckedOptions(path), placement, rematch)
-    session, chosen = stack.enter_context(what.open())
-    with terminal.progress() as progress:
-        known(session, chosen, progress)
-    with naming(what.path):
-        server = stack.enter_context(session.serve(chosen, **how))
-    model = session.model
-    return ServedModel(model.name if path == Path(given) else name, server, model.inputs, model.outputs)
+    if placement is None:
+        app = stack.enter_context(open_application(CheckedOptions(path), open_bundle(path), rematch))
+        app.check()
+        session, chosen = app.session, app.placement
+    else:
+        session, chosen = stack.enter_context(to_run(CheckedOptions(path), placement, rematch).open())
+        with terminal.progress() as progress:
+            known(session, chosen, progress)
+    with naming(placement or path):
+        server = stack.enter_context(session.serve(chosen, **running.of_server()))
+    model, idle_s = session.model, running.sequence_idle
+    name = model.name if path == Path(given) else name
+    return ServedModel(name, server, model.inputs, model.outputs, idle_s=idle_s, recompute=running.recompute)
 
 
 def _counted(model: ServedModel) -> dict[str, Any]:

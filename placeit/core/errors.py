@@ -81,6 +81,21 @@ class SequenceError(ExecutionError):
     """A sequence was closed, its state was lost, or it is still in use."""
 
 
+class StateLostError(SequenceError):
+    """The state of a sequence is not known any more.
+
+    Attributes:
+        why: the reason.
+    """
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(
+            f"The state of sequence {number} is not known any more: {why} Call reset() to have it begin anew. With "
+            "recompute=True, a sequence computes its state anew by itself."
+        )
+        self.why = why
+
+
 class StateMemoryError(SequenceError):
     """The states of sequences would take more memory than allowed."""
 

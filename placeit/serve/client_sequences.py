@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
+import numpy as np
+
+from placeit.backends.base import Arrays
 from placeit.core.errors import PlaceitError
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
+from placeit.serving.answers import Answer
 from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
 
@@ -28,14 +34,16 @@ class Asked:
         name: name that the client has given the sequence.
         start: whether the sequence begins with this request.
         end: whether the sequence ends with this request.
+        request: name that the client has given the request; empty for no name.
     """
 
     name: int | str
     start: bool
     end: bool
+    request: str = ""
 
     @classmethod
-    def of(cls, parameters: Mapping[str, object]) -> Asked | None:
+    def of(cls, parameters: Mapping[str, object], request: str = "") -> Asked | None:
         """Read the parameters of a request; return None if it belongs to no sequence. Raises RefusedError."""
         name = parameters.get("sequence_id", 0)
         flags = [parameters.get(flag, False) for flag in ("sequence_start", "sequence_end")]
@@ -47,7 +55,57 @@ class Asked:
             if any(flags):
                 raise invalid("A request that begins or ends a sequence needs its name: give it a 'sequence_id'.")
             return None
-        return cls(name, *map(bool, flags))
+        return cls(name, bool(flags[0]), bool(flags[1]), request)
+
+
+@dataclass
+class _Named:
+    """A sequence of a client.
+
+    Attributes:
+        sequence: the sequence; None before it is open, and after it has ended.
+        turn: held while a request of it is submitted, so that requests are submitted in the order in which they came.
+        users: number of requests that are submitted, or wait for their turn.
+        last: parameters and inputs of the last request, if it has a name, and its answer.
+        ending: answer of the request that ends it, until that has ended; None before there is one.
+        timer: closes the sequence.
+    """
+
+    sequence: Sequence | None = None
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+    last: tuple[Asked, Arrays, Answer] | None = None
+    ending: Answer | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    def answered(self, asked: Asked, inputs: Arrays) -> Answer | None:
+        """Return the answer of the last request if this is the same request again, unless it failed or did not run."""
+        if self.last is None or self.last[0] != asked or not _equal(self.last[1], inputs):
+            return None
+        answer = self.last[2]
+        return answer if not answer.done() or _is_well(answer) else None
+
+    def end(self) -> None:
+        """Close it, if the request that ends it has ended well; otherwise, it goes on as before that request."""
+        answer = self.ending
+        if answer is not None and answer.done():
+            self.ending = None
+            if _is_well(answer):
+                self.close()
+
+    def close(self) -> None:
+        """Close the sequence, if it is open."""
+        sequence, self.sequence = self.sequence, None
+        if sequence is not None:
+            sequence.close(drain=True)
+
+
+def _is_well(answer: Answer) -> bool:
+    return not answer.cancelled() and answer.exception() is None
+
+
+def _equal(some: Arrays, others: Arrays) -> bool:
+    return some.keys() == others.keys() and all(np.array_equal(some[name], others[name]) for name in some)
 
 
 class Sequences:
@@ -58,72 +116,111 @@ class Sequences:
     Args:
         server: of the model.
         idle_s: seconds without a request after which a sequence is closed.
+        recompute: whether to keep the inputs of sequences, and to compute states anew that were lost.
     """
 
-    def __init__(self, server: Server, idle_s: float = IDLE_S) -> None:
-        self._server, self._idle_s = server, idle_s
-        self._open: dict[int | str, Sequence] = {}
+    def __init__(self, server: Server, idle_s: float = IDLE_S, *, recompute: bool = False) -> None:
+        self._server, self._idle_s, self._recompute = server, idle_s, recompute
+        self._named: dict[int | str, _Named] = {}
         self._slow = asyncio.Semaphore(1)  # calls that may ask nodes take one of the loop's threads at a time
-        self._timers: dict[int | str, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
-        return len(self._open)
+        return sum(one.sequence is not None for one in self._named.values())
 
-    async def find(self, asked: Asked) -> Sequence:
-        """Return the sequence of a request; open or reset it if the request begins it.
+    def __contains__(self, name: int | str) -> bool:
+        found = self._named.get(name)
+        return found is not None and found.sequence is not None
+
+    async def submit(self, asked: Asked, inputs: Arrays, submit: Callable[[Sequence], Answer]) -> Answer:
+        """Submit a request of a sequence, which begins or ends with it if it says so. Requests are submitted in order.
+
+        A request that equals the last one, its name included, is not submitted again: its answer is the last one's, also if the
+        sequence has ended with it.
+
+        Args:
+            asked: its parameters.
+            inputs: by name.
+            submit: submits it to the sequence.
 
         Raises:
-            RefusedError: there is no such sequence, or no room for another one.
+            RefusedError: there is no such sequence, or no room for another one. The sequence is as before.
+            PlaceitError: an error of ``submit``. The sequence is as before.
         """
-        found = self._open.get(asked.name)
-        if found is None and not asked.start:
-            raise RefusedError(
-                Status.UNKNOWN,
-                f"There is no sequence {asked.name!r}: it has ended, none of its requests has come for {self._idle_s:g} s, or "
-                "none begins it: begin one with 'sequence_start'.",
-            )
-        if found is None:
-            if len(self._open) >= _MOST_OPEN:
+        named = self._named.get(asked.name)
+        if named is None:
+            if not asked.start:
+                raise self._unknown(asked)
+            if len(self._named) >= _MOST_OPEN:
+                self._forget()
+            if len(self._named) >= _MOST_OPEN:
                 raise RefusedError(Status.FULL, f"{_MOST_OPEN} sequences are open: end some with 'sequence_end'.")
-            try:
-                found = await self._apart(self._server.sequence)
-            except PlaceitError as error:
-                raise refusal_of(error, closed=True) from error
-            if self._open.setdefault(asked.name, found) is not found:  # another request began it while this one waited
-                found.close(drain=False)
-                found = self._open[asked.name]
-                await self._apart(found.reset)
-        elif asked.start:
-            await self._apart(found.reset)
-        self._wait(asked.name)
-        return found
+            named = self._named[asked.name] = _Named()
+        named.users += 1
+        try:
+            async with named.turn:
+                if asked.request and (answer := named.answered(asked, inputs)) is not None:
+                    return answer
+                if named.ending is not None:
+                    await asyncio.wait([asyncio.wrap_future(named.ending)])
+                    named.end()
+                answer = submit(await self._ready(named, asked))
+                named.last = (asked, inputs, answer) if asked.request else None
+                if asked.end:
+                    named.ending = answer
+                    answer.add_done_callback(partial(_end_later, named, asyncio.get_running_loop()))
+                return answer
+        finally:
+            named.users -= 1
+            self._wait(asked.name, named)
+
+    async def _ready(self, named: _Named, asked: Asked) -> Sequence:
+        """Return the sequence of a request; open or reset it if the request begins it. Raises RefusedError."""
+        try:
+            if named.sequence is None and asked.start:
+                named.sequence = await self._apart(lambda: self._server.sequence(recompute=self._recompute))
+            elif named.sequence is not None and asked.start:
+                await self._apart(named.sequence.reset)
+        except PlaceitError as error:
+            raise refusal_of(error, closed=True) from error
+        if named.sequence is None:
+            raise self._unknown(asked)
+        return named.sequence
+
+    def _unknown(self, asked: Asked) -> RefusedError:
+        return RefusedError(
+            Status.UNKNOWN,
+            f"There is no sequence {asked.name!r}: it has ended, none of its requests has come for {self._idle_s:g} s, or "
+            "none begins it: begin one with 'sequence_start'.",
+        )
 
     async def _apart(self, function: Callable[[], T]) -> T:
         """Call a function that may ask nodes, on another thread."""
         async with self._slow:
             return await asyncio.to_thread(function)
 
-    def ended(self, asked: Asked, *, began: bool) -> None:
-        """Close the sequence of a request that ended it; else restart the sequence's idle time.
+    def _wait(self, name: int | str, named: _Named) -> None:
+        """Restart the idle time of a sequence, after which it is closed, and forgotten with its last answer."""
+        if self._named.get(name) is not named:
+            return
+        if named.timer is not None:
+            named.timer.cancel()
+        if named.sequence is None and named.last is None and not named.users:
+            del self._named[name]
+            return
+        named.timer = asyncio.get_running_loop().call_later(self._idle_s, self._drop, name)
 
-        Args:
-            asked: the parameters of the request.
-            began: whether the server accepted the request; if not, the client may send it again.
-        """
-        if asked.end and began:
-            self._close(asked.name)
-        elif asked.name in self._open:
-            self._wait(asked.name)
+    def _forget(self) -> None:
+        """Forget the sequences that have ended, whose last answers are kept in case that clients ask for them again."""
+        for name in [name for name, named in self._named.items() if named.sequence is None and not named.users]:
+            self._drop(name)
 
-    def _wait(self, name: int | str) -> None:
-        """Restart the idle time of a sequence, after which it is closed."""
-        if name in self._timers:
-            self._timers[name].cancel()
-        self._timers[name] = asyncio.get_running_loop().call_later(self._idle_s, self._close, name)
+    def _drop(self, name: int | str) -> None:
+        named = self._named.pop(name)
+        if named.timer is not None:
+            named.timer.cancel()
+        named.close()
 
-    def _close(self, name: int | str) -> None:
-        if name in self._timers:
-            self._timers.pop(name).cancel()
-        sequence = self._open.pop(name, None)
-        if sequence is not None:
-            sequence.close(drain=True)
+
+def _end_later(named: _Named, loop: asyncio.AbstractEventLoop, _: object) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and its sequences with the server
+        loop.call_soon_threadsafe(named.end)

@@ -94,7 +94,8 @@ def read(model: ServedModel, body: bytes, size: int) -> InferRequest:
         of = _field(one, "parameters", dict, {})
         none_of(of, "classification", "shared_memory_region")
         outputs.append((one["name"], _field(of, "binary_data", bool, binary)))
-    return InferRequest(asked.get("id"), inputs, outputs, min(timeout, _LONGEST_US) / 1e6 or None, Asked.of(parameters))
+    sequence = Asked.of(parameters, asked.get("id") or "")
+    return InferRequest(asked.get("id"), inputs, outputs, min(timeout, _LONGEST_US) / 1e6 or None, sequence)
 
 
 def _spec(model: ServedModel, tensor: Mapping[str, Any]) -> TensorSpec:

@@ -6,7 +6,15 @@ import enum
 import hmac
 from collections.abc import Container
 
-from placeit.core.errors import DeadlineError, PlaceitError, QueueFullError, SequenceError, StateMemoryError, UsageError
+from placeit.core.errors import (
+    DeadlineError,
+    PlaceitError,
+    QueueFullError,
+    SequenceError,
+    StateLostError,
+    StateMemoryError,
+    UsageError,
+)
 
 __all__ = ["RefusedError", "Status", "check_token", "invalid", "none_of", "refusal_of"]
 
@@ -67,6 +75,9 @@ def refusal_of(error: PlaceitError, *, closed: bool = False) -> RefusedError:
         closed: whether an error of no special kind means that the server is closed, and took no request.
     """
     match error:
+        case StateLostError():
+            why = f"The state of this sequence is lost: {error.why} Begin it again with 'sequence_start'."
+            return RefusedError(Status.UNAVAILABLE, why)
         case StateMemoryError():
             status = Status.FULL
         case UsageError() | SequenceError():

@@ -226,7 +226,7 @@ class _Answers:
             for one in request.outputs:
                 none_of(one.parameters, "classification", "shared_memory_region")
             left = min((one for one in times if one is not None), default=None)
-            outputs = await self._service.run(call, inputs, left, sequence=_sequence(request.parameters))
+            outputs = await self._service.run(call, inputs, left, sequence=_sequence(request))
             answer = self._messages.ModelInferResponse(
                 model_name=call.model.name, model_version=call.model.version, id=request.id
             )
@@ -253,11 +253,12 @@ def _inputs(model: ServedModel, request: Any) -> dict[str, Array]:
     return inputs
 
 
-def _sequence(parameters: Any) -> Asked | None:
+def _sequence(request: Any) -> Asked | None:
     """Return the sequence parameters of a request; None if it belongs to no sequence. Raises RefusedError."""
+    parameters = request.parameters
     names = (name for name in ("sequence_id", "sequence_start", "sequence_end") if name in parameters)
     chosen = {name: (parameters[name], parameters[name].WhichOneof("parameter_choice")) for name in names}
-    return Asked.of({name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()})
+    return Asked.of({name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()}, request.id)
 
 
 def _timeout(parameters: Any) -> float | None:

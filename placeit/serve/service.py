@@ -10,13 +10,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.sizes import fits
 from placeit.core.version import __version__
-from placeit.serve.client_sequences import Asked, Sequences
+from placeit.serve.client_sequences import IDLE_S, Asked, Sequences
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
 from placeit.serve.tensors import DATATYPES, check_datatype, taken
 from placeit.serving.answers import Answer, Outputs
@@ -84,6 +85,8 @@ class ServedModel:
         inputs: specs of its inputs.
         outputs: specs of its outputs.
         version: version of the model.
+        idle_s: seconds without a request after which a sequence of a client is closed.
+        recompute: whether to keep the inputs of sequences, and to compute states anew that were lost.
 
     Raises:
         UsageError: the name has characters besides letters, digits, ``-``, ``_`` and ``.``, or the protocol has no type for a
@@ -91,7 +94,15 @@ class ServedModel:
     """
 
     def __init__(
-        self, name: str, server: Server, inputs: Listed[TensorSpec], outputs: Listed[TensorSpec], version: str = "1"
+        self,
+        name: str,
+        server: Server,
+        inputs: Listed[TensorSpec],
+        outputs: Listed[TensorSpec],
+        version: str = "1",
+        *,
+        idle_s: float = IDLE_S,
+        recompute: bool = False,
     ) -> None:
         if not is_name(name):
             raise UsageError(f"A model cannot be served as '{name}': take letters, digits, '-', '_' and '.', as in NAME=PATH.")
@@ -106,7 +117,7 @@ class ServedModel:
         self.name, self.server, self.version = name, server, version
         self.inputs = {spec.name: spec for spec in inputs}
         self.outputs = {spec.name: spec for spec in outputs}
-        self.sequences = Sequences(server)
+        self.sequences = Sequences(server, idle_s, recompute=recompute)
         self._durations = {what: _Duration() for what in _DURATIONS}
         self._last = 0  # milliseconds since 1970
 
@@ -307,40 +318,37 @@ class Service:
         Raises:
             RefusedError: there are no outputs, or not in time. A request that has not begun by then does not run.
         """
-        if sequence is None:
-            return await self._run(call, call.model.server, inputs, timeout_s, gone)
-        sequences = call.model.sequences
-        try:
-            return await self._run(call, await sequences.find(sequence), inputs, timeout_s, gone)
-        finally:
-            sequences.ended(sequence, began=call.answer is not None)
+        while True:
+            call.submitted = time.perf_counter()
+            left = None if timeout_s is None else call.begun + timeout_s - call.submitted
+            if left is not None and left <= 0:
+                raise _late()
+            submit = partial(_submit, inputs, left)
+            if sequence is None:
+                call.answer = submit(call.model.server)
+            else:
+                call.answer = await call.model.sequences.submit(sequence, inputs, submit)
+            outputs = await self._outputs(call, call.answer, left, gone)
+            if outputs is not None:
+                return outputs
 
-    async def _run(
-        self,
-        call: Call,
-        server: Server | Sequence,
-        inputs: Arrays,
-        timeout_s: float | None,
-        gone: Callable[[], Awaitable[object]] | None,
-    ) -> Outputs:
-        call.submitted = time.perf_counter()
-        left = None if timeout_s is None else call.begun + timeout_s - call.submitted
-        if left is not None and left <= 0:
-            raise _late()
-        try:
-            call.answer = server.submit(inputs, wait=False, start_within_s=left)
-        except PlaceitError as error:
-            raise refusal_of(error, closed=True) from error
-        answer: asyncio.Future[Outputs] = asyncio.wrap_future(call.answer)
+    async def _outputs(
+        self, call: Call, future: Answer, left: float | None, gone: Callable[[], Awaitable[object]] | None
+    ) -> Outputs | None:
+        """Wait for the outputs of a request; return None if another client that waited for it has cancelled it."""
+        answer: asyncio.Future[Outputs] = asyncio.wrap_future(future)
         leaving = None if gone is None else asyncio.ensure_future(gone())
         waited: list[asyncio.Future[Any]] = [answer] if leaving is None else [answer, leaving]
         try:
             await asyncio.wait(waited, timeout=left, return_when="FIRST_COMPLETED")
         finally:
             has_left = leaving is not None and leaving.done()
+            was_cancelled = answer.cancelled()
             answer.cancel()  # takes the request out of the queue if it waits there
             if leaving is not None:
                 leaving.cancel()
+        if was_cancelled and not has_left:
+            return None
         if answer.cancelled():
             raise RefusedError(Status.GONE, "The client has gone.") if has_left else _late()
         try:
@@ -359,6 +367,14 @@ class Service:
     def _look(self) -> None:
         if self.draining and not self._accepted:
             self._idle.set()
+
+
+def _submit(inputs: Arrays, left: float | None, server: Server | Sequence) -> Answer:
+    """Submit a request that has to begin within some seconds. Raises RefusedError."""
+    try:
+        return server.submit(inputs, wait=False, start_within_s=left)
+    except PlaceitError as error:
+        raise refusal_of(error, closed=True) from error
 
 
 def _late() -> RefusedError:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from placeit.backends.base import Arrays
-from placeit.core.errors import PlaceitError, SequenceError
+from placeit.core.errors import PlaceitError, SequenceError, StateLostError
 from placeit.core.threads import Gate
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.slots import Slot
@@ -90,7 +90,7 @@ class Line:
     def check_known(self) -> None:
         """Raise SequenceError if the state of the sequence is not known."""
         if self.lost is not None:
-            raise SequenceError(self.lost)
+            raise StateLostError(self.number, self.lost)
 
     def may_begin(self, position: int) -> bool:
         """Return whether the waiting request at a position of the sequence may begin."""
@@ -161,7 +161,4 @@ class Line:
             self.ran = 0
             self.empty()
         elif self.lost is None and not (self.fresh and self.slot is None):
-            self.lost = (
-                f"The state of sequence {self.number} is not known any more: {why} Call reset() to have it begin anew. With "
-                "recompute=True, a sequence computes its state anew by itself."
-            )
+            self.lost = str(why)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
-from placeit.core.errors import ExecutionError, PlaceitError, SequenceError, StateMemoryError
+from placeit.core.errors import ExecutionError, PlaceitError, SequenceError, StateLostError, StateMemoryError
 from placeit.core.threads import CHECK_S, Gate
 from placeit.core.units import about_bytes
 from placeit.devices.host import free_bytes
@@ -167,7 +167,7 @@ class Sequences:
             line.failed(why or ExecutionError("A request of it was interrupted by an error of the server's."))
         line.flying, request.started, request.settled = False, False, True
         line.note()
-        return None if line.lost is None else SequenceError(line.lost)
+        return None if line.lost is None else StateLostError(line.number, line.lost)
 
     def lose(self, replica: Replica, why: PlaceitError) -> None:
         """Record that all slots of a replica are lost; with the lock."""

@@ -125,7 +125,7 @@ def _missing(
             missing[old] = "it was slowed down on purpose, by a cluster file"
         else:
             try:
-                discover([new])
+                discover([str(parse_device(new))])
             except (DeviceError, UsageError) as error:
                 missing[old] = str(error).rstrip(".")
     return missing

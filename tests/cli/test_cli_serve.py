@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 import signal
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.bundled import edited, rewritten
 from tests.schema_check import check_schema
 
 INFER = "/v2/models/tiny/infer"
@@ -169,6 +171,8 @@ def test_what_is_wrong_is_said_before_anything_is_served(cli: Any, tiny: Path, p
         ((*served, "--client-timeout", "inf"), "--client-timeout is inf seconds"),
         ((*served, "--max-batch", "8"), "cannot be joined: the first size of its input 'x' is not open"),
         ((*served, "--max-batch", "-1"), "--max-batch is '-1': give a number of rows"),
+        ((*served, "--sequence-idle", "0s"), "--sequence-idle is 0 seconds"),
+        ((*served, "--state-memory", "2 apples"), "'apples' is not a unit of memory"),
         ((*served, "--host", "no.such.host.invalid"), "HTTP cannot be served at no.such.host.invalid:8000"),
         ((tmp_path / "missing.onnx", "-p", placement), "missing.onnx"),
     ):
@@ -176,3 +180,45 @@ def test_what_is_wrong_is_said_before_anything_is_served(cli: Any, tiny: Path, p
         assert result.exit_code in (1, 2), result.output
         assert said in result.stderr
         assert "bug" not in result.stderr
+
+
+def bundle_of(cli: Any, tiny: Path, placement: Path, folder: Path) -> Path:
+    built = cli("build", tiny, "-p", placement, "-o", folder / "app.placeit")
+    assert built.exit_code == 0, built.stderr
+    return folder / "app.placeit"
+
+
+def test_a_bundle_that_computes_something_else_here_is_not_served(
+    cli: Any, tiny: Path, placement: Path, tmp_path: Path
+) -> None:
+    def change(files: dict[str, bytes]) -> None:
+        name = next(name for name in files if name.startswith("samples/0-out"))
+        files[name] = files[name][:-4] + np.float32(1000).tobytes()
+        data = json.loads(files["bundle.json"])
+        del data["digest"]
+        data["files"][name]["sha256"] = hashlib.sha256(files[name]).hexdigest()
+        data["digest"] = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+        files["bundle.json"] = json.dumps(data).encode()
+
+    wrong = rewritten(bundle_of(cli, tiny, placement, tmp_path), tmp_path / "wrong.placeit", change)
+    result = cli("serve", wrong)
+    assert result.exit_code == 1
+    assert "does not compute here what it should" in result.stderr
+    assert "http:" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "said"), [("auto", "'auto' stands for several devices"), ("edge1/CPU@0", "no cluster runs: start one with")]
+)
+def test_a_bundle_that_names_no_device_of_this_machine_is_refused_without_a_cluster(
+    cli: Any, tiny: Path, placement: Path, tmp_path: Path, address: str, said: str
+) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data["devices"][0]["address"] = address
+
+    path = edited(bundle_of(cli, tiny, placement, tmp_path), tmp_path / "elsewhere.placeit", change)
+    for command in (("run",), ("serve",)):
+        result = cli(*command, path)
+        assert result.exit_code in (1, 2)
+        assert said in result.stderr
+        assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()

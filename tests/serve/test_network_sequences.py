@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from examples.decoder import TINY, write_decoder
+from placeit.core.errors import ExecutionError
 from placeit.serve.client_sequences import Asked, Sequences
 from placeit.serve.network import NetworkServer, Options
 from placeit.serve.refusal import RefusedError
 from placeit.serve.service import ServedModel
+from placeit.serving.answers import Answer
 from placeit.session import Session
 from placeit.workbench.options import Inputs
 from tests.open_models import TWO, divided
@@ -45,15 +47,22 @@ def ask(request: pytest.FixtureRequest, served: tuple[NetworkServer, ServedModel
     with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
 
         def run(tokens: list[int], past: int = 0, **sequence: Any) -> np.ndarray:
-            end = past + len(tokens)
-            arrays = {"input_ids": tokens, "attention_mask": [1] * end, "position_ids": range(past, end)}
             inputs = []
-            for name, values in arrays.items():
-                inputs.append(triton.InferInput(name, [1, len(values)], "INT64"))
-                inputs[-1].set_data_from_numpy(np.array([values], np.int64))
+            for name, values in arrays(tokens, past).items():
+                inputs.append(triton.InferInput(name, values.shape, "INT64"))
+                inputs[-1].set_data_from_numpy(values)
             return client.infer("decoder", inputs, **sequence).as_numpy("logits")[0, -1]
 
         yield run
+
+
+def arrays(tokens: list[int], past: int = 0) -> dict[str, np.ndarray]:
+    values = {
+        "input_ids": tokens,
+        "attention_mask": [1] * (past + len(tokens)),
+        "position_ids": range(past, past + len(tokens)),
+    }
+    return {name: np.array([one], np.int64) for name, one in values.items()}
 
 
 def test_texts_of_several_clients_go_on_side_by_side(served: tuple[NetworkServer, ServedModel], ask: Any) -> None:
@@ -85,13 +94,78 @@ def test_a_last_request_that_is_refused_can_be_sent_again(served: tuple[NetworkS
 
 
 def test_one_that_nobody_goes_on_with_is_closed(served: tuple[NetworkServer, ServedModel]) -> None:
+    server, kept = served[1].server, list[Any]()
+
+    def submit(sequence: Any) -> Any:
+        kept.append(sequence)
+        return server.submit(arrays([1]))
+
     async def forgotten() -> None:
-        sequences = Sequences(served[1].server, idle_s=0.01)
-        kept = await sequences.find(Asked("x", start=True, end=False))
+        sequences = Sequences(server, idle_s=0.01)
+        await sequences.submit(Asked("x", start=True, end=False), {}, submit)
         while len(sequences):
             await asyncio.sleep(0.01)
         with pytest.raises(RefusedError, match=r"none of its requests has come for 0\.01 s"):
-            await sequences.find(Asked("x", start=False, end=False))
-        assert kept.line.closed
+            await sequences.submit(Asked("x", start=False, end=False), {}, submit)
+        assert kept[0].line.closed
 
     asyncio.run(forgotten())
+
+
+def test_a_request_that_is_sent_again_is_answered_once(served: tuple[NetworkServer, ServedModel], ask: Any) -> None:
+    tokens = [3, 1, 4, 1, 5]
+    for place, token in enumerate(tokens):
+        options = {"sequence_id": 9, "sequence_start": place == 0, "sequence_end": place == 4, "request_id": f"step {place}"}
+        found = ask([token], place, **options)
+        np.testing.assert_array_equal(ask([token], place, **options), found)  # after the end as well
+    np.testing.assert_allclose(found, ask(tokens), atol=0.02)
+    assert served[1].server.stats().outcomes["succeeded"] == 6
+    assert len(served[1].sequences) == 0
+
+
+def test_requests_that_follow_one_that_begins_a_sequence_wait_for_it(served: tuple[NetworkServer, ServedModel]) -> None:
+    sequences, server, order = served[1].sequences, served[1].server, list[int]()
+
+    def submit(place: int) -> Callable[[Any], Any]:
+        def submitting(_: Any) -> Any:
+            order.append(place)
+            return server.submit(arrays([1]))
+
+        return submitting
+
+    async def at_once() -> None:
+        asked = [Asked(7, start=place == 0, end=place == 3) for place in range(4)]
+        await asyncio.gather(*(sequences.submit(one, {}, submit(place)) for place, one in enumerate(asked)))
+        while len(sequences):
+            await asyncio.sleep(0.01)
+
+    asyncio.run(at_once())
+    assert order == [0, 1, 2, 3]
+
+
+def test_a_last_request_that_did_not_run_leaves_the_sequence_open(served: tuple[NetworkServer, ServedModel]) -> None:
+    sequences, server, given_up = served[1].sequences, served[1].server, Answer()
+    given_up.cancel()
+
+    async def ending() -> None:
+        await sequences.submit(Asked(7, start=True, end=False), {}, lambda _: server.submit(arrays([1])))
+        for answer, left in ((given_up, 1), (server.submit(arrays([1])), 0)):
+            await sequences.submit(Asked(7, start=False, end=True), {}, lambda _, answer=answer: answer)
+            await asyncio.wrap_future(server.submit(arrays([1])))
+            while len(sequences) > left:
+                await asyncio.sleep(0.01)
+            assert len(sequences) == left
+
+    asyncio.run(ending())
+
+
+def test_a_state_that_was_lost_is_said_until_the_sequence_begins_again(
+    served: tuple[NetworkServer, ServedModel], ask: Any
+) -> None:
+    ask([3, 1, 4], sequence_id=9, sequence_start=True)
+    (line,) = served[1].server.sequences.open_lines
+    line.failed(ExecutionError("A device was lost."))
+    with pytest.raises(InferenceServerException, match=r"sequence is lost: A device was lost\. Begin it again") as caught:
+        ask([1], 3, sequence_id=9)
+    assert caught.value.status() in ("503", "StatusCode.UNAVAILABLE")
+    np.testing.assert_array_equal(ask([2, 7], sequence_id=9, sequence_start=True), ask([2, 7]))

@@ -29,7 +29,7 @@ __all__ = ["MANIFEST", "BundledSegment", "Manifest", "Needed", "Port", "Sample",
 
 MANIFEST = "bundle.json"
 VERSION = 1
-_LARGEST = 1 << 28  # most bytes of a manifest
+_LARGEST = 1 << 24  # most bytes of a manifest, as Python needs many times the memory for its JSON
 _WRONG = (ValueError, LookupError, OverflowError)
 """Errors of reading a manifest with unexpected content."""
 
@@ -246,7 +246,7 @@ def read_manifest(files: BundleFiles) -> Manifest:
             ) from error
         raise files.wrong(f"it has no {MANIFEST}. A bundle is what 'placeit build' writes") from error
     if len(raw) > _LARGEST:
-        raise files.wrong(f"its {MANIFEST} has {len(raw)} bytes")
+        raise files.wrong(f"its {MANIFEST} has {len(raw)} bytes, and may have {_LARGEST}")
     try:
         data = parsed(raw.tobytes())
     except ValueError as error:
