@@ -232,7 +232,9 @@ def serve(
     Ctrl-C or SIGTERM ends it: it is not ready any more, finishes the requests that it has accepted, and exits with 0. A second
     one ends it at once.
     """
-    need("A server", "serve", "uvicorn", "starlette", "httptools", "grpc", "prometheus_client")
+    need(
+        "A server", "serve", "uvicorn", "starlette", "httptools", "grpc", "grpc_health", "grpc_reflection", "prometheus_client"
+    )
     from placeit.serve.network import NetworkServer
 
     if placement is not None and len(models) > 1:

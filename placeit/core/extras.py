@@ -21,6 +21,9 @@ _NAMES = {
     "jinja2": "Jinja",
     "prometheus_client": "prometheus-client",
     "grpc": "gRPC",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "opentelemetry": "OpenTelemetry",
     "uvicorn": "Uvicorn",
     "starlette": "Starlette",
 }

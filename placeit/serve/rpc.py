@@ -18,6 +18,7 @@ from placeit.core.protobuf import LENGTH_DELIMITED, message_fields
 from placeit.serve.arriving import Room
 from placeit.serve.client_sequences import Asked
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid, none_of
+from placeit.serve.rpc_probes import probes
 from placeit.serve.service import ServedModel, Service
 from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_contents, to_bytes
 
@@ -46,11 +47,11 @@ class Messages:
         for file in found.file:
             pool.Add(file)
         self.methods = {method.name: method for method in pool.FindServiceByName(_SERVICE).methods}
-        self._pool = pool
+        self.pool = pool
 
     def __getattr__(self, name: str) -> Any:
         """Return the class of a message."""
-        found = message_factory.GetMessageClass(self._pool.FindMessageTypeByName(f"inference.{name}"))
+        found = message_factory.GetMessageClass(self.pool.FindMessageTypeByName(f"inference.{name}"))
         setattr(self, name, found)
         return found
 
@@ -135,6 +136,12 @@ def make_server(
         options.append(("grpc.max_allowed_incoming_connections", connections))
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+
+    def check(context: Any) -> None:
+        if token is not None:
+            check_token(_authorization(context), token)
+
+    server.add_generic_rpc_handlers(probes(service, _SERVICE, messages.pool, check))
     return server
 
 
