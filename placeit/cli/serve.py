@@ -39,6 +39,7 @@ Examples:
   placeit serve model.onnx --placement placement.json --no-grpc
   placeit serve app.placeit --max-batch 16 --batch-delay 2ms
   placeit serve decoder.placeit --state-memory 2GB --sequence-idle 5m --recompute
+  placeit serve app.placeit --shared-memory
   placeit serve app.placeit --host 0.0.0.0 --tls-cert chain.pem --tls-key key.pem --token-file token
 """
 
@@ -169,6 +170,13 @@ class NetworkOptions:
             "--allow-host", metavar="NAME", help="Another name by which clients call a server that is for this machine alone."
         ),
     ] = None
+    shared_memory: Annotated[
+        bool,
+        typer.Option(
+            "--shared-memory",
+            help="Let clients pass tensors in shared memory of this machine (/dev/shm), as Triton's clients do.",
+        ),
+    ] = False
     max_request_bytes: Annotated[
         int, typer.Option("--max-request-bytes", metavar="N", min=1, max=(2 << 30) - 1, help="Most bytes of a request.")
     ] = 64 << 20
@@ -206,6 +214,7 @@ class NetworkOptions:
             most_bytes=self.max_request_bytes,
             patience_s=self.client_timeout,
             allowed_hosts=tuple(self.allow_host or ()),
+            shared_memory=self.shared_memory,
         )
 
 

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Container
+from collections.abc import AsyncIterator, Callable, Container, Mapping
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
@@ -22,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from placeit.serve.arriving import Room
+from placeit.serve.http_extensions import Handler, more_routes
 from placeit.serve.infer_json import APART_BYTES, read, read_raw, written
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid
 from placeit.serve.service import Call, ServedModel, Service
@@ -33,11 +34,11 @@ _HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
 _HEADER = "inference-header-content-length"
 _JSON_BYTES: Final = 16 << 20  # most bytes of JSON in a request, as Python needs many times the memory for it
 _AT_ONCE: Final = 16  # most bytes of all bodies that are kept at once, in multiples of the limit of one body
+_OF_FORMS: Final = (b"text/plain", b"multipart/form-data")  # with the kind that curl sends, what a page may send anywhere
 
 _WINDOWS: Final = {"identity": 0, "gzip": 31, "deflate": 15}  # content encodings, with zlib's number for them
 
 T = TypeVar("T")
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 def application(
@@ -117,6 +118,7 @@ def application(
             (one + "/config", config, "GET"),
             (one, metadata, "GET"),
         ]
+    routes += more_routes(service, bodies.of)
     app = Starlette(
         routes=[Route(path, handler, methods=[method]) for path, handler, method in routes],
         exception_handlers={RefusedError: _refuse, HTTPException: _no_page, Exception: _fail},
@@ -205,9 +207,12 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes) ->
                 Status.TOO_LARGE, f"At most {_JSON_BYTES} bytes of a request may be JSON: send large tensors in binary form."
             )
         asked = await _apart(service, size, read, model, body, size)
-    outputs = await service.run(call, asked.inputs, asked.timeout_s, partial(_gone, request.receive), asked.sequence)
-    as_json = sum(outputs[name].nbytes for name, binary in asked.outputs if not binary)
-    head, tail = await _apart(service, as_json, written, model, asked, outputs)
+    inputs = asked.inputs
+    if asked.borrowed:
+        inputs = {**inputs, **await service.apart(service.regions.tensors, asked.borrowed)}
+    outputs = await service.run(call, inputs, asked.timeout_s, partial(_gone, request.receive), asked.sequence)
+    large = any(one.is_large(outputs[one.name], APART_BYTES) for one in asked.outputs)
+    head, tail = await _apart(service, APART_BYTES * large, written, model, asked, outputs, service.regions)
     if not tail:
         return Response(head, media_type="application/json")
     return Response(b"".join([head, *tail]), media_type="application/octet-stream", headers={_HEADER: str(len(head))})
@@ -239,6 +244,15 @@ async def _fail(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": "This request has failed in the server, whose log says why."}, 500)
 
 
+def _check_page(headers: Mapping[bytes, bytes]) -> None:
+    """Raise RefusedError if a browser says that a page of another site calls, or if only forms of pages send such a body."""
+    if headers.get(b"sec-fetch-site") == b"cross-site" and b"origin" not in headers:
+        raise RefusedError(Status.FORBIDDEN, "This server is for this machine alone, and was called by a page of another site.")
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind in _OF_FORMS:
+        raise RefusedError(Status.ENCODED, f"A request is no {kind.decode()}: send the content type application/json.")
+
+
 class _Guarded:
     """An application that requires a token of each request, except for the health pages, and to be called by known names."""
 
@@ -252,6 +266,7 @@ class _Guarded:
             if self._hosts is not None:
                 self._check_host(b"//" + headers.get(b"host", b""))
                 self._check_host(headers.get(b"origin", b""))
+                _check_page(headers)
             if self._token is not None and scope["path"] not in _HEALTH:
                 check_token(headers.get(b"authorization", b""), self._token)
         except RefusedError as error:

@@ -9,9 +9,11 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from placeit.backends.base import TensorSpec
 from placeit.serve.client_sequences import Asked
-from placeit.serve.refusal import invalid, none_of
+from placeit.serve.refusal import invalid
 from placeit.serve.service import ServedModel
-from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_json, sized, to_bytes, to_json
+from placeit.serve.shared_memory import Part, Regions
+from placeit.serve.tensors import Array, datatype_of, of_bytes, of_json, sized, to_bytes, to_json
+from placeit.serve.wanted import Wanted, check_priority
 from placeit.serving.answers import Outputs
 
 __all__ = ["APART_BYTES", "InferRequest", "read", "read_raw", "written"]
@@ -32,16 +34,18 @@ class InferRequest:
     Attributes:
         id: the id that the client has given it; None without one.
         inputs: by name.
-        outputs: names of the outputs to return, each with whether to return it as bytes.
+        outputs: the outputs to return.
         timeout_s: seconds in which it has to be answered; None for as long as it takes.
         sequence: its sequence; None if it belongs to no sequence.
+        borrowed: inputs that lie in shared memory, by their specs.
     """
 
     id: str | None
     inputs: Mapping[str, Array]
-    outputs: Sequence[tuple[str, bool]]
+    outputs: Sequence[Wanted]
     timeout_s: float | None
     sequence: Asked | None = None
+    borrowed: Sequence[tuple[TensorSpec, Part]] = ()
 
 
 def read_raw(model: ServedModel, body: bytes) -> InferRequest:
@@ -49,7 +53,7 @@ def read_raw(model: ServedModel, body: bytes) -> InferRequest:
     if len(model.inputs) != 1:
         raise invalid(f"The model '{model.name}' has {len(model.inputs)} inputs: a body without JSON is one of one input.")
     inputs = {name: of_bytes(body, sized(spec, len(body))) for name, spec in model.inputs.items()}
-    return InferRequest(None, inputs, [(name, True) for name in model.outputs], None)
+    return InferRequest(None, inputs, [Wanted(name) for name in model.outputs], None)
 
 
 def read(model: ServedModel, body: bytes, size: int) -> InferRequest:
@@ -59,19 +63,27 @@ def read(model: ServedModel, body: bytes, size: int) -> InferRequest:
         _check_bounds(text, model.most_values)
     asked = _parsed(text)
     parameters = _field(asked, "parameters", dict, {})
-    if "id" in asked:
+    if asked.get("id") is not None:
         _field(asked, "id", str)
+    check_priority(parameters)
     timeout = _number(parameters.get("timeout", 0))
     if timeout is None:
         raise invalid("The parameter 'timeout' has to be a whole number of microseconds, and at least 0.")
     tensors = _objects(asked, "inputs")
     model.named_once("input", [_field(tensor, "name", str) for tensor in tensors])
     inputs: dict[str, Array] = {}
+    borrowed: list[tuple[TensorSpec, Part]] = []
     rest = memoryview(body)[size:]
     for tensor in tensors:
         spec = _spec(model, tensor)
         of = _field(tensor, "parameters", dict, {})
         taken = of.get("binary_data_size")
+        part = Part.of(of)
+        if part is not None:
+            if "data" in tensor or taken is not None:
+                raise invalid(f"The input '{spec.name}' is both in shared memory and in the request: send either.")
+            borrowed.append((spec, part))
+            continue
         if taken is None:
             if "data" not in tensor:
                 raise invalid(f"The input '{spec.name}' has neither 'data' nor the parameter 'binary_data_size'.")
@@ -89,18 +101,13 @@ def read(model: ServedModel, body: bytes, size: int) -> InferRequest:
     binary = _field(parameters, "binary_data_output", bool, False)
     wanted = _objects(asked, "outputs", []) or [{"name": name} for name in model.outputs]
     model.named_once("output", [_field(one, "name", str) for one in wanted])
-    outputs = []
-    for one in wanted:
-        of = _field(one, "parameters", dict, {})
-        none_of(of, "classification", "shared_memory_region")
-        outputs.append((one["name"], _field(of, "binary_data", bool, binary)))
-    sequence = Asked.of(parameters, asked.get("id") or "")
-    return InferRequest(asked.get("id"), inputs, outputs, min(timeout, _LONGEST_US) / 1e6 or None, sequence)
+    outputs = [Wanted.of(one["name"], _field(one, "parameters", dict, {}), binary=binary) for one in wanted]
+    timeout_s, sequence = min(timeout, _LONGEST_US) / 1e6 or None, Asked.of(parameters, asked.get("id") or "")
+    return InferRequest(asked.get("id"), inputs, outputs, timeout_s, sequence, borrowed)
 
 
 def _spec(model: ServedModel, tensor: Mapping[str, Any]) -> TensorSpec:
     """Return the spec of an input as it is sent, after a check of its type and shape. Raises RefusedError."""
-    none_of(_field(tensor, "parameters", dict, {}), "shared_memory_region")
     shape = _field(tensor, "shape", list)
     if any(_number(size) is None for size in shape):
         raise invalid(f"The 'shape' of the input '{tensor['name']}' has to consist of whole numbers of at least 0.")
@@ -158,6 +165,8 @@ def _no_number(name: str) -> NoReturn:
 def _field(of: Mapping[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
     """Return a field of an object. Raises RefusedError if it has another type, or is missing and has no default."""
     value = of.get(name, default)
+    if value is None and default is not None:  # clients write null for what is not there
+        value = default
     if not isinstance(value, kind):
         words = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
         raise invalid(f"'{name}' {'is missing' if name not in of else f'has to be {words[kind]}'} in this request.")
@@ -177,18 +186,21 @@ def _number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def written(model: ServedModel, asked: InferRequest, outputs: Outputs) -> tuple[bytes, list[memoryview]]:
+def written(model: ServedModel, asked: InferRequest, outputs: Outputs, regions: Regions) -> tuple[bytes, list[memoryview]]:
     """Return an answer: its JSON, and the tensors that follow as bytes. Raises RefusedError."""
     entries: list[str] = []
     tail: list[memoryview] = []
-    for name, binary in asked.outputs:
-        value = outputs[name]
-        entry: dict[str, Any] = {"name": name, "datatype": DATATYPES[value.dtype.name], "shape": list(value.shape)}
-        if binary:
+    for one in asked.outputs:
+        value = one.of_value(outputs[one.name])
+        entry: dict[str, Any] = {"name": one.name, "datatype": datatype_of(value), "shape": list(value.shape)}
+        stored = one.stored(value, regions)
+        if stored is not None:
+            entries.append(json.dumps(entry | {"parameters": stored}))
+        elif one.binary:
             tail.append(to_bytes(value))
             entries.append(json.dumps(entry | {"parameters": {"binary_data_size": len(tail[-1])}}))
         else:
-            entries.append(f'{json.dumps(entry)[:-1]}, "data": {"".join(to_json(name, value))}}}')
+            entries.append(f'{json.dumps(entry)[:-1]}, "data": {"".join(to_json(one.name, value))}}}')
     head: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
     if asked.id is not None:
         head["id"] = asked.id

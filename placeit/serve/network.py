@@ -51,6 +51,8 @@ class Options:
         connections: most open connections of HTTP, and most of gRPC. Beyond it, connections of HTTP that send no request are
             closed, the one that has been waiting for longest first, and new connections of gRPC are refused. None for what the
             limit of this process on open files allows.
+        shared_memory: whether clients may pass tensors in shared memory of this machine, which they name: they can then read
+            and write what this process can read and write there.
     """
 
     host: str = "127.0.0.1"
@@ -62,6 +64,7 @@ class Options:
     patience_s: float = 60.0
     allowed_hosts: tuple[str, ...] = ()
     connections: int | None = None
+    shared_memory: bool = False
 
     @property
     def most_connections(self) -> int:
@@ -94,7 +97,7 @@ class NetworkServer:
     def __init__(self, models: Sequence[ServedModel], options: Options = Options()) -> None:
         self.models = tuple(models)
         self._options = options
-        self._service = Service(models)
+        self._service = Service(models, shared_memory=options.shared_memory)
         metrics = registry_of(lambda: [({"model": model.name}, model.server.stats()) for model in models])
         self._rpc_credentials = None if options.tls is None else _grpc_credentials(*options.tls)
         self.socket = _bound(options.host, options.port)
@@ -142,6 +145,7 @@ class NetworkServer:
         self._job.ended.wait()
         self._worker.close()
         self.socket.close()
+        self._service.regions.unregister()
         self._job.result()
 
     def _work(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import hmac
-from collections.abc import Container
 
 from placeit.core.errors import (
     DeadlineError,
@@ -16,7 +15,7 @@ from placeit.core.errors import (
     UsageError,
 )
 
-__all__ = ["RefusedError", "Status", "check_token", "invalid", "none_of", "refusal_of"]
+__all__ = ["RefusedError", "Status", "check_token", "invalid", "refusal_of"]
 
 
 _LONGEST = 1000  # most characters of a message, as gRPC sends it in a header
@@ -102,10 +101,3 @@ def check_token(authorization: bytes, token: bytes) -> None:
 def invalid(message: str) -> RefusedError:
     """Return the refusal of an invalid request."""
     return RefusedError(Status.INVALID, message)
-
-
-def none_of(parameters: Container[str], *names: str) -> None:
-    """Raise RefusedError if a request has one of the named parameters, which this server does not support."""
-    for name in names:
-        if name in parameters:
-            raise invalid(f"This server does not have what the parameter '{name}' asks for: leave it out.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from time import perf_counter
 from typing import Any, Final
@@ -17,10 +17,14 @@ from google.protobuf.message import DecodeError, Message
 from placeit.core.protobuf import LENGTH_DELIMITED, message_fields
 from placeit.serve.arriving import Room
 from placeit.serve.client_sequences import Asked
-from placeit.serve.refusal import RefusedError, Status, check_token, invalid, none_of
+from placeit.serve.refusal import RefusedError, Status, check_token, invalid
 from placeit.serve.rpc_probes import probes
 from placeit.serve.service import ServedModel, Service
-from placeit.serve.tensors import DATATYPES, Array, of_bytes, of_contents, to_bytes
+from placeit.serve.settings import check_unchanged, log_settings, trace_settings
+from placeit.serve.shared_memory import Part, Regions
+from placeit.serve.tensors import Array, datatype_of, of_bytes, of_contents, to_bytes
+from placeit.serve.wanted import Wanted, check_priority
+from placeit.serving.answers import Outputs
 
 __all__ = ["Messages", "make_server"]
 
@@ -216,6 +220,34 @@ class _Answers:
         models = [one for one in self._service.index() if one["state"] == "READY" or not request.ready]
         return self._filled("RepositoryIndexResponse", {"models": models})
 
+    async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        found = self._service.regions.status(request.name)
+        return self._filled("SystemSharedMemoryStatusResponse", {"regions": {one["name"]: one for one in found}})
+
+    async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        self._service.regions.register(request.name, request.key, request.offset, request.byte_size)
+        return self._messages.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        self._service.regions.unregister(request.name)
+        return self._messages.SystemSharedMemoryUnregisterResponse()
+
+    async def TraceSetting(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        if request.model_name:
+            self._service.model(request.model_name)
+        check_unchanged(request.settings)
+        answer = self._messages.TraceSettingResponse()
+        for name, value in trace_settings(traced=self._service.traced).items():
+            answer.settings[name].value.extend(value if isinstance(value, list) else [value])
+        return answer
+
+    async def LogSettings(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        check_unchanged(request.settings)
+        answer = self._messages.LogSettingsResponse()
+        for name, value in log_settings().items():
+            setattr(answer.settings[name], {bool: "bool_param", int: "uint32_param", str: "string_param"}[type(value)], value)
+        return answer
+
     def _filled(self, name: str, values: dict[str, Any]) -> Message:
         return json_format.ParseDict(values, getattr(self._messages, name)())
 
@@ -224,48 +256,67 @@ class _Answers:
         with self._service.accepted(request.model_name, request.model_version) as call:
             call.received = perf_counter()
             times = [context.time_remaining(), _timeout(request.parameters)]
-            if request.raw_input_contents or request.ByteSize() < _APART_BYTES:
-                inputs = _inputs(call.model, request)
+            borrowed = any("shared_memory_region" in tensor.parameters for tensor in request.inputs)
+            if not borrowed and (request.raw_input_contents or request.ByteSize() < _APART_BYTES):
+                inputs = _inputs(call.model, request, self._service.regions)
             else:
-                inputs = await self._service.apart(_inputs, call.model, request)
-            names = [one.name for one in request.outputs] or list(call.model.outputs)
-            call.model.named_once("output", names)
-            for one in request.outputs:
-                none_of(one.parameters, "classification", "shared_memory_region")
+                inputs = await self._service.apart(_inputs, call.model, request, self._service.regions)
+            check_priority(_plain(request.parameters))
+            wanted = [Wanted.of(one.name, _plain(one.parameters)) for one in request.outputs]
+            wanted = wanted or [Wanted(name) for name in call.model.outputs]
+            call.model.named_once("output", [one.name for one in wanted])
             left = min((one for one in times if one is not None), default=None)
             outputs = await self._service.run(call, inputs, left, sequence=_sequence(request))
             answer = self._messages.ModelInferResponse(
                 model_name=call.model.name, model_version=call.model.version, id=request.id
             )
-            for name in names:
-                value = outputs[name]
-                answer.outputs.add(name=name, datatype=DATATYPES[value.dtype.name], shape=value.shape)
-                answer.raw_output_contents.append(to_bytes(value).tobytes())
+            if any(one.is_large(outputs[one.name], _APART_BYTES) for one in wanted):
+                await self._service.apart(self._write, answer, wanted, outputs)
+            else:
+                self._write(answer, wanted, outputs)
             return answer
 
+    def _write(self, answer: Any, wanted: Sequence[Wanted], outputs: Outputs) -> None:
+        """Write outputs into an answer, and into shared memory. Raises RefusedError."""
+        for one in wanted:
+            value = one.of_value(outputs[one.name])
+            tensor = answer.outputs.add(name=one.name, datatype=datatype_of(value), shape=value.shape)
+            stored = one.stored(value, self._service.regions)
+            for name, said in (stored or {}).items():
+                kind = "string_param" if isinstance(said, str) else "int64_param"
+                setattr(tensor.parameters[name], kind, said)
+            answer.raw_output_contents.append(b"" if stored else to_bytes(value).tobytes())
 
-def _inputs(model: ServedModel, request: Any) -> dict[str, Array]:
+
+def _inputs(model: ServedModel, request: Any, regions: Regions) -> dict[str, Array]:
     """Read the tensors of a request. Raises RefusedError."""
     model.named_once("input", [tensor.name for tensor in request.inputs])
-    raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
-        raise invalid(f"There are {len(raw)} raw contents for {len(request.inputs)} inputs: each has to have its own.")
+    parts = [Part.of(_plain(tensor.parameters)) for tensor in request.inputs]
+    raw, sent = request.raw_input_contents, parts.count(None)
+    if raw and len(raw) != sent:
+        raise invalid(f"There are {len(raw)} raw contents for {sent} inputs: each has to have its own.")
     inputs: dict[str, Array] = {}
-    for number, tensor in enumerate(request.inputs):
-        none_of(tensor.parameters, "shared_memory_region")
+    contents = iter(raw)
+    for tensor, part in zip(request.inputs, parts, strict=True):
         spec = model.spec(tensor.name, tensor.datatype, tensor.shape)
-        if raw and tensor.HasField("contents"):
+        if (raw or part is not None) and tensor.HasField("contents"):
             raise invalid(f"The input '{spec.name}' has typed contents beside raw ones: send either.")
-        inputs[spec.name] = of_bytes(raw[number], spec) if raw else of_contents(tensor.contents, spec)
+        if part is not None:
+            inputs[spec.name] = regions.tensor(spec, part)
+        else:
+            inputs[spec.name] = of_bytes(next(contents), spec) if raw else of_contents(tensor.contents, spec)
     return inputs
+
+
+def _plain(parameters: Any) -> dict[str, object]:
+    """Return parameters with their values."""
+    chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
+    return {name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()}
 
 
 def _sequence(request: Any) -> Asked | None:
     """Return the sequence parameters of a request; None if it belongs to no sequence. Raises RefusedError."""
-    parameters = request.parameters
-    names = (name for name in ("sequence_id", "sequence_start", "sequence_end") if name in parameters)
-    chosen = {name: (parameters[name], parameters[name].WhichOneof("parameter_choice")) for name in names}
-    return Asked.of({name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()}, request.id)
+    return Asked.of(_plain(request.parameters), request.id)
 
 
 def _timeout(parameters: Any) -> float | None:

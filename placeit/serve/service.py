@@ -19,7 +19,8 @@ from placeit.core.sizes import fits
 from placeit.core.version import __version__
 from placeit.serve.client_sequences import IDLE_S, Asked, Sequences
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
-from placeit.serve.tensors import DATATYPES, check_datatype, taken
+from placeit.serve.shared_memory import Regions
+from placeit.serve.tensors import DATATYPES, sent_as, taken
 from placeit.serving.answers import Answer, Outputs
 from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
@@ -28,7 +29,17 @@ __all__ = ["Call", "ServedModel", "Service", "is_name"]
 
 _APART = 2  # functions that run apart at a time
 _PAGES = ("stats",)  # of /v2/models/
-_EXTENSIONS = ("binary_tensor_data", "model_configuration", "sequence", "statistics")
+_EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "logging",
+    "model_configuration",
+    "schedule_policy",
+    "sequence",
+    "statistics",
+    "system_shared_memory",
+    "trace",
+)
 
 
 T = TypeVar("T")
@@ -138,10 +149,10 @@ class ServedModel:
         spec = self.inputs.get(name)
         if spec is None:
             raise invalid(f"The model '{self.name}' has no input '{name}'; its inputs are {_names(self.inputs)}.")
-        check_datatype(spec, datatype)
+        dtype = sent_as(spec, datatype)
         if not fits(shape, spec.shape, spec.limits):
             raise invalid(f"The input '{name}' is sent with the shape {list(shape)}; the model takes {taken(spec)}.")
-        return replace(spec, shape=tuple(shape), limits=None)
+        return replace(spec, dtype=dtype, shape=tuple(shape), limits=None)
 
     def named_once(self, what: str, names: Listed[str]) -> None:
         """Raise RefusedError if an input or output is unknown or named twice, or an input is missing."""
@@ -225,12 +236,16 @@ class Service:
 
     Args:
         models: the models to serve, with different names.
+        shared_memory: whether clients may pass tensors in shared memory.
 
     Attributes:
+        regions: shared memory that clients have registered.
         draining: whether no more requests are accepted.
     """
 
-    def __init__(self, models: Iterable[ServedModel]) -> None:
+    def __init__(self, models: Iterable[ServedModel], *, shared_memory: bool = False) -> None:
+        self.regions = Regions(allowed=shared_memory)
+        self.traced = False
         self.models: dict[str, ServedModel] = {}
         for model in models:
             if model.name in self.models:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -19,10 +20,12 @@ from placeit.serve.refusal import RefusedError, invalid
 __all__ = [
     "DATATYPES",
     "Array",
-    "check_datatype",
+    "check_size",
+    "datatype_of",
     "of_bytes",
     "of_contents",
     "of_json",
+    "sent_as",
     "sized",
     "taken",
     "to_bytes",
@@ -35,6 +38,9 @@ DATATYPES: Final = {
     **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
 }
 """The protocol's names of types, by NumPy's names."""
+
+_BF16: Final = "bfloat16"  # upper halves of float32
+_SENT: Final = DATATYPES | {_BF16: "BF16"}  # types of tensors that clients send
 
 _FIELDS: Final = {
     "bool": "bool_contents",
@@ -58,12 +64,20 @@ _PIECE: Final = 1 << 14  # values that are converted at a time; other threads ca
 Array = NDArray[np.generic]
 
 
-def check_datatype(spec: TensorSpec, datatype: str) -> None:
-    """Raise RefusedError if a tensor is sent with another type than the model takes."""
+def sent_as(spec: TensorSpec, datatype: str) -> str:
+    """Return NumPy's name of the type in which a tensor is sent: the model's type, or BF16 for FP32. Raises RefusedError."""
     wanted = DATATYPES[spec.dtype]
+    if datatype == "BF16" and spec.dtype == "float32":
+        return _BF16
     if datatype != wanted:
         unknown = "" if datatype in DATATYPES.values() else ", a type that no model has here"
         raise invalid(f"The input '{spec.name}' is sent as {datatype}{unknown}; the model takes {wanted}.")
+    return spec.dtype
+
+
+def datatype_of(value: Array) -> str:
+    """Return the protocol's name of the type of an output."""
+    return "BYTES" if value.dtype == np.object_ else DATATYPES[value.dtype.name]
 
 
 def taken(spec: TensorSpec) -> str:
@@ -86,27 +100,37 @@ def sized(spec: TensorSpec, size: int) -> TensorSpec:
     return replace(spec, shape=shape, limits=None)
 
 
+def check_size(spec: TensorSpec, size: int) -> None:
+    """Raise RefusedError if a tensor is sent with another number of bytes than its shape and type take."""
+    wanted = math.prod(spec.shape) * (2 if spec.dtype == _BF16 else np.dtype(spec.dtype).itemsize)
+    if size != wanted:
+        raise invalid(f"The input '{spec.name}' has {size} bytes; {_SENT[spec.dtype]} {list(spec.shape)} takes {wanted}.")
+
+
 def of_bytes(data: bytes | memoryview, spec: TensorSpec) -> Array:
-    """View little-endian bytes as a tensor; nothing is copied. Raises RefusedError."""
+    """View little-endian bytes as a tensor; nothing is copied but BF16, which becomes float32. Raises RefusedError."""
+    check_size(spec, len(data))
+    if spec.dtype == _BF16:
+        upper = np.frombuffer(data, "<u2").reshape(spec.shape).astype(np.uint32)
+        return (upper << 16).view(np.float32)
     dtype = np.dtype(spec.dtype)
-    size = math.prod(spec.shape) * dtype.itemsize
-    if len(data) != size:
-        raise invalid(
-            f"The input '{spec.name}' has {len(data)} bytes; {DATATYPES[spec.dtype]} {list(spec.shape)} takes {size}."
-        )
     if dtype == np.bool_ and (np.frombuffer(data, np.uint8) > 1).any():
         raise invalid(f"The input '{spec.name}' has bytes other than 0 and 1; it is BOOL.")
     return np.frombuffer(data, dtype.newbyteorder("<")).reshape(spec.shape)
 
 
 def to_bytes(value: Array) -> memoryview:
-    """Return the values of a tensor as little-endian bytes, without a copy if they are contiguous."""
+    """Return the values of a tensor as little-endian bytes, without a copy if they are contiguous; texts with their lengths."""
+    if value.dtype == np.object_:
+        return memoryview(b"".join(struct.pack("<I", len(one)) + one for one in value.reshape(-1).tolist()))
     plain = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
     return plain.reshape(-1).view(np.uint8).data
 
 
 def of_json(data: Any, spec: TensorSpec) -> Array:
     """Convert a JSON list, flat or nested like the shape, to a tensor. Raises RefusedError."""
+    if spec.dtype == _BF16:
+        raise invalid(f"The input '{spec.name}' is BF16: send it in binary form, or as FP32.")
     found = _filled(_flat(data, spec), spec)
     if found.dtype.kind == "f" and not np.isfinite(found).all():  # JSON has no infinity, so a number was too large
         raise _too_large(spec)
@@ -170,7 +194,7 @@ def of_contents(contents: Any, spec: TensorSpec) -> Array:
     """Convert the typed values of an ``InferTensorContents`` to a tensor. Raises RefusedError."""
     wanted = _FIELDS.get(spec.dtype)
     if wanted is None:
-        raise invalid(f"The input '{spec.name}' is {DATATYPES[spec.dtype]}, which has no typed contents: send it raw.")
+        raise invalid(f"The input '{spec.name}' is {_SENT[spec.dtype]}, which has no typed contents: send it raw.")
     if any(field.name != wanted for field, _ in contents.ListFields()):
         raise invalid(f"The input '{spec.name}' is {DATATYPES[spec.dtype]}: its values belong in '{wanted}' alone.")
     values = getattr(contents, wanted)
@@ -189,6 +213,7 @@ def to_json(name: str, value: Array) -> Iterator[str]:
     flat = value.reshape(-1)
     yield "["
     for at in range(0, len(flat), _PIECE):
-        text = json.dumps(flat[at : at + _PIECE].tolist())
+        piece = flat[at : at + _PIECE].tolist()
+        text = json.dumps([one.decode() for one in piece] if flat.dtype == np.object_ else piece)
         yield ("," if at else "") + text[1:-1]
     yield "]"

@@ -89,10 +89,15 @@ def test_pages_of_browsers_cannot_call_a_server_of_this_machine(network: Callabl
         ({"Host": "[::1", "Origin": "null"}, 403),
         ({"Host": f"127.0.0.1:{made.port}", "Origin": f"http://localhost:{made.port}"}, 200),
         ({"Host": "models.example:80"}, 200),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-origin", "Content_Type": "application/json"}, 200),
+        ({"Content_Type": "application/x-www-form-urlencoded"}, 200),  # curl's
+        ({"Content_Type": "text/plain; charset=utf-8"}, 415),
     ):
         found, answer, _ = call(made, INFER, GOOD, **headers)
         assert (headers, found) == (headers, status)
-        assert status == 200 or "start it with --allow-host" in answer["error"]
+        said = "send the content type" if status == 415 else "--allow-host" if "Host" in headers else "a page of another site"
+        assert status == 200 or said in answer["error"]
 
 
 def test_a_model_cannot_be_named_as_a_page_is(server: Server) -> None:

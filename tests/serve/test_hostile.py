@@ -103,12 +103,16 @@ BAD: dict[str, tuple[Any, str]] = {
     "NaN": (with_float("NaN"), "NaN is no JSON: send tensors with such values in binary form"),
     "Infinity": (with_float("-Infinity"), "-Infinity is no JSON"),
     "data and bytes": (asking(parameters={"binary_data_size": 6}), "has 'data', and the parameter"),
-    "shared memory": (asking(parameters={"shared_memory_region": "x"}), "'shared_memory_region' asks for"),
+    "shared memory of no size": (asking(parameters={"shared_memory_region": "x"}), "needs the text 'shared_memory_region'"),
+    "shared memory and data": (
+        asking(parameters={"shared_memory_region": "x", "shared_memory_byte_size": 6}),
+        "both in shared memory and in the request",
+    ),
     "unknown outputs": (asking() | {"outputs": [{"name": "other"}]}, "no output 'other'"),
     "an output twice": (asking() | {"outputs": [{"name": "out_bool"}] * 2}, "'out_bool' is there 2 times"),
-    "a classification": (
-        asking() | {"outputs": [{"name": "out_bool", "parameters": {"classification": 3}}]},
-        "'classification' asks for",
+    "too many classes": (
+        asking() | {"outputs": [{"name": "out_bool", "parameters": {"classification": 10_001}}]},
+        "'classification' has to be a whole number of classes, and at most 10000",
     ),
     "a sequence without a name": (asking() | {"parameters": {"sequence_start": True}}, "needs its name"),
     "a sequence of no name": (asking() | {"parameters": {"sequence_id": [7]}}, "'sequence_id' has to be a number or a text"),
@@ -269,7 +273,7 @@ BAD_CALLS: dict[str, tuple[Callable[[Any], object], str, str]] = {
     "shared memory": (
         lambda r: r.inputs[0].parameters["shared_memory_region"].CopyFrom(messages.InferParameter(string_param="x")),
         "INVALID_ARGUMENT",
-        "'shared_memory_region' asks for",
+        "needs the text 'shared_memory_region'",
     ),
     "an unknown output": (lambda r: r.outputs.add(name="other"), "INVALID_ARGUMENT", "no output 'other'"),
     "a sequence that nobody has begun": (

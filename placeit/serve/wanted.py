@@ -1,0 +1,77 @@
+"""Outputs in the form that a client wants: as they are, as classes, or in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from placeit.serve.refusal import invalid
+from placeit.serve.shared_memory import Part, Regions
+from placeit.serve.tensors import Array, to_bytes
+
+__all__ = ["Wanted", "check_priority"]
+
+_CLASSES: Final = 10_000  # most classes of an output, as each becomes a text
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An output that a client wants.
+
+    Attributes:
+        name: of the output.
+        binary: whether to return it as bytes.
+        classes: number of largest values to return, as text; 0 for the tensor itself.
+        part: where to write it in shared memory; None to send it.
+    """
+
+    name: str
+    binary: bool = True
+    classes: int = 0
+    part: Part | None = None
+
+    @classmethod
+    def of(cls, name: str, parameters: Mapping[str, object], *, binary: bool = True) -> Wanted:
+        """Read the parameters of an output. Raises RefusedError."""
+        classes, binary_data = parameters.get("classification", 0), parameters.get("binary_data", binary)
+        if not isinstance(classes, int) or isinstance(classes, bool) or not 0 <= classes <= _CLASSES:
+            raise invalid(f"The parameter 'classification' has to be a whole number of classes, and at most {_CLASSES}.")
+        if not isinstance(binary_data, bool):
+            raise invalid("'binary_data' has to be true or false in this request.")
+        return cls(name, binary_data, classes, Part.of(parameters))
+
+    def is_large(self, value: Array, most: int) -> bool:
+        """Return whether another thread has to write a value, as more than ``most`` bytes of it are converted or copied."""
+        return value.nbytes >= most and (not self.binary or self.classes > 0 or self.part is not None)
+
+    def of_value(self, value: Array) -> Array:
+        """Return an output, or its classes."""
+        return _classes(value, self.classes) if self.classes else value
+
+    def stored(self, value: Array, regions: Regions) -> dict[str, Any] | None:
+        """Write an output to its part of shared memory, and return its parameters; None if it is to be sent.
+
+        Raises:
+            RefusedError: there is no such region, or it is too small.
+        """
+        return None if self.part is None else regions.store(self.name, to_bytes(value), self.part).to_dict()
+
+
+def _classes(value: Array, most: int) -> Array:
+    """Return the largest values of a tensor, the largest first, each as the text ``VALUE:INDEX`` as Triton writes it."""
+    flat = value.reshape(-1)
+    if flat.dtype == np.bool_:
+        flat = flat.astype(np.uint8)
+    last = (len(flat) - 1 - np.argsort(flat[::-1], kind="stable"))[::-1][:most]  # of equal values, the first comes first
+    form = "{:f}:{}" if flat.dtype.kind == "f" else "{}:{}"
+    return np.array([form.format(flat[at], at).encode() for at in last.tolist()], np.object_)
+
+
+def check_priority(parameters: Mapping[str, object]) -> None:
+    """Raise RefusedError if the parameter ``priority`` of a request is not a whole number. All requests have one priority."""
+    given = parameters.get("priority", 0)
+    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+        raise invalid("The parameter 'priority' has to be a whole number of at least 0.")

@@ -1,0 +1,159 @@
+"""Triton's extensions, by Triton's clients: tensors in shared memory, classes, BF16, settings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException, shared_memory
+
+from placeit.serve.network import NetworkServer
+from tests.serve.network_server import SHAPE, call, values
+from tests.serve.test_clients import PROTOCOLS, client_of, tensors
+from tests.serve.test_hostile import asking
+
+INFER = "/v2/models/types/infer"
+
+
+@pytest.fixture(params=PROTOCOLS)
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def client(protocol: str, network: Callable[..., NetworkServer]) -> Iterator[Any]:
+    with client_of(protocol, network(shared_memory=True)) as made:
+        yield made
+
+
+def options(client: Any) -> dict[str, bool]:
+    return {} if isinstance(client, tritonclient.http.InferenceServerClient) else {"as_json": True}
+
+
+@contextlib.contextmanager
+def region(size: int) -> Iterator[Any]:
+    made = shared_memory.create_shared_memory_region("some", f"placeit-test-{os.getpid()}", size)
+    try:
+        yield made
+    finally:
+        shared_memory.destroy_shared_memory_region(made)
+
+
+def in_memory(client: Any, protocol: str, given: Any, made: Any, **output: Any) -> Any:
+    """Ask with one input and one output in a region, at 8 and 64 bytes, and the others sent."""
+    shared_memory.set_shared_memory_region(made, [given["in_float32"]], offset=8)
+    sent = tensors(client, {name: value for name, value in given.items() if name != "in_float32"})
+    lies = PROTOCOLS[protocol].InferInput("in_float32", SHAPE, "FP32")
+    lies.set_shared_memory("some", 24, offset=8)
+    wanted = [PROTOCOLS[protocol].InferRequestedOutput(name) for name in ("out_float32", "out_int64")]
+    wanted[0].set_shared_memory("some", output.get("size", 24), offset=64)
+    return client.infer("types", [lies, *sent], outputs=wanted)
+
+
+def test_tensors_in_shared_memory_are_read_and_written_there(client: Any, protocol: str) -> None:
+    given = values(4)
+    with region(256) as made:
+        key = f"placeit-test-{os.getpid()}"
+        client.register_system_shared_memory("some", key, 128)
+        status = client.get_system_shared_memory_status(**options(client))
+        (found,) = status["regions"].values() if options(client) else status
+        assert (found["name"], found["key"], int(found["byte_size"])) == ("some", key, 128)
+        for _ in range(2):
+            answer = in_memory(client, protocol, given, made)
+        written = shared_memory.get_contents_as_numpy(made, np.float32, SHAPE[::-1], offset=64)
+        np.testing.assert_array_equal(written, given["in_float32"].T)
+        np.testing.assert_array_equal(answer.as_numpy("out_int64"), given["in_int64"].T)
+        with pytest.raises(
+            InferenceServerException, match="The output 'out_float32' has 24 bytes; there are 20 for it in 'some'"
+        ):
+            in_memory(client, protocol, given, made, size=20)
+        for name, other, size, said in (
+            ("some", key, 128, "The region 'some' is registered already"),
+            ("more", key, 1 << 40, rf"has 256 bytes, and not {1 << 40}"),
+            ("more", "../etc/passwd", 8, "does not name an object of shared memory"),
+            ("more", "/placeit-no-such", 8, "cannot be opened: No such file"),
+        ):
+            with pytest.raises(InferenceServerException, match=said):
+                client.register_system_shared_memory(name, other, size)
+        os.truncate(f"/dev/shm/{key}", 16)
+        with pytest.raises(InferenceServerException, match="The region 'some' has become smaller"):
+            in_memory(client, protocol, given, _Nowhere())
+        os.truncate(f"/dev/shm/{key}", 256)
+    client.unregister_system_shared_memory("some")
+    with pytest.raises(InferenceServerException, match="There is no region 'some': register it first"):
+        client.get_system_shared_memory_status("some")
+
+
+class _Nowhere:
+    """A region to which tests write nothing."""
+
+    class _mpsm_handle:  # noqa: N801
+        buf = bytearray(256)
+
+
+def test_memory_is_not_shared_unless_the_server_says_so(protocol: str, network: Callable[..., NetworkServer]) -> None:
+    with client_of(protocol, network()) as client:
+        assert not (client.get_system_shared_memory_status(**options(client)) or {}).__len__()
+        with pytest.raises(InferenceServerException, match="start it with --shared-memory"):
+            client.register_system_shared_memory("some", "/some", 8)
+
+
+def test_classes_are_the_largest_values(client: Any, protocol: str) -> None:
+    given = values(5)
+    given["in_float32"][:] = [[1.5, -2, 9], [9, 0.25, 8]]
+    wanted = [PROTOCOLS[protocol].InferRequestedOutput(name, class_count=3) for name in ("out_float32", "out_int32")]
+    found = client.infer("types", tensors(client, given), outputs=wanted)
+    assert found.as_numpy("out_float32").tolist() == [b"9.000000:1", b"9.000000:4", b"8.000000:5"]
+    flat = given["in_int32"].T.reshape(-1)
+    first = int(found.as_numpy("out_int32")[0].decode().partition(":")[0])
+    assert first == flat.max()
+
+
+def test_classes_are_texts_in_json(network: Callable[..., NetworkServer]) -> None:
+    asked = asking() | {"outputs": [{"name": "out_bool", "parameters": {"classification": 1}}]}
+    status, answer, _ = call(network(), INFER, json.dumps(asked))
+    assert (status, answer["outputs"][0]["datatype"], answer["outputs"][0]["shape"]) == (200, "BYTES", [1])
+    assert answer["outputs"][0]["data"][0].partition(":")[0] in ("0", "1")
+    asked["outputs"][0]["parameters"]["classification"] = True
+    status, answer, _ = call(network(), INFER, json.dumps(asked))
+    assert (status, answer["error"].partition(",")[0]) == (
+        400,
+        "The parameter 'classification' has to be a whole number of classes",
+    )
+
+
+def test_fp32_may_be_sent_as_bf16(client: Any, protocol: str) -> None:
+    given = values(6)
+    given["in_float32"][:] = [[1.5, -2, np.inf], [2.0**-130, 0, 3.140625]]
+    sent = tensors(client, {name: value for name, value in given.items() if name != "in_float32"})
+    half = PROTOCOLS[protocol].InferInput("in_float32", SHAPE, "BF16")
+    half.set_data_from_numpy(given["in_float32"])
+    found = client.infer("types", [half, *sent]).as_numpy("out_float32")
+    np.testing.assert_array_equal(found, given["in_float32"].T)
+
+
+def test_settings_can_be_read_and_not_changed(client: Any) -> None:
+    for read, name, change in (
+        (client.get_log_settings, "log_error", lambda: client.update_log_settings({"log_error": False})),
+        (client.get_trace_settings, "trace_level", lambda: client.update_trace_settings(settings={"trace_level": ["OFF"]})),
+    ):
+        found = read(**options(client))
+        assert name in found.get("settings", found)
+        with pytest.raises(InferenceServerException, match="Clients cannot change what this server logs and traces"):
+            change()
+
+
+def test_null_stands_for_what_is_left_out_and_priorities_are_numbers(network: Callable[..., NetworkServer]) -> None:
+    made = network()
+    asked = asking() | {"id": None, "parameters": None, "outputs": None}
+    assert call(made, INFER, json.dumps(asked))[0] == 200
+    assert call(made, INFER, json.dumps(asking() | {"parameters": {"priority": 3}}))[0] == 200
+    status, answer, _ = call(made, INFER, json.dumps(asking() | {"parameters": {"priority": "high"}}))
+    assert (status, answer["error"]) == (400, "The parameter 'priority' has to be a whole number of at least 0.")
