@@ -25,6 +25,7 @@ _STARTING = 0.25  # share of the time after which no more starts are made
 _HEATS = (0.3, 10.0, 1.0, 0.1, 0.03, 0.01)  # temperatures of the walks of a search for throughput, in turn
 _LENGTH = 128  # evaluations of such a walk for each op
 _FIRST, _SLICE_S = 32, 2e-3  # steps before the first check of the deadline; least seconds between two checks
+_MOST = 4096  # steps between two checks, however short they take
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _walk(
         upto = min(first + several, last)
         walk.run(first, upto, last)
         before, now, first = now, clock.now(), upto
-        several *= 2 if now - before < _SLICE_S else 1
+        several = min(2 * several, _MOST) if now - before < _SLICE_S else several
         if deadline is not None:
             last = min(steps, first + int(first * max(0.0, deadline - now) / max(now - began, 1e-9)))
     placement = np.empty_like(start)

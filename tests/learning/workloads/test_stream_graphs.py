@@ -119,7 +119,7 @@ def test_generated_graphs_have_the_marginals_of_the_published_ones():
 
 def test_the_published_graphs_load_as_many_devices_as_they_say():
     graphs = published()
-    assert len(graphs) == 3150
+    assert len(graphs) in (2650, 3150)  # 500 of the graphs were published later
     load = np.array([graph.load.sum() for graph in graphs])
     assert load == pytest.approx(np.rint(load), abs=1e-3)
 
