@@ -19,6 +19,8 @@ _VIRTUAL = (
 )
 _BATCHES = "OPTIMAL_BATCH_SIZE"  # property of plugins that work with auto-batching
 
+_CPU_BATCH = 8  # requests in a batch on a CPU, whose plugin does not say which number is best
+
 
 @dataclass(frozen=True)
 class OwnMode:
@@ -39,7 +41,7 @@ class OwnMode:
     same: str | None = None
 
 
-def own_modes(devices: Sequence[Device], whole: Collection[Device], *, steady: bool) -> list[OwnMode]:
+def own_modes(devices: Sequence[Device], whole: Collection[Device], *, steady: bool, single: bool = False) -> list[OwnMode]:
     """Return the ways in which OpenVINO itself would run a model.
 
     Args:
@@ -47,6 +49,7 @@ def own_modes(devices: Sequence[Device], whole: Collection[Device], *, steady: b
             first; the other modes have OpenVINO's order of preference.
         whole: the devices among them that can run the whole model.
         steady: whether to serve many requests instead of one.
+        single: whether the model has a batch size of 1, so that OpenVINO can collect requests in batches on a CPU, too.
     """
     able = sorted((device for device in devices if device in whole), key=_rank)
     modes: list[OwnMode] = []
@@ -61,6 +64,9 @@ def own_modes(devices: Sequence[Device], whole: Collection[Device], *, steady: b
         batched = _BATCHES in openvino_core().get_property(target, "SUPPORTED_PROPERTIES")
         name, target = (f"BATCH:{target}",) * 2 if batched else (f"{target} in throughput mode", target)
         modes.append(OwnMode(name, target, (device,), steady))
+        if single and device.core_set:
+            batched_target = f"BATCH:{target}({_CPU_BATCH})"
+            modes.append(OwnMode(batched_target, batched_target, (device,), steady))
     return modes
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from placeit.backends.base import Model
 from placeit.core.cluster import Device
 from placeit.core.problem import Problem
 from placeit.devices.kinds import driven_by_openvino
@@ -61,18 +62,25 @@ def _references(races: Races, problem: Problem) -> list[tuple[Candidate, Alone]]
     if session.pins or not races.objective.is_measured or not all_here(session.cluster):
         return []
     devices, whole = _hardware(races, problem)
-    if len(devices) < 2 and not (steady and _worth_alone(races, devices)):
+    single = _has_batch_of_one(session.model)
+    if len(devices) < 2 and not (steady and (single or _worth_alone(races, devices))):
         return []
     proposed = {one.placer for one in races.candidates}
     found: list[tuple[Candidate, Alone]] = []
-    for mode in own_modes(devices, whole, steady=steady):
-        if MODE in proposed and mode.target == "CPU":  # it is a candidate already
+    for mode in own_modes(devices, whole, steady=steady, single=single):
+        if mode.target == "CPU" and (MODE in proposed or not _worth_alone(races, devices)):  # it is a candidate already
             continue
         home = session.alone(Device(mode.target))
         state = Proposed() if mode.same is None else Skipped(mode.same)
         candidate = replace(alone_on(home, mode.name, placer=REFERENCE), reference=mode, state=state)
         found.append((candidate, Alone(home, np.zeros(len(session.cluster)))))
     return found
+
+
+def _has_batch_of_one(model: Model) -> bool:
+    """Return whether the first size of every input and output is 1, and no state lasts from one request to the next."""
+    ends = [*model.inputs, *model.outputs]
+    return not model.stateful and all(spec.limits is None and spec.shape[:1] == (1,) for spec in ends)
 
 
 def _worth_alone(races: Races, devices: Sequence[Device]) -> bool:

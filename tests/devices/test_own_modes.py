@@ -45,6 +45,14 @@ def test_for_many_requests_there_are_multi_and_the_throughput_mode_of_each_devic
     assert all(mode.steady for mode in modes)
 
 
+def test_on_a_cpu_requests_of_a_model_with_a_batch_size_of_one_are_collected_too() -> None:
+    core = Device("CPU", address=Address("CPU"), all_cores=(0, 1))
+    assert core.core_set
+    modes = own_modes([core, INTEGRATED], [core, INTEGRATED], steady=True, single=True)
+    assert [mode.target for mode in modes[2:]] == ["BATCH:GPU.0", "CPU", "BATCH:CPU(8)"]
+    assert own_modes([core], [core], steady=False, single=True) == []
+
+
 def test_hetero_is_one_device_alone_if_that_runs_every_op() -> None:
     _, hetero = own_modes([INTEGRATED, CPU], [INTEGRATED, CPU], steady=False)
     assert hetero.same == "GPU.0 can run every op, so this is GPU.0 alone"

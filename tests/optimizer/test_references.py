@@ -44,7 +44,7 @@ def as_modes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Has OpenVINO other modes on the devices of a session, by their targets."""
 
     def replaced(*targets: str) -> None:
-        def own_modes(devices: Any, whole: Any, *, steady: bool) -> list[OwnMode]:
+        def own_modes(devices: Any, whole: Any, *, steady: bool, single: bool) -> list[OwnMode]:
             return [OwnMode(target, target, tuple(devices), steady) for target in targets]
 
         monkeypatch.setattr("placeit.optimizer.references.own_modes", own_modes)
@@ -78,19 +78,21 @@ def raced(cache: Cache) -> Iterator[Callable[[], Raced]]:
         yield race
 
 
-def test_the_throughput_mode_races_in_the_rounds_of_the_answer_and_cannot_be_chosen(raced: Callable[[], Raced]) -> None:
+def test_the_throughput_mode_and_batches_race_in_the_rounds_of_the_answer_and_cannot_be_chosen(
+    raced: Callable[[], Raced],
+) -> None:
     found = raced()
-    (reference,) = found.references
-    assert reference.row.name.endswith(" in throughput mode")
-    assert reference.row not in found.search.candidates
-    assert found.search.races[-1].measured.keys() == {found.answer.name, reference.row.name}
-    assert reference.row.used == ("CPU",)
-    assert reference.row.measured is not None
+    assert [reference.row.name for reference in found.references] == ["CPU in throughput mode", "BATCH:CPU(8)"]
+    assert found.search.races[-1].measured.keys() == {found.answer.name, *(one.row.name for one in found.references)}
     assert found.answer.measured is not None
-    assert (reference.row.measured.rounds == found.answer.measured.rounds).all()
-    assert reference.row.output_error is not None
-    assert reference.row.output_error.max_rel < 1e-4
-    assert reference.ratio is not None
+    for reference in found.references:
+        assert reference.row not in found.search.candidates
+        assert reference.row.used == ("CPU",)
+        assert reference.row.measured is not None
+        assert (reference.row.measured.rounds == found.answer.measured.rounds).all()
+        assert reference.row.output_error is not None
+        assert reference.row.output_error.max_rel < 1e-4
+        assert reference.ratio is not None
 
 
 def test_a_reference_that_beats_the_answer_is_named_in_the_report(
@@ -146,17 +148,16 @@ def test_a_reference_whose_outputs_are_wrong_in_one_request_is_out(
 
     monkeypatch.setattr(OwnModeRunner, "run_all", damaged)
     found = raced()
-    (reference,) = found.references
-    assert reference.row.failed is not None
-    assert "Its outputs are wrong" in reference.row.failed
-    assert reference.ratio is None
+    for reference in found.references:
+        assert reference.row.failed is not None
+        assert "Its outputs are wrong" in reference.row.failed
+        assert reference.ratio is None
     assert found.answer.failed is None
 
 
 def test_a_reference_that_does_nothing_is_out(raced: Callable[[], Raced], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OwnModeRunner, "run_all", lambda self: None)
-    (reference,) = raced().references
-    assert reference.row.failed is not None
+    assert all(reference.row.failed is not None for reference in raced().references)
 
 
 def test_a_reference_that_never_ends_is_left_behind(raced: Callable[[], Raced], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +166,7 @@ def test_a_reference_that_never_ends_is_left_behind(raced: Callable[[], Raced], 
     monkeypatch.setattr("placeit.optimizer.races.Races.left", lambda self: 0.1)
     monkeypatch.setattr("placeit.optimizer.runs._PATIENCE_S", 0.1)
     monkeypatch.setattr("placeit.optimizer.deciding.guests", lambda search, *_: enter_references(search, search.problem))
-    (reference,) = raced().references
+    reference, _ = raced().references
     end.set()
     assert reference.row.failed is not None
     assert "OpenVINO did not finish within 0 s, so the run was abandoned" in reference.row.failed
@@ -175,9 +176,9 @@ def test_references_are_not_run_where_there_is_no_time_to_compile_them(
     raced: Callable[[], Raced], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("placeit.runtime.segment_compiler.SegmentCompiler.takes_anew", lambda self, device: math.inf)
-    (reference,) = raced().references
-    assert (reference.row.measured, reference.row.failed, reference.ratio) == (None, None, None)
-    assert reference.row.not_run == "there was no time left to compile and run it"
+    for reference in raced().references:
+        assert (reference.row.measured, reference.row.failed, reference.ratio) == (None, None, None)
+        assert reference.row.not_run == "there was no time left to compile and run it"
 
 
 def test_a_reference_whose_runs_take_too_long_leaves_before_the_rounds(cache: Cache) -> None:
@@ -187,7 +188,7 @@ def test_a_reference_whose_runs_take_too_long_leaves_before_the_rounds(cache: Ca
         search.singles()
         single = search.known[PAIR[0]]
         beside = guests(search, [single], 6)
-        assert len(beside) == 1
+        assert len(beside) == 2
         search.deadline = 0.0  # long ago
         found = search.race([single], "measuring", rounds=6, share=1.0, min_rounds=6, guests=beside)
         assert found.keys() == {single.name}
