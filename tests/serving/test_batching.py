@@ -116,6 +116,8 @@ def test_requests_that_wait_run_as_one_and_each_gets_its_rows(tmp_path: Path, de
             np.testing.assert_allclose(answer.result(60)["y"], expected, rtol=1e-4, atol=1e-5)
         assert server.stats().batches == {1: 5, 2: 4, 12: 1}
         assert server.stats().outcomes["succeeded"] == 17
+        ran = [one for one in server.history.requests() if one.ran]
+        assert len(ran) == 10  # the segments of a batch are in the trace, and in the times of devices, once
         assert registry_of(lambda: [({}, server.stats())]).get_sample_value("placeit_batch_rows_sum") == 25
 
 
