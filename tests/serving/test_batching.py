@@ -20,11 +20,14 @@ from placeit.core.errors import DeadlineError, ExecutionError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.report.metrics import registry_of
+from placeit.serving import batching
 from placeit.serving.batching import best_size
 from placeit.serving.server import Answer, Server
 from placeit.session import Session
 from placeit.workbench.options import Inputs
+from tests.injected import Failures
 from tests.open_models import TWO, divided, onnx_attention
+from tests.serving.test_serving_failures import LOOP, SERVING
 
 CORE = f"CPU@{allowed_cores()[0]}"
 DEVICES = [CORE, f"ort:{CORE}"]
@@ -275,3 +278,30 @@ def test_a_server_that_joins_requests_neither_refines_nor_replaces_its_placement
         pass
     with pytest.raises(UsageError, match="got -1"), serving(perceptron(tmp_path), most=-1):
         pass
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a generator that was hit
+def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_loses_none(tmp_path: Path) -> None:
+    failures = Failures((*LOOP, batching), SERVING, lambda where: MemoryError(f"put in: {where}"), 1)
+    watched: list[bool] = []
+    with contextlib.ExitStack() as stack:
+        with failures.watched():
+            server = stack.enter_context(serving(perceptron(tmp_path), queue=100))
+        right = [server.submit(rows(seed=k)).result(60)["y"] for k in range(4)]
+        for _ in range(120):
+            before, failed = len(failures.hit), 0
+            with failures.armed():
+                answers = [server.submit(rows(seed=k % 4)) for k in range(40)]
+            for k, answer in enumerate(answers):
+                error = answer.exception(60)
+                failed += error is not None
+                if error is None:
+                    np.testing.assert_allclose(answer.result()["y"], right[k % 4], rtol=1e-4, atol=1e-5)
+            assert failed <= len(failures.hit) - before
+            watched.clear()
+            while not any(watched):
+                server.submit(rows()).add_done_callback(lambda _: watched.append(failures.watch()))
+                server.submit(rows()).exception(60)
+        assert {"Batch.__init__", "Admitting._together"} <= {hit.partition(" in ")[0] for hit in failures.hit}
+        assert (server.stats().waiting, server.stats().in_flight, server.repeated) == (0, 0, 0)
