@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import logging
 import zlib
 from collections.abc import AsyncIterator, Callable, Container, Mapping
@@ -96,6 +97,7 @@ def application(
     async def infer(request: Request) -> Response:
         parameters = request.path_params
         with service.accepted(parameters["model"], parameters.get("version", "")) as call:
+            call.headers = request.headers if service.traced else None
             async with bodies.of(request) as body:
                 call.received = perf_counter()
                 return await _infer(service, call, request, body)
@@ -214,8 +216,20 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes) ->
     large = any(one.is_large(outputs[one.name], APART_BYTES) for one in asked.outputs)
     head, tail = await _apart(service, APART_BYTES * large, written, model, asked, outputs, service.regions)
     if not tail:
-        return Response(head, media_type="application/json")
+        if len(head) < APART_BYTES or not _takes_gzip(request):
+            return Response(head, media_type="application/json")
+        packed = await service.apart(gzip.compress, head, 1)
+        return Response(packed, media_type="application/json", headers={"content-encoding": "gzip", "vary": "accept-encoding"})
     return Response(b"".join([head, *tail]), media_type="application/octet-stream", headers={_HEADER: str(len(head))})
+
+
+def _takes_gzip(request: Request) -> bool:
+    """Return whether a client reads answers that are compressed with gzip."""
+    for one in request.headers.get("accept-encoding", "").split(","):
+        name, _, quality = one.replace(" ", "").lower().partition(";")
+        if name == "gzip":
+            return not quality or quality.strip("q=0.") != ""
+    return False
 
 
 async def _apart(service: Service, size: int, function: Callable[..., T], *args: Any) -> T:

@@ -26,6 +26,8 @@ from placeit.serve.http import application
 from placeit.serve.http_connection import Connection, Crowd
 from placeit.serve.rpc import make_server
 from placeit.serve.service import ServedModel, Service
+from placeit.serve.tracing import traces_of
+from placeit.serve.triton_metrics import TritonMetrics
 
 __all__ = ["NetworkServer", "Options"]
 
@@ -53,6 +55,8 @@ class Options:
             limit of this process on open files allows.
         shared_memory: whether clients may pass tensors in shared memory of this machine, which they name: they can then read
             and write what this process can read and write there.
+        tracer_provider: OpenTelemetry's provider of tracers, for spans of requests; None for the one of this process, if it has
+            one.
     """
 
     host: str = "127.0.0.1"
@@ -65,6 +69,7 @@ class Options:
     allowed_hosts: tuple[str, ...] = ()
     connections: int | None = None
     shared_memory: bool = False
+    tracer_provider: Any = None
 
     @property
     def most_connections(self) -> int:
@@ -97,8 +102,10 @@ class NetworkServer:
     def __init__(self, models: Sequence[ServedModel], options: Options = Options()) -> None:
         self.models = tuple(models)
         self._options = options
-        self._service = Service(models, shared_memory=options.shared_memory)
+        traces = traces_of(options.tracer_provider)
+        self._service = Service(models, shared_memory=options.shared_memory, traces=traces)
         metrics = registry_of(lambda: [({"model": model.name}, model.server.stats()) for model in models])
+        metrics.register(TritonMetrics(self.models))
         self._rpc_credentials = None if options.tls is None else _grpc_credentials(*options.tls)
         self.socket = _bound(options.host, options.port)
         app = application(

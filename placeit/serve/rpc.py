@@ -23,6 +23,7 @@ from placeit.serve.service import ServedModel, Service
 from placeit.serve.settings import check_unchanged, log_settings, trace_settings
 from placeit.serve.shared_memory import Part, Regions
 from placeit.serve.tensors import Array, datatype_of, of_bytes, of_contents, to_bytes
+from placeit.serve.tracing import headers_of
 from placeit.serve.wanted import Wanted, check_priority
 from placeit.serving.answers import Outputs
 
@@ -255,6 +256,7 @@ class _Answers:
         """Run a model."""
         with self._service.accepted(request.model_name, request.model_version) as call:
             call.received = perf_counter()
+            call.headers = headers_of(context.invocation_metadata()) if self._service.traced else None
             times = [context.time_remaining(), _timeout(request.parameters)]
             borrowed = any("shared_memory_region" in tensor.parameters for tensor in request.inputs)
             if not borrowed and (request.raw_input_contents or request.ByteSize() < _APART_BYTES):

@@ -7,7 +7,7 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +21,7 @@ from placeit.serve.client_sequences import IDLE_S, Asked, Sequences
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
 from placeit.serve.shared_memory import Regions
 from placeit.serve.tensors import DATATYPES, sent_as, taken
+from placeit.serve.tracing import Traces
 from placeit.serving.answers import Answer, Outputs
 from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
@@ -77,14 +78,27 @@ class Call:
         submitted: when its tensors had been read, and it was submitted to the model's server.
         answer: its future; None before it is submitted.
         answered: when its outputs were there.
+        headers: its headers; None if nothing reads them.
     """
 
     model: ServedModel
+    headers: Mapping[str, str] | None = None
     begun: float = field(default_factory=time.perf_counter)
     received: float = math.nan
     submitted: float = math.nan
     answer: Answer | None = None
     answered: float = math.nan
+
+    def stages(self) -> list[tuple[str, float, float]]:
+        """Return the names, begins and ends of its stages until now; NaN for what it has not reached."""
+        begun, ended = (math.nan, math.nan) if self.answer is None else (self.answer.begun, self.answer.ended)
+        return [
+            ("receive", self.begun, self.received),
+            ("read", self.received, self.submitted),
+            ("queue", self.submitted, begun),
+            ("run", begun, ended),
+            ("answer", self.answered, time.perf_counter()),
+        ]
 
 
 class ServedModel:
@@ -237,15 +251,16 @@ class Service:
     Args:
         models: the models to serve, with different names.
         shared_memory: whether clients may pass tensors in shared memory.
+        traces: writes the spans of requests; None for no spans.
 
     Attributes:
         regions: shared memory that clients have registered.
         draining: whether no more requests are accepted.
     """
 
-    def __init__(self, models: Iterable[ServedModel], *, shared_memory: bool = False) -> None:
+    def __init__(self, models: Iterable[ServedModel], *, shared_memory: bool = False, traces: Traces | None = None) -> None:
         self.regions = Regions(allowed=shared_memory)
-        self.traced = False
+        self._traces = traces
         self.models: dict[str, ServedModel] = {}
         for model in models:
             if model.name in self.models:
@@ -262,6 +277,11 @@ class Service:
         """Call a function that takes long on another thread; two of them run at a time, which leaves threads to other work."""
         async with self._apart:
             return await asyncio.to_thread(function, *args)
+
+    @property
+    def traced(self) -> bool:
+        """True if requests have spans, which need their headers."""
+        return self._traces is not None
 
     @property
     def ready(self) -> bool:
@@ -310,6 +330,9 @@ class Service:
             well = True
         finally:
             call.model.ended(call, well=well)
+            if self._traces is not None:
+                model, headers = call.model, call.headers or {}
+                self._traces.write(model.name, model.version, headers, call.stages(), well=well)
             self._accepted -= 1
             self._look()
 

@@ -82,6 +82,7 @@ def call(
         answer = connection.getresponse()
         data = answer.read()
         found = {name.lower(): value for name, value in answer.getheaders()}
-        return answer.status, json.loads(data) if found.get("content-type") == "application/json" else data, found
+        plain = found.get("content-type") == "application/json" and "content-encoding" not in found
+        return answer.status, json.loads(data) if plain else data, found
     finally:
         connection.close()

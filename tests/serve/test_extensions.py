@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from onnx import TensorProto, helper
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from placeit.serve.network import NetworkServer
-from tests.serve.network_server import SHAPE, call, values
+from placeit.profiler.cache import Cache
+from placeit.serve.network import NetworkServer, Options
+from placeit.serve.service import ServedModel
+from tests.serve.network_server import SHAPE, call, open_on_a_core, values
 from tests.serve.test_clients import PROTOCOLS, client_of, tensors
 from tests.serve.test_hostile import asking
 
@@ -150,6 +160,41 @@ def test_settings_can_be_read_and_not_changed(client: Any) -> None:
             change()
 
 
+def test_requests_have_spans_in_the_traces_of_their_clients(protocol: str, network: Callable[..., NetworkServer]) -> None:
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    with client_of(protocol, network(tracer_provider=provider)) as client:
+        assert client.get_trace_settings(**options(client))
+        client.infer("types", tensors(client, values()), headers=parent)
+        with pytest.raises(InferenceServerException):
+            client.infer("types", tensors(client, {"in_bool": values()["in_bool"]}), headers=parent)
+    spans = kept.get_finished_spans()
+    first, second = (span for span in spans if span.name == "infer types")
+    assert (first.status.status_code.name, second.status.status_code.name) == ("UNSET", "ERROR")
+    for span in (first, second):
+        assert f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
+        assert span.parent is not None
+        assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
+    stages = [span for span in spans if span.parent is not None and span.parent.span_id == first.context.span_id]
+    assert [span.name for span in stages] == ["receive", "read", "queue", "run", "answer"]
+    times = [time for span in stages for time in (span.start_time, span.end_time)]
+    assert times == sorted(times)
+
+
+def test_metrics_have_the_names_of_triton_too(network: Callable[..., NetworkServer]) -> None:
+    made = network()
+    for request in (asking(), asking(), {}):
+        call(made, INFER, json.dumps(request))
+    page = call(made, "/metrics")[1].decode()
+    assert 'nv_inference_request_success{model="types",version="1"} 2.0' in page
+    assert 'nv_inference_request_failure{model="types",version="1"} 1.0' in page
+    assert 'nv_inference_pending_request_count{model="types",version="1"} 0.0' in page
+    (spent,) = re.findall(r"nv_inference_compute_infer_duration_us{.*} (.*)", page)
+    assert float(spent) > 0
+
+
 def test_null_stands_for_what_is_left_out_and_priorities_are_numbers(network: Callable[..., NetworkServer]) -> None:
     made = network()
     asked = asking() | {"id": None, "parameters": None, "outputs": None}
@@ -157,3 +202,18 @@ def test_null_stands_for_what_is_left_out_and_priorities_are_numbers(network: Ca
     assert call(made, INFER, json.dumps(asking() | {"parameters": {"priority": 3}}))[0] == 200
     status, answer, _ = call(made, INFER, json.dumps(asking() | {"parameters": {"priority": "high"}}))
     assert (status, answer["error"]) == (400, "The parameter 'priority' has to be a whole number of at least 0.")
+
+
+def test_large_json_answers_are_compressed_for_clients_that_ask_for_it(tmp_path: Path, cache: Cache) -> None:
+    shape = [1, 20_000]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "wide", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "wide.onnx")
+    asked = json.dumps({"inputs": [{"name": "x", "shape": shape, "datatype": "FP32", "data": [0.25] * 20_000}]})
+    with open_on_a_core(tmp_path / "wide.onnx", cache) as (session, placement), session.serve(placement) as server:
+        served = ServedModel("wide", server, session.model.inputs, session.model.outputs)
+        with NetworkServer([served], Options(port=0, grpc_port=None)) as made:
+            for accepted, packed in (("gzip, deflate", True), ("deflate, gzip;q=0", False), ("identity", False)):
+                status, answer, headers = call(made, "/v2/models/wide/infer", asked, Accept_Encoding=accepted)
+                assert (status, headers.get("content-encoding")) == (200, "gzip" if packed else None), accepted
+                assert not packed or json.loads(gzip.decompress(answer))["outputs"][0]["data"] == [0.25] * 20_000
