@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gzip
 import logging
+import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Container, Mapping
-from functools import partial
 from time import perf_counter
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from placeit.serve.arriving import Room
+from placeit.serve.http_connection import leaving
 from placeit.serve.http_extensions import Handler, more_routes
 from placeit.serve.infer_json import APART_BYTES, read, read_raw, written
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid
@@ -35,6 +37,7 @@ _HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
 _HEADER = "inference-header-content-length"
 _JSON_BYTES: Final = 16 << 20  # most bytes of JSON in a request, as Python needs many times the memory for it
 _AT_ONCE: Final = 16  # most bytes of all bodies that are kept at once, in multiples of the limit of one body
+_INFER: Final = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 _OF_FORMS: Final = (b"text/plain", b"multipart/form-data")  # with the kind that curl sends, what a page may send anywhere
 
 _WINDOWS: Final = {"identity": 0, "gzip": 31, "deflate": 15}  # content encodings, with zlib's number for them
@@ -125,7 +128,8 @@ def application(
         routes=[Route(path, handler, methods=[method]) for path, handler, method in routes],
         exception_handlers={RefusedError: _refuse, HTTPException: _no_page, Exception: _fail},
     )
-    return app if token is None and hosts is None else _Guarded(app, token, hosts)
+    direct = _Direct(app, infer)
+    return direct if token is None and hosts is None else _Guarded(direct, token, hosts)
 
 
 def _model(service: Service, request: Request) -> ServedModel:
@@ -212,7 +216,7 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes) ->
     inputs = asked.inputs
     if asked.borrowed:
         inputs = {**inputs, **await service.apart(service.regions.tensors, asked.borrowed)}
-    outputs = await service.run(call, inputs, asked.timeout_s, partial(_gone, request.receive), asked.sequence)
+    outputs = await service.run(call, inputs, asked.timeout_s, functools.partial(leaving, request.scope), asked.sequence)
     large = any(one.is_large(outputs[one.name], APART_BYTES) for one in asked.outputs)
     head, tail = await _apart(service, APART_BYTES * large, written, model, asked, outputs, service.regions)
     if not tail:
@@ -237,12 +241,6 @@ async def _apart(service: Service, size: int, function: Callable[..., T], *args:
     return function(*args) if size < APART_BYTES else await service.apart(function, *args)
 
 
-async def _gone(receive: Receive) -> None:
-    """Return once the client of a request, whose body has been read, has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _refuse(_: Request, error: Any) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if error.status is Status.UNAUTHENTICATED else None
     return JSONResponse({"error": str(error)}, error.status.http, headers)
@@ -258,6 +256,34 @@ async def _fail(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": "This request has failed in the server, whose log says why."}, 500)
 
 
+class _Direct:
+    """An application that answers requests for inference before another one: the layers of Starlette cost more than they do.
+
+    Args:
+        app: answers all other requests.
+        infer: answers a request for inference, whose path parameters are the model and the version, if it has one.
+    """
+
+    def __init__(self, app: ASGIApp, infer: Handler) -> None:
+        self._app, self._infer = app, infer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        named = _INFER.fullmatch(scope["path"])
+        if named is None or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        scope["path_params"] = named.groupdict("")
+        request = Request(scope, receive)
+        try:
+            answer = await self._infer(request)
+        except RefusedError as error:
+            answer = await _refuse(request, error)
+        except Exception as error:  # noqa: BLE001 (clients are told only that the request failed)
+            answer = await _fail(request, error)
+        await answer(scope, receive, send)
+
+
 def _check_page(headers: Mapping[bytes, bytes]) -> None:
     """Raise RefusedError if a browser says that a page of another site calls, or if only forms of pages send such a body."""
     if headers.get(b"sec-fetch-site") == b"cross-site" and b"origin" not in headers:
@@ -265,6 +291,15 @@ def _check_page(headers: Mapping[bytes, bytes]) -> None:
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind in _OF_FORMS:
         raise RefusedError(Status.ENCODED, f"A request is no {kind.decode()}: send the content type application/json.")
+
+
+@functools.lru_cache(64)
+def _host_of(url: bytes) -> str | None:
+    """Return the host of a URL; None without one."""
+    try:
+        return urlsplit(url.decode("latin-1")).hostname
+    except ValueError:
+        return "?"
 
 
 class _Guarded:
@@ -291,10 +326,7 @@ class _Guarded:
 
     def _check_host(self, url: bytes) -> None:
         """Raise RefusedError if a URL has a host by which this server is not called."""
-        try:
-            host = urlsplit(url.decode("latin-1")).hostname
-        except ValueError:
-            host = "?"
+        host = _host_of(url)
         if self._hosts is not None and url.strip(b"/") and host not in self._hosts:
             raise RefusedError(
                 Status.FORBIDDEN,

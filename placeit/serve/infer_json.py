@@ -144,11 +144,8 @@ def _check_bounds(text: bytes, values: int) -> None:
 
 def _parsed(text: bytes) -> dict[str, Any]:
     """Parse a JSON object; other threads can run while many numbers are read. Raises RefusedError."""
-    hooks: dict[str, Any] = {}
-    if len(text) >= APART_BYTES:  # Python's parser in C lets no other thread run, unless it calls Python
-        hooks = {"parse_int": lambda digits: int(digits), "parse_float": lambda digits: float(digits)}  # noqa: PLW0108
     try:
-        found = json.loads(text, parse_constant=_no_number, **hooks)
+        found = (_PARSER if len(text) < APART_BYTES else _INTERRUPTED).decode(text.decode())
     except RecursionError:
         raise invalid("The JSON of this request is nested too deeply.") from None
     except ValueError as error:
@@ -184,6 +181,14 @@ def _objects(of: Mapping[str, Any], name: str, default: list[Any] | None = None)
 def _number(value: object) -> int | None:
     """Return a value that is a whole number of at least 0; None for any other value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+_PARSER: Final = json.JSONDecoder(parse_constant=_no_number)
+_INTERRUPTED: Final = json.JSONDecoder(  # Python's parser in C lets no other thread run, unless it calls Python
+    parse_constant=_no_number,
+    parse_int=lambda digits: int(digits),  # noqa: PLW0108
+    parse_float=lambda digits: float(digits),  # noqa: PLW0108
+)
 
 
 def written(model: ServedModel, asked: InferRequest, outputs: Outputs, regions: Regions) -> tuple[bytes, list[memoryview]]:

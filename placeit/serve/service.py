@@ -166,6 +166,8 @@ class ServedModel:
         dtype = sent_as(spec, datatype)
         if not fits(shape, spec.shape, spec.limits):
             raise invalid(f"The input '{name}' is sent with the shape {list(shape)}; the model takes {taken(spec)}.")
+        if spec.limits is None and dtype == spec.dtype:
+            return spec
         return replace(spec, dtype=dtype, shape=tuple(shape), limits=None)
 
     def named_once(self, what: str, names: Listed[str]) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -41,6 +42,7 @@ DATATYPES: Final = {
 
 _BF16: Final = "bfloat16"  # upper halves of float32
 _SENT: Final = DATATYPES | {_BF16: "BF16"}  # types of tensors that clients send
+_OF_DTYPES: Final[dict[Any, str]] = {np.dtype(np.object_): "BYTES"} | {np.dtype(name): said for name, said in DATATYPES.items()}
 
 _FIELDS: Final = {
     "bool": "bool_contents",
@@ -59,6 +61,7 @@ _WORDS: Final[dict[type, str]] = {
     str: "text",
     list: "lists of different depths",
 }
+_LITTLE: Final = sys.byteorder == "little"
 _PIECE: Final = 1 << 14  # values that are converted at a time; other threads can run in between
 
 Array = NDArray[np.generic]
@@ -77,7 +80,7 @@ def sent_as(spec: TensorSpec, datatype: str) -> str:
 
 def datatype_of(value: Array) -> str:
     """Return the protocol's name of the type of an output."""
-    return "BYTES" if value.dtype == np.object_ else DATATYPES[value.dtype.name]
+    return _OF_DTYPES[value.dtype]
 
 
 def taken(spec: TensorSpec) -> str:
@@ -116,14 +119,14 @@ def of_bytes(data: bytes | memoryview, spec: TensorSpec) -> Array:
     dtype = np.dtype(spec.dtype)
     if dtype == np.bool_ and (np.frombuffer(data, np.uint8) > 1).any():
         raise invalid(f"The input '{spec.name}' has bytes other than 0 and 1; it is BOOL.")
-    return np.frombuffer(data, dtype.newbyteorder("<")).reshape(spec.shape)
+    return np.frombuffer(data, dtype if _LITTLE else dtype.newbyteorder("<")).reshape(spec.shape)
 
 
 def to_bytes(value: Array) -> memoryview:
     """Return the values of a tensor as little-endian bytes, without a copy if they are contiguous; texts with their lengths."""
     if value.dtype == np.object_:
         return memoryview(b"".join(struct.pack("<I", len(one)) + one for one in value.reshape(-1).tolist()))
-    plain = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+    plain = np.ascontiguousarray(value, value.dtype if _LITTLE else value.dtype.newbyteorder("<"))
     return plain.reshape(-1).view(np.uint8).data
 
 

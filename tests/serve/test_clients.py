@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -236,3 +237,25 @@ def test_many_clients_get_their_own_answers(network: Callable[..., NetworkServer
 
     with ThreadPoolExecutor(3) as pool:  # as many as may wait
         assert list(pool.map(ask, range(3))) == [5, 5, 5]
+
+
+def test_answers_of_http_come_in_one_piece_and_without_a_body_too(network: Callable[..., NetworkServer]) -> None:
+    made, body = network(), json.dumps(asking()).encode()
+    with socket.create_connection(("127.0.0.1", made.port), timeout=60) as client:
+
+        def ask(line: str, *headers: str, sent: bytes = b"") -> tuple[bytes, bytes]:
+            client.sendall("\r\n".join([f"{line} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode() + sent)
+            head, _, rest = client.recv(1 << 16).partition(b"\r\n\r\n")
+            return head.split(b"\r\n")[0], rest
+
+        infer, size = "POST /v2/models/types/infer", f"Content-Length: {len(body)}"
+        for _ in range(2):
+            line, found = ask(infer, size, sent=body)
+            assert (line, json.loads(found)["model_name"]) == (b"HTTP/1.1 200 OK", "types")
+        assert ask("HEAD /v2/health/live") == (b"HTTP/1.1 200 OK", b"")
+        assert ask(infer, size, "Expect: 100-continue") == (b"HTTP/1.1 100 Continue", b"")
+        client.sendall(body)
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+        line, found = ask(infer, "Content-Length: 2", "Connection: close", sent=b"{}")
+        assert (line, b"error" in found) == (b"HTTP/1.1 400 Bad Request", True)
+        assert client.recv(1) == b""
