@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
@@ -24,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from placeit.serve.arriving import Room
+from placeit.serve.http_answers import Pieces, takes_gzip
 from placeit.serve.http_connection import leaving
 from placeit.serve.http_extensions import Handler, more_routes
 from placeit.serve.infer_json import APART_BYTES, read, read_raw, written
@@ -36,6 +38,7 @@ _LOG = logging.getLogger("placeit")
 _HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
 _HEADER = "inference-header-content-length"
 _JSON_BYTES: Final = 16 << 20  # most bytes of JSON in a request, as Python needs many times the memory for it
+_PIECE_BYTES: Final = 1 << 16  # from which on bodies and answers are handled in pieces
 _AT_ONCE: Final = 16  # most bytes of all bodies that are kept at once, in multiples of the limit of one body
 _INFER: Final = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 _OF_FORMS: Final = (b"text/plain", b"multipart/form-data")  # with the kind that curl sends, what a page may send anywhere
@@ -150,14 +153,16 @@ class _Bodies:
         self._most, self._room = most_bytes, Room(most_bytes * _AT_ONCE, "bytes of requests are being read")
 
     @contextlib.asynccontextmanager
-    async def of(self, request: Request) -> AsyncIterator[bytes]:
+    async def of(self, request: Request) -> AsyncIterator[bytes | memoryview]:
         """Read the body of a request, which counts towards the limit until the context ends. Raises RefusedError."""
         encoding = request.headers.get("content-encoding", "identity")
         if encoding not in _WINDOWS:
             raise RefusedError(Status.ENCODED, f"The content encoding '{encoding}' is not supported: gzip and deflate are.")
-        if int(request.headers.get("content-length", 0)) > self._most:
+        declared = int(request.headers.get("content-length", 0))
+        if declared > self._most:
             raise self._too_large()
         parts: list[bytes] = []
+        whole = np.empty(declared, np.uint8).data if declared > _PIECE_BYTES else None  # to join its parts would take long
         size, more = 0, True
         async with self._room.arrival() as arrival:
             while more:
@@ -169,16 +174,19 @@ class _Bodies:
                 if size > self._most:
                     raise self._too_large()
                 self._room.take(arrival, len(part))
-                parts.append(part)
+                if whole is None:
+                    parts.append(part)
+                else:
+                    whole[size - len(part) : size] = part
             self._room.arrived(arrival)
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            body = whole if whole is not None else parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
             if encoding != "identity":
                 body = await self._service.apart(self._decoded, body, _WINDOWS[encoding])
                 self._room.take(arrival, len(body))
             yield body
 
-    def _decoded(self, body: bytes, window: int) -> bytes:
+    def _decoded(self, body: bytes | memoryview, window: int) -> bytes:
         """Decompress a body. Raises RefusedError if it is larger than a body may be, or not compressed in this way."""
         reader = zlib.decompressobj(window)
         try:
@@ -197,7 +205,7 @@ class _Bodies:
         )
 
 
-async def _infer(service: Service, call: Call, request: Request, body: bytes) -> Response:
+async def _infer(service: Service, call: Call, request: Request, body: bytes | memoryview) -> Response:
     """Answer an inference request. Raises RefusedError."""
     model, size = call.model, len(body)
     said = request.headers.get(_HEADER)
@@ -220,20 +228,13 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes) ->
     large = any(one.is_large(outputs[one.name], APART_BYTES) for one in asked.outputs)
     head, tail = await _apart(service, APART_BYTES * large, written, model, asked, outputs, service.regions)
     if not tail:
-        if len(head) < APART_BYTES or not _takes_gzip(request):
+        if len(head) < _PIECE_BYTES:
             return Response(head, media_type="application/json")
+        if not takes_gzip(request):
+            return Pieces([head], {"content-type": "application/json"})
         packed = await service.apart(gzip.compress, head, 1)
-        return Response(packed, media_type="application/json", headers={"content-encoding": "gzip", "vary": "accept-encoding"})
-    return Response(b"".join([head, *tail]), media_type="application/octet-stream", headers={_HEADER: str(len(head))})
-
-
-def _takes_gzip(request: Request) -> bool:
-    """Return whether a client reads answers that are compressed with gzip."""
-    for one in request.headers.get("accept-encoding", "").split(","):
-        name, _, quality = one.replace(" ", "").lower().partition(";")
-        if name == "gzip":
-            return not quality or quality.strip("q=0.") != ""
-    return False
+        return Pieces([packed], {"content-type": "application/json", "content-encoding": "gzip", "vary": "accept-encoding"})
+    return Pieces([head, *tail], {_HEADER: str(len(head)), "content-type": "application/octet-stream"})
 
 
 async def _apart(service: Service, size: int, function: Callable[..., T], *args: Any) -> T:

@@ -62,15 +62,15 @@ class _Joining:
         """Return what the transport has besides."""
         return getattr(self._transport, name)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Keep the head of an answer, and write anything else, behind the head that was kept."""
-        if not self._head and data.startswith(b"HTTP/") and not data.startswith(_CONTINUE):
-            self._head = data
+        if not self._head and data[:5] == b"HTTP/" and data[:12] != _CONTINUE:
+            self._head = bytes(data)
             return
-        head, self._head = self._head, b""
-        if head and len(data) > _JOINED_BYTES:
-            self._transport.write(head)
-        self._transport.write(head + data if head and len(data) <= _JOINED_BYTES else data)
+        if self._head and len(data) <= _JOINED_BYTES:
+            data, self._head = self._head + bytes(data), b""
+        self.flush()
+        self._transport.write(data)
 
     def flush(self) -> None:
         """Write the head of an answer without a body."""

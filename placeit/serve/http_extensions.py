@@ -19,7 +19,7 @@ __all__ = ["Handler", "more_routes"]
 _BYTES: Final = 1 << 14  # most bytes of the body of a request here
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
-Bodies: TypeAlias = Callable[[Request], AbstractAsyncContextManager[bytes]]
+Bodies: TypeAlias = Callable[[Request], AbstractAsyncContextManager[bytes | memoryview]]
 
 
 def more_routes(service: Service, bodies: Bodies) -> list[tuple[str, Handler, str]]:
@@ -75,7 +75,7 @@ async def _json(request: Request, bodies: Bodies) -> dict[str, Any]:
         if len(body) > _BYTES:
             raise RefusedError(Status.TOO_LARGE, f"The body of this request has at most {_BYTES} bytes.")
         try:
-            found = json.loads(body) if body else {}
+            found = json.loads(bytes(body)) if body else {}
         except (ValueError, RecursionError) as error:
             raise invalid(f"This request has no valid JSON: {error}.") from None
     if not isinstance(found, dict):

@@ -18,8 +18,8 @@ from placeit.serving.answers import Outputs
 
 __all__ = ["APART_BYTES", "InferRequest", "read", "read_raw", "written"]
 
-APART_BYTES: Final = 1 << 16
-"""Bytes of JSON from which on another thread has to read and write it."""
+APART_BYTES: Final = 1 << 14
+"""Bytes of JSON, or of tensors that become JSON, from which on another thread has to read and write it: about 2 ms of work."""
 _LONGEST_US: Final = 1 << 62  # longest time-out in microseconds, which a float can hold
 _FIELDS: Final = 4096  # most fields, names and lists of a request's JSON, besides the values of its tensors
 _SCANNED_BYTES: Final = 1 << 16  # bytes of JSON that are scanned at a time; other threads can run in between
@@ -48,7 +48,7 @@ class InferRequest:
     borrowed: Sequence[tuple[TensorSpec, Part]] = ()
 
 
-def read_raw(model: ServedModel, body: bytes) -> InferRequest:
+def read_raw(model: ServedModel, body: bytes | memoryview) -> InferRequest:
     """Read a request whose body is the bytes of the model's only input. Raises RefusedError."""
     if len(model.inputs) != 1:
         raise invalid(f"The model '{model.name}' has {len(model.inputs)} inputs: a body without JSON is one of one input.")
@@ -56,9 +56,9 @@ def read_raw(model: ServedModel, body: bytes) -> InferRequest:
     return InferRequest(None, inputs, [Wanted(name) for name in model.outputs], None)
 
 
-def read(model: ServedModel, body: bytes, size: int) -> InferRequest:
+def read(model: ServedModel, body: bytes | memoryview, size: int) -> InferRequest:
     """Read a request whose first bytes are JSON. Raises RefusedError."""
-    text = body[:size]
+    text = bytes(body[:size])
     if size >= APART_BYTES:
         _check_bounds(text, model.most_values)
     asked = _parsed(text)

@@ -40,7 +40,7 @@ _FIELDS: Final = 4096  # most fields of a request, as each of them takes many ti
 _TYPED_BYTES: Final = (
     16 << 20
 )  # most bytes of a request besides raw contents, as values that are read take many times their bytes
-_APART_BYTES: Final = 1 << 16  # bytes of a request with typed values, from which on another thread reads them
+_APART_BYTES: Final = 1 << 14  # bytes of a request with typed values, from which on another thread reads them
 
 
 class Messages:

@@ -204,16 +204,22 @@ def test_null_stands_for_what_is_left_out_and_priorities_are_numbers(network: Ca
     assert (status, answer["error"]) == (400, "The parameter 'priority' has to be a whole number of at least 0.")
 
 
-def test_large_json_answers_are_compressed_for_clients_that_ask_for_it(tmp_path: Path, cache: Cache) -> None:
-    shape = [1, 20_000]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy"]
+def test_large_answers_come_in_pieces_and_compressed_if_clients_ask_for_it(tmp_path: Path, cache: Cache) -> None:
+    given = np.arange(200_000, dtype=np.float32).reshape(1, -1)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, given.shape) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "wide", ends[:1], ends[1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "wide.onnx")
-    asked = json.dumps({"inputs": [{"name": "x", "shape": shape, "datatype": "FP32", "data": [0.25] * 20_000}]})
+    tensor = {"name": "x", "shape": given.shape, "datatype": "FP32", "parameters": {"binary_data_size": given.nbytes}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    sent = {"Inference_Header_Content_Length": str(len(head))}
     with open_on_a_core(tmp_path / "wide.onnx", cache) as (session, placement), session.serve(placement) as server:
         served = ServedModel("wide", server, session.model.inputs, session.model.outputs)
-        with NetworkServer([served], Options(port=0, grpc_port=None)) as made:
-            for accepted, packed in (("gzip, deflate", True), ("deflate, gzip;q=0", False), ("identity", False)):
-                status, answer, headers = call(made, "/v2/models/wide/infer", asked, Accept_Encoding=accepted)
+        with NetworkServer([served], Options(port=0, grpc_port=None)) as made, client_of("http", made) as client:
+            np.testing.assert_array_equal(client.infer("wide", tensors(client, {"x": given})).as_numpy("y"), given)
+            for accepted, packed in (("gzip, deflate", True), ("deflate, gzip;q=0", False)):
+                status, answer, headers = call(
+                    made, "/v2/models/wide/infer", head + given.tobytes(), Accept_Encoding=accepted, **sent
+                )
                 assert (status, headers.get("content-encoding")) == (200, "gzip" if packed else None), accepted
-                assert not packed or json.loads(gzip.decompress(answer))["outputs"][0]["data"] == [0.25] * 20_000
+                found = json.loads(gzip.decompress(answer)) if packed else answer
+                assert found["outputs"][0]["data"] == given.reshape(-1).tolist()
