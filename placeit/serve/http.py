@@ -38,7 +38,8 @@ _LOG = logging.getLogger("placeit")
 _HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
 _HEADER = "inference-header-content-length"
 _JSON_BYTES: Final = 16 << 20  # most bytes of JSON in a request, as Python needs many times the memory for it
-_PIECE_BYTES: Final = 1 << 16  # from which on bodies and answers are handled in pieces
+_PIECE_BYTES: Final = 1 << 16  # from which on answers of JSON are written in pieces
+_JOINED_BYTES: Final = 1 << 20  # most bytes of a body that are joined on the thread of the event loop
 _AT_ONCE: Final = 16  # most bytes of all bodies that are kept at once, in multiples of the limit of one body
 _INFER: Final = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 _OF_FORMS: Final = (b"text/plain", b"multipart/form-data")  # with the kind that curl sends, what a page may send anywhere
@@ -158,11 +159,9 @@ class _Bodies:
         encoding = request.headers.get("content-encoding", "identity")
         if encoding not in _WINDOWS:
             raise RefusedError(Status.ENCODED, f"The content encoding '{encoding}' is not supported: gzip and deflate are.")
-        declared = int(request.headers.get("content-length", 0))
-        if declared > self._most:
+        if int(request.headers.get("content-length", 0)) > self._most:
             raise self._too_large()
         parts: list[bytes] = []
-        whole = np.empty(declared, np.uint8).data if declared > _PIECE_BYTES else None  # to join its parts would take long
         size, more = 0, True
         async with self._room.arrival() as arrival:
             while more:
@@ -174,12 +173,13 @@ class _Bodies:
                 if size > self._most:
                     raise self._too_large()
                 self._room.take(arrival, len(part))
-                if whole is None:
-                    parts.append(part)
-                else:
-                    whole[size - len(part) : size] = part
+                parts.append(part)
             self._room.arrived(arrival)
-            body = whole if whole is not None else parts[0] if len(parts) == 1 else b"".join(parts)
+            body: bytes | memoryview
+            if size > _JOINED_BYTES:
+                body = await self._service.apart(_joined, parts)
+            else:
+                body = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
             if encoding != "identity":
                 body = await self._service.apart(self._decoded, body, _WINDOWS[encoding])
@@ -203,6 +203,15 @@ class _Bodies:
         return RefusedError(
             Status.TOO_LARGE, f"The body of a request has at most {self._most} bytes here (--max-request-bytes)."
         )
+
+
+def _joined(parts: list[bytes]) -> memoryview:
+    """Return the parts of a body as one, copied part by part; other threads can run in between."""
+    whole, at = np.empty(sum(map(len, parts)), np.uint8).data, 0
+    for part in parts:
+        whole[at : at + len(part)] = part
+        at += len(part)
+    return whole
 
 
 async def _infer(service: Service, call: Call, request: Request, body: bytes | memoryview) -> Response:

@@ -205,7 +205,7 @@ def test_null_stands_for_what_is_left_out_and_priorities_are_numbers(network: Ca
 
 
 def test_large_answers_come_in_pieces_and_compressed_if_clients_ask_for_it(tmp_path: Path, cache: Cache) -> None:
-    given = np.arange(200_000, dtype=np.float32).reshape(1, -1)
+    given = np.arange(300_000, dtype=np.float32).reshape(1, -1)
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, given.shape) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "wide", ends[:1], ends[1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "wide.onnx")
