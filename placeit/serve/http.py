@@ -28,7 +28,7 @@ from placeit.serve.arriving import Room
 from placeit.serve.http_answers import Pieces, takes_gzip
 from placeit.serve.http_connection import leaving
 from placeit.serve.http_extensions import Handler, more_routes
-from placeit.serve.infer_json import APART_BYTES, read, read_raw, written
+from placeit.serve.infer_json import APART_BYTES, BRIEF_BYTES, read, read_raw, written
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid
 from placeit.serve.service import Call, ServedModel, Service
 
@@ -177,7 +177,7 @@ class _Bodies:
             self._room.arrived(arrival)
             body: bytes | memoryview
             if size > _JOINED_BYTES:
-                body = await self._service.apart(_joined, parts)
+                body = await self._service.apart(_joined, parts, brief=True)
             else:
                 body = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
@@ -232,23 +232,24 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes | m
         asked = await _apart(service, size, read, model, body, size)
     inputs = asked.inputs
     if asked.borrowed:
-        inputs = {**inputs, **await service.apart(service.regions.tensors, asked.borrowed)}
+        inputs = {**inputs, **await service.apart(service.regions.tensors, asked.borrowed, brief=True)}
     outputs = await service.run(call, inputs, asked.timeout_s, functools.partial(leaving, request.scope), asked.sequence)
-    large = any(one.is_large(outputs[one.name], APART_BYTES) for one in asked.outputs)
-    head, tail = await _apart(service, APART_BYTES * large, written, model, asked, outputs, service.regions)
+    values = [(one, outputs[one.name]) for one in asked.outputs]
+    large = sum(value.nbytes for one, value in values if one.is_large(value, APART_BYTES))
+    head, tail = await _apart(service, large, written, model, asked, outputs, service.regions)
     if not tail:
         if len(head) < _PIECE_BYTES:
             return Response(head, media_type="application/json")
         if not takes_gzip(request):
             return Pieces([head], {"content-type": "application/json"})
-        packed = await service.apart(gzip.compress, head, 1)
+        packed = await service.apart(gzip.compress, head, 1, brief=len(head) < BRIEF_BYTES)
         return Pieces([packed], {"content-type": "application/json", "content-encoding": "gzip", "vary": "accept-encoding"})
     return Pieces([head, *tail], {_HEADER: str(len(head)), "content-type": "application/octet-stream"})
 
 
 async def _apart(service: Service, size: int, function: Callable[..., T], *args: Any) -> T:
     """Call a function, on another thread if there are many bytes of JSON."""
-    return function(*args) if size < APART_BYTES else await service.apart(function, *args)
+    return function(*args) if size < APART_BYTES else await service.apart(function, *args, brief=size < BRIEF_BYTES)
 
 
 async def _refuse(_: Request, error: Any) -> Response:

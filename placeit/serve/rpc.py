@@ -41,6 +41,7 @@ _TYPED_BYTES: Final = (
     16 << 20
 )  # most bytes of a request besides raw contents, as values that are read take many times their bytes
 _APART_BYTES: Final = 1 << 14  # bytes of a request with typed values, from which on another thread reads them
+_BRIEF_BYTES: Final = 1 << 18  # bytes up to which that is brief
 
 
 class Messages:
@@ -262,7 +263,8 @@ class _Answers:
             if not borrowed and (request.raw_input_contents or request.ByteSize() < _APART_BYTES):
                 inputs = _inputs(call.model, request, self._service.regions)
             else:
-                inputs = await self._service.apart(_inputs, call.model, request, self._service.regions)
+                brief = bool(request.raw_input_contents) or request.ByteSize() < _BRIEF_BYTES
+                inputs = await self._service.apart(_inputs, call.model, request, self._service.regions, brief=brief)
             check_priority(_plain(request.parameters))
             wanted = [Wanted.of(one.name, _plain(one.parameters)) for one in request.outputs]
             wanted = wanted or [Wanted(name) for name in call.model.outputs]
@@ -272,8 +274,10 @@ class _Answers:
             answer = self._messages.ModelInferResponse(
                 model_name=call.model.name, model_version=call.model.version, id=request.id
             )
-            if any(one.is_large(outputs[one.name], _APART_BYTES) for one in wanted):
-                await self._service.apart(self._write, answer, wanted, outputs)
+            values = [(one, outputs[one.name]) for one in wanted]
+            large = sum(value.nbytes for one, value in values if one.is_large(value, _APART_BYTES))
+            if large:
+                await self._service.apart(self._write, answer, wanted, outputs, brief=large < _BRIEF_BYTES)
             else:
                 self._write(answer, wanted, outputs)
             return answer

@@ -271,13 +271,21 @@ class Service:
         if not self.models:
             raise UsageError("There is no model to serve.")
         self.draining = False
-        self._apart = asyncio.Semaphore(_APART)
+        self._apart, self._brief = asyncio.Semaphore(_APART), asyncio.Semaphore(_APART)
         self._accepted = 0
         self._idle = asyncio.Event()
 
-    async def apart(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function that takes long on another thread; two of them run at a time, which leaves threads to other work."""
-        async with self._apart:
+    async def apart(self, function: Callable[..., T], *args: Any, brief: bool = False) -> T:
+        """Call a function on another thread, and return its result.
+
+        Two functions run at a time, which leaves threads to other work, and two brief ones, which do not wait for others.
+
+        Args:
+            function: the function.
+            *args: its arguments.
+            brief: whether it takes a few hundredths of a second at most.
+        """
+        async with self._brief if brief else self._apart:
             return await asyncio.to_thread(function, *args)
 
     @property

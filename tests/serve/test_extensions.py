@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,8 @@ from tritonclient.utils import InferenceServerException, shared_memory
 
 from placeit.profiler.cache import Cache
 from placeit.serve.network import NetworkServer, Options
-from placeit.serve.service import ServedModel
+from placeit.serve.service import ServedModel, Service
+from placeit.serving.server import Server
 from tests.serve.network_server import SHAPE, call, open_on_a_core, values
 from tests.serve.test_clients import PROTOCOLS, client_of, tensors
 from tests.serve.test_hostile import asking
@@ -223,3 +226,15 @@ def test_large_answers_come_in_pieces_and_compressed_if_clients_ask_for_it(tmp_p
                 assert (status, headers.get("content-encoding")) == (200, "gzip" if packed else None), accepted
                 found = json.loads(gzip.decompress(answer)) if packed else answer
                 assert found["outputs"][0]["data"] == given.reshape(-1).tolist()
+
+
+def test_brief_work_does_not_wait_for_long_work(server: Server) -> None:
+    async def check() -> None:
+        service, go_on = Service([ServedModel("some", server, [], [])]), threading.Event()
+        long = [asyncio.ensure_future(service.apart(go_on.wait, 60)) for _ in range(3)]
+        assert await service.apart(int, "7", brief=True) == 7
+        assert not any(one.done() for one in long)
+        go_on.set()
+        assert await asyncio.gather(*long) == [True] * 3
+
+    asyncio.run(check())
