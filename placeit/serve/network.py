@@ -46,7 +46,7 @@ class Options:
         grpc_port: port of gRPC; 0 for any free port, None for no gRPC.
         tls: files of a certificate chain and its private key (PEM); None for no TLS.
         token: token that clients have to send; None for no token.
-        most_bytes: most bytes of a request.
+        most_bytes: most bytes of a request; of gRPC, also at most as many as a request can have for the inputs of the models.
         patience_s: seconds in which a request has to arrive, and in which the client has to receive its answer.
         allowed_hosts: names besides ``localhost`` and its addresses by which clients may call a server that listens on this
             machine alone. Without this rule, web pages that people look at on this machine could call it.
@@ -167,7 +167,7 @@ class NetworkServer:
             if options.grpc_port is not None:
                 rpc = make_server(
                     self._service,
-                    most_bytes=options.most_bytes,
+                    most_bytes=int(min(options.most_bytes, self._service.most_bytes)),  # gRPC may keep this much of each call
                     token=options.token,
                     patience_s=options.patience_s,
                     connections=options.most_connections,

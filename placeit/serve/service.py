@@ -29,6 +29,9 @@ from placeit.serving.server import Server
 __all__ = ["Call", "ServedModel", "Service", "is_name"]
 
 _APART = 2  # functions that run apart at a time
+_BESIDE_VALUES = 1 << 20  # bytes of a request besides the values of its inputs: names, shapes, parameters
+_OF_VALUE = 16  # bytes of a value over gRPC, of which a varint may take 10
+_FIXED = re.compile(r"bool|u?int\d+|b?float\d+")  # types whose values have a fixed size
 _PAGES = ("stats",)  # of /v2/models/
 _EXTENSIONS = (
     "binary_tensor_data",
@@ -157,6 +160,13 @@ class ServedModel:
         return sum(
             math.prod(spec.shape if spec.limits is None else (high for _, high in spec.limits)) for spec in self.inputs.values()
         )
+
+    @property
+    def most_bytes(self) -> float:
+        """Bytes of the largest request over gRPC, with typed values; infinite if an input has values of any length."""
+        if not all(_FIXED.fullmatch(spec.dtype) for spec in self.inputs.values()):
+            return math.inf
+        return _BESIDE_VALUES + _OF_VALUE * self.most_values
 
     def spec(self, name: str, datatype: str, shape: Listed[int]) -> TensorSpec:
         """Return the spec of an input as it is sent. Raises RefusedError if its name, type or shape does not fit the model."""
@@ -297,6 +307,11 @@ class Service:
     def ready(self) -> bool:
         """True if requests are accepted, and every model has devices that run it."""
         return not self.draining and all(model.ready for model in self.models.values())
+
+    @property
+    def most_bytes(self) -> float:
+        """Bytes of the largest request over gRPC that a model takes."""
+        return max(model.most_bytes for model in self.models.values())
 
     def metadata(self) -> dict[str, Any]:
         """Return the server's metadata, as the protocol has them."""

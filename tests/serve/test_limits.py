@@ -312,3 +312,10 @@ def test_messages_of_many_fields_are_refused_before_they_are_parsed(network: Cal
             channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(sent, timeout=60)
         with pytest.raises(grpc.RpcError, match=r"INVALID_ARGUMENT[^$]*no ModelInferRequest in protobuf"):
             channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"\xff" * 100_000, timeout=60)
+
+
+def test_a_call_that_no_model_can_take_is_refused_before_it_is_kept(network: Callable[..., NetworkServer]) -> None:
+    sent = b"\x0a\x05types" + b"\x3a\x80\x80\x80\x01" + bytes(1 << 21)  # 2 MiB of raw contents
+    with grpc.insecure_channel(network().grpc_address) as channel:
+        with pytest.raises(grpc.RpcError, match=r"RESOURCE_EXHAUSTED[^$]*larger than max"):
+            channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(sent, timeout=60)
