@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from placeit.serve.network import NetworkServer, Options
-from placeit.serve.service import ServedModel
+from placeit.serve.served_model import ServedModel
 from placeit.serving.server import Server
 from placeit.session import Session
 

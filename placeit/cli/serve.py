@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from placeit.serve.network import Options
-    from placeit.serve.service import ServedModel
+    from placeit.serve.repository import Opened
+    from placeit.serve.served_model import ServedModel
 
 __all__ = ["EXAMPLES", "serve"]
 
@@ -38,6 +39,7 @@ Examples:
   placeit serve cats=a.placeit dogs=b.placeit --queue 128
   placeit serve model.onnx --placement placement.json --no-grpc
   placeit serve app.placeit --max-batch 16 --batch-delay 2ms
+  placeit serve --repository bundles --watch --control
   placeit serve decoder.placeit --state-memory 2GB --sequence-idle 5m --recompute
   placeit serve app.placeit --shared-memory
   placeit serve app.placeit --host 0.0.0.0 --tls-cert chain.pem --tls-key key.pem --token-file token
@@ -139,6 +141,31 @@ class RunOptions:
             raise UsageError(f"--max-batch is '{self.max_batch}': give a number of rows, 0 to run each request alone, or auto.")
         return int(self.max_batch)
 
+    def of_sequences(self) -> dict[str, Any]:
+        """Return the options of the sequences of a served model."""
+        return {"idle_s": self.sequence_idle, "recompute": self.recompute}
+
+
+@dataclass(frozen=True)
+class RepositoryOptions:
+    """Options of models that come and go."""
+
+    repository: Annotated[
+        Path | None,
+        typer.Option(
+            "--repository",
+            metavar="DIR",
+            help="Serve the bundles of a folder: NAME.placeit, or NAME/VERSION.placeit.",
+            show_default=False,
+        ),
+    ] = None
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Load bundles that come or change, and unload bundles that leave the folder.")
+    ] = False
+    control: Annotated[
+        bool, typer.Option("--control", help="Let clients load and unload bundles, by /v2/repository/models/NAME/load.")
+    ] = False
+
 
 @dataclass(frozen=True)
 class NetworkOptions:
@@ -221,15 +248,16 @@ class NetworkOptions:
 def serve(
     *,
     models: Annotated[
-        list[str],
-        typer.Argument(metavar="[NAME=]FILE...", help="Bundles of 'placeit build', or a model file.", show_default=False),
-    ],
+        list[str] | None,
+        typer.Argument(metavar="[NAME=]FILE", help="Bundles of 'placeit build', or a model file.", show_default=False),
+    ] = None,
     placement: Annotated[
         Path | None,
         typer.Option("--placement", "-p", metavar="FILE", help="Placement of a model file, as 'placeit optimize' writes it."),
     ] = None,
     rematch: RematchOption = None,
     running: RunOptions,
+    coming: RepositoryOptions,
     network: NetworkOptions,
     terminal: Terminal,
 ) -> Output:
@@ -245,18 +273,28 @@ def serve(
         "A server", "serve", "uvicorn", "starlette", "httptools", "grpc", "grpc_health", "grpc_reflection", "prometheus_client"
     )
     from placeit.serve.network import NetworkServer
+    from placeit.serve.repository import Repository
 
-    if placement is not None and len(models) > 1:
+    models = models or []
+    if not models and coming.repository is None:
+        raise UsageError("Nothing is to be served: give bundles, a model with its placement, or --repository.")
+    if placement is not None and (len(models) != 1 or coming.repository is not None):
         raise UsageError("A placement is of one model: build bundles of several models with 'placeit build', and serve these.")
     options, ending = network.checked(), Gate()
     running.check()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     with contextlib.ExitStack() as stack:
-        served = [_opened(given, placement, rematch, running, stack, terminal) for given in models]
-        for line in (line for model in served for line in _joined(model)):
+        opener = partial(_bundle, rematch=rematch, running=running)
+        repository = Repository(opener, coming.repository, control=coming.control, watch=coming.watch)
+        stack.callback(repository.close)
+        fixed = [] if placement is None else [_model(models[0], placement, rematch, running, stack, terminal)]
+        for given in models if placement is None else ():
+            repository.open(*_named(given))
+        repository.open_folder()
+        for line in (line for model in (*fixed, *repository.models) for line in _joined(model)):
             typer.echo(line, err=True)
-        with ended_by(ending.open), NetworkServer(served, options) as server:
+        with ended_by(ending.open), NetworkServer(fixed, options, repository) as server:
             typer.echo(f"http: {server.url}", err=True)
             if server.grpc_address is not None:
                 typer.echo(f"grpc: {server.grpc_address}", err=True)
@@ -264,7 +302,7 @@ def serve(
         data: dict[str, Any] = {
             "http": server.url,
             "grpc": server.grpc_address,
-            "models": [_counted(model) for model in served],
+            "models": [_counted(model) for model in server.models],
         }
     answer = ", ".join(f"{model['succeeded']} of {model['name']}" for model in data["models"])
     return Output(data, partial(_show, data=data), answer=f"requests succeeded: {answer}")
@@ -279,38 +317,48 @@ def _joined(model: ServedModel) -> Iterator[str]:
             yield f"batches: {model.name}: none, as {batches.why}"
 
 
-def _opened(
-    given: str,
-    placement: Path | None,
-    rematch: str | None,
-    running: RunOptions,
-    stack: contextlib.ExitStack,
-    terminal: Terminal,
-) -> ServedModel:
-    """Open a model or a bundle, and serve it until the stack is closed. A bundle is checked by its samples before."""
-    from placeit.backends.bundle.files import is_bundle
-    from placeit.backends.bundle.model import open_bundle
-    from placeit.serve.service import ServedModel, is_name
+def _named(given: str) -> tuple[Path, str]:
+    """Return the path of an argument, and the name that it gives the model; empty for the model's name."""
+    from placeit.serve.served_model import is_name
 
     name, equals, rest = given.partition("=")
-    path = Path(rest if equals and is_name(name) else given)
-    if placement is None and not is_bundle(path):
+    return (Path(rest), name) if equals and is_name(name) else (Path(given), "")
+
+
+def _bundle(path: Path, name: str, version: str, *, rematch: str | None, running: RunOptions) -> Opened:
+    """Open a bundle, check it by its samples, and serve it."""
+    from placeit.backends.bundle.files import is_bundle
+    from placeit.backends.bundle.model import open_bundle
+    from placeit.serve.repository import Opened
+    from placeit.serve.served_model import ServedModel
+
+    if not is_bundle(path):
         raise UsageError(
             f"{path} is not a bundle: give the placement of a model with --placement, or 'placeit build' a bundle."
         )
-    if placement is None:
-        app = stack.enter_context(open_application(CheckedOptions(path), open_bundle(path), rematch))
+    bundle = open_bundle(path)
+    with contextlib.ExitStack() as stack:
+        app = stack.enter_context(open_application(CheckedOptions(path), bundle, rematch))
         app.check()
-        session, chosen = app.session, app.placement
-    else:
-        session, chosen = stack.enter_context(to_run(CheckedOptions(path), placement, rematch).open())
-        with terminal.progress() as progress:
-            known(session, chosen, progress)
-    with naming(placement or path):
+        server = stack.enter_context(app.server(**running.of_server()))
+        model = ServedModel(name or app.name, server, app.inputs, app.outputs, version, **running.of_sequences())
+        return Opened(model, stack.pop_all().close, lambda: bundle.files.replaced)
+
+
+def _model(
+    given: str, placement: Path, rematch: str | None, running: RunOptions, stack: contextlib.ExitStack, terminal: Terminal
+) -> ServedModel:
+    """Open a model with a placement, and serve it until the stack is closed."""
+    from placeit.serve.served_model import ServedModel
+
+    path, name = _named(given)
+    session, chosen = stack.enter_context(to_run(CheckedOptions(path), placement, rematch).open())
+    with terminal.progress() as progress:
+        known(session, chosen, progress)
+    with naming(placement):
         server = stack.enter_context(session.serve(chosen, **running.of_server()))
-    model, idle_s = session.model, running.sequence_idle
-    name = model.name if path == Path(given) else name
-    return ServedModel(name, server, model.inputs, model.outputs, idle_s=idle_s, recompute=running.recompute)
+    model = session.model
+    return ServedModel(name or model.name, server, model.inputs, model.outputs, **running.of_sequences())
 
 
 def _counted(model: ServedModel) -> dict[str, Any]:

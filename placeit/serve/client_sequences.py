@@ -128,8 +128,7 @@ class Sequences:
         return sum(one.sequence is not None for one in self._named.values())
 
     def __contains__(self, name: int | str) -> bool:
-        found = self._named.get(name)
-        return found is not None and found.sequence is not None
+        return name in self._named
 
     async def submit(self, asked: Asked, inputs: Arrays, submit: Callable[[Sequence], Answer]) -> Answer:
         """Submit a request of a sequence, which begins or ends with it if it says so. Requests are submitted in order.

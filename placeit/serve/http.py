@@ -24,13 +24,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from placeit.core.records import parsed
 from placeit.serve.arriving import Room
 from placeit.serve.http_answers import Pieces, takes_gzip
 from placeit.serve.http_connection import leaving
 from placeit.serve.http_extensions import Handler, more_routes
 from placeit.serve.infer_json import APART_BYTES, BRIEF_BYTES, read, read_raw, written
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid
-from placeit.serve.service import Call, ServedModel, Service
+from placeit.serve.repository import Repository, known
+from placeit.serve.served_model import Call, ServedModel
+from placeit.serve.service import Service
 
 __all__ = ["application"]
 
@@ -40,6 +43,7 @@ _HEADER = "inference-header-content-length"
 _JSON_BYTES: Final = 16 << 20  # most bytes of JSON in a request, as Python needs many times the memory for it
 _PIECE_BYTES: Final = 1 << 16  # from which on answers of JSON are written in pieces
 _JOINED_BYTES: Final = 1 << 20  # most bytes of a body that are joined on the thread of the event loop
+_SMALL_BYTES: Final = 1 << 16  # most bytes of a request that is about models, and has no tensors
 _AT_ONCE: Final = 16  # most bytes of all bodies that are kept at once, in multiples of the limit of one body
 _INFER: Final = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 _OF_FORMS: Final = (b"text/plain", b"multipart/form-data")  # with the kind that curl sends, what a page may send anywhere
@@ -56,6 +60,7 @@ def application(
     most_bytes: int,
     token: bytes | None = None,
     hosts: Container[str] | None = None,
+    repository: Repository | None = None,
 ) -> ASGIApp:
     """Return the ASGI application of a service.
 
@@ -67,6 +72,7 @@ def application(
             token.
         hosts: names by which clients may call the server; None for any. They protect a server of this machine alone from web
             pages that people look at on this machine.
+        repository: loads and unloads models; None if they stay as they are.
     """
     bodies = _Bodies(service, most_bytes)
 
@@ -91,11 +97,21 @@ def application(
         return JSONResponse(_model(service, request).config())
 
     async def statistics(request: Request) -> Response:
-        models = [_model(service, request)] if "model" in request.path_params else service.models.values()
+        models = [_model(service, request)] if "model" in request.path_params else service.models
         return JSONResponse({"model_stats": [model.statistics() for model in models]})
 
-    async def index(_: Request) -> Response:
-        return JSONResponse(service.index())
+    async def index(request: Request) -> Response:
+        wanted = await _parameters(request)
+        return JSONResponse([one for one in service.index() if one["state"] == "READY" or wanted.get("ready") is not True])
+
+    async def load(request: Request) -> Response:
+        parameters = (await _parameters(request)).get("parameters")
+        await known(repository).load(service, request.path_params["model"], parameters or ())
+        return Response()
+
+    async def unload(request: Request) -> Response:
+        await known(repository).unload(service, request.path_params["model"])
+        return Response()
 
     async def numbers(request: Request) -> Response:
         encode, kind = choose_encoder(request.headers.get("accept", ""))
@@ -117,6 +133,8 @@ def application(
         ("/v2/", server, "GET"),
         ("/v2/models/stats", statistics, "GET"),
         ("/v2/repository/index", index, "POST"),
+        ("/v2/repository/models/{model}/load", load, "POST"),
+        ("/v2/repository/models/{model}/unload", unload, "POST"),
         ("/metrics", numbers, "GET"),
     ]
     for one in (model, model + "/versions/{version}"):
@@ -139,6 +157,22 @@ def application(
 def _model(service: Service, request: Request) -> ServedModel:
     """Return the model that a path names. Raises RefusedError."""
     return service.model(request.path_params["model"], request.path_params.get("version", ""))
+
+
+async def _parameters(request: Request) -> dict[str, Any]:
+    """Read a request whose body is a small JSON object, or empty. Raises RefusedError."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _SMALL_BYTES:
+            raise RefusedError(Status.TOO_LARGE, f"The body of this request has at most {_SMALL_BYTES} bytes.")
+    try:
+        found = parsed(body or b"{}")
+    except ValueError as error:
+        raise invalid(f"The body of this request is not JSON: {error}.") from None
+    if not isinstance(found, dict) or not isinstance(found.get("parameters", {}), dict):
+        raise invalid("The body of this request, and its 'parameters', are objects.")
+    return found
 
 
 class _Bodies:

@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from placeit.backends.base import TensorSpec
 from placeit.serve.client_sequences import Asked
 from placeit.serve.refusal import invalid
-from placeit.serve.service import ServedModel
+from placeit.serve.served_model import ServedModel
 from placeit.serve.shared_memory import Part, Regions
 from placeit.serve.tensors import Array, datatype_of, of_bytes, of_json, sized, to_bytes, to_json
 from placeit.serve.wanted import Wanted, check_priority

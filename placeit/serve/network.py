@@ -10,7 +10,7 @@ import math
 import resource
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,14 +18,18 @@ from typing import Any, Self
 
 import grpc
 import uvicorn
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
 
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.threads import Gate, Job, Worker
 from placeit.report.metrics import registry_of
 from placeit.serve.http import application
 from placeit.serve.http_connection import Connection, Crowd
+from placeit.serve.repository import Repository
 from placeit.serve.rpc import make_server
-from placeit.serve.service import ServedModel, Service
+from placeit.serve.served_model import ServedModel
+from placeit.serve.service import Service
 from placeit.serve.tracing import traces_of
 from placeit.serve.triton_metrics import TritonMetrics
 
@@ -87,9 +91,9 @@ class NetworkServer:
     Args:
         models: the models to serve.
         options: addresses, security and limits.
+        repository: has further models, and loads and unloads them; None if the models stay as they are.
 
     Attributes:
-        models: the models that are served.
         port: port of HTTP.
         grpc_port: port of gRPC; None without gRPC.
         socket: socket of HTTP.
@@ -99,17 +103,28 @@ class NetworkServer:
             certificate chain and its private key.
     """
 
-    def __init__(self, models: Sequence[ServedModel], options: Options = Options()) -> None:
-        self.models = tuple(models)
-        self._options = options
+    def __init__(
+        self, models: Sequence[ServedModel], options: Options = Options(), repository: Repository | None = None
+    ) -> None:
+        self._options, self._repository = options, repository
+        absent = repository.absent if repository is not None and repository.changes else None
+        kept = [] if repository is None else repository.models
         traces = traces_of(options.tracer_provider)
-        self._service = Service(models, shared_memory=options.shared_memory, traces=traces)
-        metrics = registry_of(lambda: [({"model": model.name}, model.server.stats()) for model in models])
-        metrics.register(TritonMetrics(self.models))
+        self._service = Service([*models, *kept], absent, shared_memory=options.shared_memory, traces=traces)
+        most = math.inf if absent is not None else self._service.most_bytes
+        self._rpc_bytes = int(min(options.most_bytes, most))  # gRPC may keep this much of each call
+        metrics = registry_of(lambda: [(_labels(model), model.server.stats()) for model in self._service.models])
+        metrics.register(TritonMetrics(self._service.models))
+        metrics.register(_Replaced(self._service))
         self._rpc_credentials = None if options.tls is None else _grpc_credentials(*options.tls)
         self.socket = _bound(options.host, options.port)
         app = application(
-            self._service, metrics, most_bytes=options.most_bytes, token=options.token, hosts=_hosts(self.socket, options)
+            self._service,
+            metrics,
+            most_bytes=options.most_bytes,
+            token=options.token,
+            hosts=_hosts(self.socket, options),
+            repository=repository,
         )
         self._http = _Http(_configured(app, options))
         self.port: int = self.socket.getsockname()[1]
@@ -128,6 +143,11 @@ class NetworkServer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         self.close()
+
+    @property
+    def models(self) -> list[ServedModel]:
+        """The models that are served."""
+        return [*self._service.models]
 
     @property
     def url(self) -> str:
@@ -167,10 +187,11 @@ class NetworkServer:
             if options.grpc_port is not None:
                 rpc = make_server(
                     self._service,
-                    most_bytes=int(min(options.most_bytes, self._service.most_bytes)),  # gRPC may keep this much of each call
+                    most_bytes=self._rpc_bytes,
                     token=options.token,
                     patience_s=options.patience_s,
                     connections=options.most_connections,
+                    repository=self._repository,
                 )
                 stack.push_async_callback(rpc.stop, options.patience_s)
                 address = f"{_host(options.host)}:{options.grpc_port}"
@@ -188,8 +209,30 @@ class NetworkServer:
             await _until(self._http.up, http)
             self._loop = asyncio.get_running_loop()
             self._up.open()
+            if self._repository is not None:
+                watching = asyncio.ensure_future(self._repository.serve(self._service))
+                stack.callback(watching.cancel)
             await _until(self._stop, http)
             await self._service.drain()
+
+
+def _labels(model: ServedModel) -> dict[str, str]:
+    return {"model": model.name, "version": model.version}
+
+
+class _Replaced:
+    """Collector of the models whose files were replaced, which prometheus-client asks."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metric."""
+        about = "1 if the file of the model was replaced after it was loaded."
+        metric = GaugeMetricFamily("placeit_model_replaced", about, labels=["model", "version"])
+        for model in self._service.models:
+            metric.add_metric([*_labels(model).values()], float(model.replaced))
+        yield metric
 
 
 async def _until(event: asyncio.Event, running: asyncio.Future[None]) -> None:

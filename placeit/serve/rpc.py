@@ -18,8 +18,10 @@ from placeit.core.protobuf import LENGTH_DELIMITED, message_fields
 from placeit.serve.arriving import Room
 from placeit.serve.client_sequences import Asked
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid
+from placeit.serve.repository import Repository, known
 from placeit.serve.rpc_probes import probes
-from placeit.serve.service import ServedModel, Service
+from placeit.serve.served_model import ServedModel
+from placeit.serve.service import Service
 from placeit.serve.settings import check_unchanged, log_settings, trace_settings
 from placeit.serve.shared_memory import Part, Regions
 from placeit.serve.tensors import Array, datatype_of, of_bytes, of_contents, to_bytes
@@ -63,7 +65,13 @@ class Messages:
 
 
 def make_server(
-    service: Service, *, most_bytes: int, token: bytes | None, patience_s: float, connections: int | None = None
+    service: Service,
+    *,
+    most_bytes: int,
+    token: bytes | None,
+    patience_s: float,
+    connections: int | None = None,
+    repository: Repository | None = None,
 ) -> grpc.aio.Server:
     """Return a gRPC server, without a port.
 
@@ -74,9 +82,10 @@ def make_server(
             token.
         patience_s: seconds in which a request has to arrive.
         connections: most open connections; None for no limit.
+        repository: loads and unloads models; None if they stay as they are.
     """
     messages = Messages()
-    answers = _Answers(service, messages)
+    answers = _Answers(service, messages, repository)
     arriving, slow = Room(_ARRIVING, "requests are arriving"), Room(_SLOWLY, "requests are arriving slowly")
 
     async def received(context: Any) -> bytes:
@@ -165,12 +174,12 @@ def _check_bounds(sent: bytes, kind: Any) -> None:
     todo = [(0, len(sent), kind)]
     while todo:
         at, end, kind = todo.pop()
-        known = kind.fields_by_number
+        fields = kind.fields_by_number
         for number, wire, start, stop in message_fields(sent, at, end):
             count += 1
             if count > _FIELDS:
                 raise invalid(f"This request has more than {_FIELDS} fields: send tensors as raw contents.")
-            field = known.get(number)
+            field = fields.get(number)
             if field is None or wire != LENGTH_DELIMITED:
                 continue
             if field.message_type is not None:
@@ -190,8 +199,8 @@ def _authorization(context: Any) -> bytes:
 class _Answers:
     """The methods of the protocol, by their names."""
 
-    def __init__(self, service: Service, messages: Messages) -> None:
-        self._service, self._messages = service, messages
+    def __init__(self, service: Service, messages: Messages, repository: Repository | None) -> None:
+        self._service, self._messages, self._repository = service, messages, repository
 
     async def ServerLive(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
         return self._messages.ServerLiveResponse(live=True)
@@ -215,7 +224,7 @@ class _Answers:
 
     async def ModelStatistics(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
         service = self._service
-        models = [service.model(request.name, request.version)] if request.name else service.models.values()
+        models = [service.model(request.name, request.version)] if request.name else service.models
         return self._filled("ModelStatisticsResponse", {"model_stats": [model.statistics() for model in models]})
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
@@ -249,6 +258,14 @@ class _Answers:
         for name, value in log_settings().items():
             setattr(answer.settings[name], {bool: "bool_param", int: "uint32_param", str: "string_param"}[type(value)], value)
         return answer
+
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        await known(self._repository).load(self._service, request.model_name, request.parameters)
+        return self._messages.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
+        await known(self._repository).unload(self._service, request.model_name)
+        return self._messages.RepositoryModelUnloadResponse()
 
     def _filled(self, name: str, values: dict[str, Any]) -> Message:
         return json_format.ParseDict(values, getattr(self._messages, name)())

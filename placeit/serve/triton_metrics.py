@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.core import UnknownMetricFamily
 
-from placeit.serve.service import ServedModel
+from placeit.serve.served_model import ServedModel
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

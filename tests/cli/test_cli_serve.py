@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -171,6 +172,9 @@ def test_what_is_wrong_is_said_before_anything_is_served(cli: Any, tiny: Path, p
         ((*served, "--client-timeout", "inf"), "--client-timeout is inf seconds"),
         ((*served, "--max-batch", "8"), "cannot be joined: the first size of its input 'x' is not open"),
         ((*served, "--max-batch", "-1"), "--max-batch is '-1': give a number of rows"),
+        ((), "Nothing is to be served: give bundles"),
+        ((*served, "--repository", tmp_path / "missing"), "A placement is of one model"),
+        (("--repository", tmp_path / "missing"), "missing is not a folder"),
         ((*served, "--sequence-idle", "0s"), "--sequence-idle is 0 seconds"),
         ((*served, "--state-memory", "2 apples"), "'apples' is not a unit of memory"),
         ((*served, "--host", "no.such.host.invalid"), "HTTP cannot be served at no.such.host.invalid:8000"),
@@ -222,3 +226,18 @@ def test_a_bundle_that_names_no_device_of_this_machine_is_refused_without_a_clus
         assert result.exit_code in (1, 2)
         assert said in result.stderr
         assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
+
+
+def test_bundles_of_a_folder_come_and_go_while_it_serves(
+    serving: Callable[..., Serving], cli: Any, tiny: Path, placement: Path, tmp_path: Path
+) -> None:
+    path, folder = bundle_of(cli, tiny, placement, tmp_path), tmp_path / "bundles"
+    folder.mkdir()
+    made = serving("--repository", folder, "--watch")
+    shutil.copy(path, folder / "cats.placeit")
+    while made.ask(path="/v2/models/cats/infer")[0] != 200:
+        time.sleep(0.05)
+    (folder / "cats.placeit").unlink()
+    while made.ask(path="/v2/models/cats/infer")[0] != 404:
+        time.sleep(0.05)
+    assert made.end()["models"] == []

@@ -71,7 +71,7 @@ class Cell:
 
     @property
     def marks(self) -> tuple[pytest.MarkDecorator, ...]:
-        """The marks of its test: a session on a node takes seconds to open, so most cells of nodes are slow or nightly tests."""
+        """The marks of its test: a session on a node takes seconds to open, so most cells of nodes are not tested each time."""
         if self.kind.marks or self.place == HERE or self.feature == "run":
             return self.kind.marks
         return (pytest.mark.slow if self.kind.label == _TRIED_OFTEN else pytest.mark.nightly,)

@@ -12,7 +12,7 @@ import pytest
 from placeit.core.placement import Placement
 from placeit.profiler.cache import Cache
 from placeit.serve.network import NetworkServer, Options
-from placeit.serve.service import ServedModel
+from placeit.serve.served_model import ServedModel
 from placeit.serving.server import Server
 from placeit.session import Session
 from tests.serve.network_server import TYPES, open_on_a_core, save_model

@@ -19,7 +19,7 @@ import tritonclient.http
 
 from placeit.core.errors import UsageError
 from placeit.serve.network import NetworkServer
-from placeit.serve.service import ServedModel
+from placeit.serve.served_model import ServedModel
 from placeit.serving.server import Server
 from tests.serve.network_server import SHAPE, call, values
 from tests.serve.test_clients import tensors

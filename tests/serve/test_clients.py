@@ -21,7 +21,7 @@ from placeit.core.version import __version__
 from placeit.serve.network import NetworkServer
 from placeit.serve.refusal import RefusedError
 from placeit.serve.rpc import Messages
-from placeit.serve.service import ServedModel
+from placeit.serve.served_model import ServedModel
 from placeit.serve.tensors import DATATYPES, of_contents
 from placeit.serving.server import Server
 from placeit.session import Session
@@ -219,7 +219,7 @@ def test_requests_are_counted(client: Any, network: Callable[..., NetworkServer]
     status, page, headers = call(network(), "/metrics")
     assert (status, headers["content-type"].split(";")[0]) == (200, "text/plain")
     samples = [one for family in text_string_to_metric_families(page.decode()) for one in family.samples]
-    succeeded = {"model": "types", "outcome": "succeeded"}
+    succeeded = {"model": "types", "version": "1", "outcome": "succeeded"}
     assert [one.value for one in samples if one.labels == succeeded] == [3]
 
 

@@ -26,7 +26,8 @@ from tritonclient.utils import InferenceServerException, shared_memory
 
 from placeit.profiler.cache import Cache
 from placeit.serve.network import NetworkServer, Options
-from placeit.serve.service import ServedModel, Service
+from placeit.serve.served_model import ServedModel
+from placeit.serve.service import Service
 from placeit.serving.server import Server
 from tests.serve.network_server import SHAPE, call, open_on_a_core, values
 from tests.serve.test_clients import PROTOCOLS, client_of, tensors

@@ -25,7 +25,7 @@ from onnx import TensorProto, helper
 from placeit.core.placement import Placement
 from placeit.profiler.cache import Cache
 from placeit.serve.network import NetworkServer
-from placeit.serve.service import ServedModel
+from placeit.serve.served_model import ServedModel
 from placeit.serving.server import Server
 from placeit.session import Session
 from tests.serve.network_server import call, held, open_on_a_core, values
@@ -316,6 +316,8 @@ def test_messages_of_many_fields_are_refused_before_they_are_parsed(network: Cal
 
 def test_a_call_that_no_model_can_take_is_refused_before_it_is_kept(network: Callable[..., NetworkServer]) -> None:
     sent = b"\x0a\x05types" + b"\x3a\x80\x80\x80\x01" + bytes(1 << 21)  # 2 MiB of raw contents
-    with grpc.insecure_channel(network().grpc_address) as channel:
-        with pytest.raises(grpc.RpcError, match=r"RESOURCE_EXHAUSTED[^$]*larger than max"):
-            channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(sent, timeout=60)
+    with (
+        grpc.insecure_channel(network().grpc_address) as channel,
+        pytest.raises(grpc.RpcError, match=r"RESOURCE_EXHAUSTED[^$]*larger than max"),
+    ):
+        channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(sent, timeout=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,10 +17,12 @@ from tritonclient.utils import InferenceServerException
 
 from examples.decoder import TINY, write_decoder
 from placeit.core.errors import ExecutionError
+from placeit.core.placement import Placement
 from placeit.serve.client_sequences import Asked, Sequences
 from placeit.serve.network import NetworkServer, Options
 from placeit.serve.refusal import RefusedError
-from placeit.serve.service import ServedModel
+from placeit.serve.repository import Opened, Repository
+from placeit.serve.served_model import ServedModel
 from placeit.serving.answers import Answer
 from placeit.session import Session
 from placeit.workbench.options import Inputs
@@ -29,13 +32,19 @@ SIZES = {"input_ids": (1, "1..64@8"), "attention_mask": (1, "1..64@8"), "positio
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[NetworkServer, ServedModel]]:
+def decoder(tmp_path: Path) -> Iterator[tuple[Session, Placement]]:
     path = write_decoder(TINY, tmp_path / "decoder.xml")
-    with ExitStack() as stack:
-        session = stack.enter_context(Session(path, TWO[0], inputs=Inputs(shapes=SIZES), cache=None))
-        server = stack.enter_context(session.serve(divided(session, 2)))
+    with Session(path, TWO[0], inputs=Inputs(shapes=SIZES), cache=None) as session:
+        yield session, divided(session, 2)
+
+
+@pytest.fixture
+def served(decoder: tuple[Session, Placement]) -> Iterator[tuple[NetworkServer, ServedModel]]:
+    session, placement = decoder
+    with session.serve(placement) as server:
         model = ServedModel("decoder", server, session.model.inputs, session.model.outputs)
-        yield stack.enter_context(NetworkServer([model], Options(port=0, grpc_port=0))), model
+        with NetworkServer([model], Options(port=0, grpc_port=0)) as network:
+            yield network, model
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -169,3 +178,34 @@ def test_a_state_that_was_lost_is_said_until_the_sequence_begins_again(
         ask([1], 3, sequence_id=9)
     assert caught.value.status() in ("503", "StatusCode.UNAVAILABLE")
     np.testing.assert_array_equal(ask([2, 7], sequence_id=9, sequence_start=True), ask([2, 7]))
+
+
+def test_a_sequence_goes_on_with_the_model_that_was_replaced(decoder: tuple[Session, Placement], tmp_path: Path) -> None:
+    session, placement = decoder
+
+    def opener(_: Path, name: str, version: str) -> Opened:
+        server = session.serve(placement)
+        model = ServedModel(name, server, session.model.inputs, session.model.outputs, version)
+        return Opened(model, server.close, lambda: False)
+
+    def ask(tokens: list[int], past: int, **sequence: Any) -> np.ndarray:
+        inputs = []
+        for name, values in arrays(tokens, past).items():
+            inputs.append(tritonclient.http.InferInput(name, values.shape, "INT64"))
+            inputs[-1].set_data_from_numpy(values)
+        return client.infer("decoder", inputs, **sequence).as_numpy("logits")[0, -1]
+
+    (tmp_path / "decoder.placeit").touch()
+    with ExitStack() as stack:
+        repository = Repository(opener, tmp_path, control=True)
+        stack.callback(repository.close)
+        repository.open_folder()
+        network = stack.enter_context(NetworkServer([], Options(port=0, grpc_port=None), repository))
+        client = stack.enter_context(tritonclient.http.InferenceServerClient(f"127.0.0.1:{network.port}"))
+        ask([3, 1, 4], 0, sequence_id=9, sequence_start=True)
+        client.load_model("decoder")
+        (now,) = network.models
+        assert len(now.sequences) == 0
+        np.testing.assert_allclose(ask([1], 3, sequence_id=9, sequence_end=True), ask([3, 1, 4, 1], 0), atol=0.02)
+        while repository.models != [now]:
+            time.sleep(0.01)

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from placeit.core.sizes import LARGEST
 from placeit.serve.network import NetworkServer, Options
-from placeit.serve.service import ServedModel
+from placeit.serve.served_model import ServedModel
 from placeit.serve.tensors import DATATYPES
 from placeit.session import Session
 from placeit.workbench.options import Inputs

@@ -17,7 +17,7 @@ from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
 from placeit.serve.network import NetworkServer, Options
-from placeit.serve.service import ServedModel
+from placeit.serve.served_model import ServedModel
 from placeit.session import Session
 from tests.cli.conftest import make_tiny
 
@@ -52,5 +52,5 @@ def test_the_examples_of_the_page_work(tmp_path: Path, cache: Cache, monkeypatch
                     exec(compile(program, "docs/server.md", "exec"), {})
     assert json.loads(found[0])["inputs"][0]["name"] == "x"
     assert json.loads(found[1])["outputs"][0]["shape"] == [1, 16, 16, 16]
-    assert 'placeit_requests_total{model="tiny",outcome="succeeded"} 1.0' in found[2]
+    assert 'placeit_requests_total{model="tiny",outcome="succeeded",version="1"} 1.0' in found[2]
     assert said.getvalue() == "(1, 16, 16, 16)\n" * 2

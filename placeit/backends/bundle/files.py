@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import FileError
 
-__all__ = ["SUFFIX", "WEIGHTS", "BundleFiles", "Digest", "digest_of", "is_bundle", "write_archive"]
+__all__ = ["SUFFIX", "WEIGHTS", "BundleFiles", "Digest", "digest_of", "is_bundle", "stamp", "write_archive"]
 
 SUFFIX = ".placeit"
 WEIGHTS = ".bin"
@@ -114,7 +114,7 @@ class BundleFiles:
         self._archive: NDArray[np.uint8] | None = None
         try:
             mode = path.stat().st_mode
-            self._stamp = _stamp(path)
+            self._stamp = stamp(path)
             if stat.S_ISDIR(mode):
                 return
             if not stat.S_ISREG(mode):
@@ -138,7 +138,7 @@ class BundleFiles:
     @property
     def replaced(self) -> bool:
         """True if the archive, or the manifest of the folder, is not the file any more that was opened, or was written to."""
-        return _stamp(self.path) != self._stamp
+        return stamp(self.path) != self._stamp
 
     def wrong(self, why: str) -> FileError:
         """Return the error that says why the bundle cannot be used."""
@@ -247,7 +247,7 @@ class BundleFiles:
         raise self.wrong(f"its member {member.filename} does not lie where its list of members says. Copy it again")
 
 
-def _stamp(path: Path) -> tuple[int, ...] | None:
+def stamp(path: Path) -> tuple[int, ...] | None:
     """Return numbers that change when a file, or the manifest of a folder, is replaced or written to; None without a file."""
     try:
         found = (path / "bundle.json" if path.is_dir() else path).stat()

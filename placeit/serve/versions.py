@@ -1,0 +1,81 @@
+"""The models that a server has, by name and version, and those that are about to leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from placeit.serve.refusal import RefusedError, Status
+
+__all__ = ["Models"]
+
+
+class _Versioned(Protocol):
+    name: str
+    version: str
+    versions: list[str]
+
+
+M = TypeVar("M", bound=_Versioned)
+
+
+class Models(Generic[M]):
+    """Models by name and version. Used on the thread of the event loop; others may iterate.
+
+    Attributes:
+        leaving: models that get no new requests, and go on with their sequences.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[str, dict[str, M]] = {}
+        self.leaving: list[M] = []
+
+    def __iter__(self) -> Iterator[M]:
+        """Iterate over the models, in all versions."""
+        return iter([model for versions in [*self._models.values()] for model in [*versions.values()]])
+
+    def find(self, name: str, version: str) -> M | None:
+        """Return a model by its name and version; None if it does not exist."""
+        return self._models.get(name, {}).get(version)
+
+    def get(self, name: str, version: str = "") -> M:
+        """Return a model by its name and version, or in its newest version if that is empty. Raises RefusedError."""
+        versions = self._models.get(name)
+        if not versions:
+            raise RefusedError(Status.UNKNOWN, f"There is no model '{name}' here; there are {_names(self._models)}.")
+        known = next(iter(versions.values())).versions
+        if version not in ("", *known):
+            raise RefusedError(Status.UNKNOWN, f"The model '{name}' has no version '{version}'; it has {_names(known)}.")
+        return versions[version or known[-1]]
+
+    def add(self, model: M) -> M | None:
+        """Add a model. Return the one whose place it takes, which is then leaving; None without one."""
+        versions = self._models.setdefault(model.name, {})
+        before = versions.get(model.version)
+        versions[model.version] = model
+        self._number(versions)
+        if before is not None:
+            self.leaving.append(before)
+        return before
+
+    def remove(self, name: str, version: str) -> M | None:
+        """Remove a model and return it; it is then leaving. None if it does not exist."""
+        versions = self._models.get(name, {})
+        found = versions.pop(version, None)
+        self._number(versions)
+        if not versions:
+            self._models.pop(name, None)
+        if found is not None:
+            self.leaving.append(found)
+        return found
+
+    @staticmethod
+    def _number(versions: dict[str, M]) -> None:
+        """Tell models of one name which versions there are, the newest one last."""
+        known = sorted(versions, key=lambda one: (one.isdecimal(), int(one) if one.isdecimal() else 0, one))
+        for model in versions.values():
+            model.versions = known
+
+
+def _names(known: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in known)

@@ -1,0 +1,171 @@
+"""Models come, go and are loaded anew while clients ask, by their requests or as files change."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from placeit.backends.bundle.files import stamp
+from placeit.core.errors import FileError, UsageError
+from placeit.core.placement import Placement
+from placeit.serve.network import NetworkServer, Options
+from placeit.serve.repository import Opened, Repository
+from placeit.serve.served_model import ServedModel
+from placeit.session import Session
+from tests.serve.network_server import call
+from tests.serve.test_hostile import asking
+
+Serve = Callable[..., tuple[NetworkServer, Repository]]
+
+
+@pytest.fixture
+def serve(opened: tuple[Session, Placement], tmp_path: Path) -> Iterator[Serve]:
+    """Serve files of a folder, each as the same model; a file that has 'damaged' in it cannot be opened."""
+    session, placement = opened
+
+    def opener(path: Path, name: str, version: str) -> Opened:
+        before = stamp(path)
+        if "damaged" in path.read_text():
+            raise FileError(f"{path} is damaged.")
+        server = session.serve(placement)
+        model = ServedModel(name, server, session.model.inputs, session.model.outputs, version)
+        return Opened(model, server.close, lambda: stamp(path) != before)
+
+    with contextlib.ExitStack() as stack:
+
+        def make(**options: Any) -> tuple[NetworkServer, Repository]:
+            repository = Repository(opener, tmp_path, every_s=0.02, **options)
+            stack.callback(repository.close)
+            repository.open_folder()
+            return stack.enter_context(NetworkServer([], Options(port=0, grpc_port=0), repository)), repository
+
+        yield make
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what the server does; a test that waits in vain runs into its time-out."""
+    while not condition():
+        time.sleep(0.005)
+
+
+def states(network: NetworkServer) -> dict[tuple[str, str], tuple[str, str]]:
+    found = call(network, "/v2/repository/index", "")[1]
+    return {(one["name"], one["version"]): (one["state"], one["reason"]) for one in found}
+
+
+def infer(network: NetworkServer, name: str) -> int:
+    return call(network, f"/v2/models/{name}/infer", json.dumps(asking()))[0]
+
+
+def test_no_request_is_lost_while_a_model_is_loaded_anew(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "types.placeit").touch()
+    network, repository = serve(control=True)
+    seen, done = list[int](), threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            seen.append(infer(network, "types"))
+
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(ask) for _ in range(4)]
+        for number in range(10):
+            assert call(network, "/v2/repository/models/types/load", "{}")[0] == 200
+            until(lambda number=number: len(seen) > 5 * number)
+        done.set()
+        for client in clients:
+            client.result()
+    assert set(seen) == {200}
+    until(lambda: len(repository.models) == 1)  # the others are closed
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_clients_load_and_unload(serve: Serve, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "types.placeit").touch()
+    network, _ = serve(control=True)
+    (tmp_path / "later.placeit").touch()
+    (tmp_path / "worse.placeit").write_text("damaged")
+    triton = tritonclient.http if kind == "http" else tritonclient.grpc
+    with triton.InferenceServerClient(f"127.0.0.1:{network.port if kind == 'http' else network.grpc_port}") as client:
+        client.load_model("later")
+        assert client.is_model_ready("later")
+        client.unload_model("types")
+        assert states(network)["types", "1"] == ("UNAVAILABLE", "it was unloaded")
+        assert infer(network, "types") == 404
+        client.load_model("types")
+        assert infer(network, "types") == 200
+        for name, said in (
+            ("worse", "is damaged"),
+            ("none", "no bundle of a model 'none'"),
+            ("..", "no bundle|no POST|Not Found"),
+        ):
+            with pytest.raises(InferenceServerException, match=said):
+                client.load_model(name)
+        with pytest.raises(InferenceServerException, match="leave out the parameter 'config'"):
+            client.load_model("types", config="{}")
+
+
+def test_clients_change_nothing_unless_they_may(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "types.placeit").touch()
+    network, _ = serve()
+    for what in ("load", "unload"):
+        status, answer, _ = call(network, f"/v2/repository/models/types/{what}", "{}")
+        assert (status, "--control" in answer["error"]) == (403, True)
+
+
+def test_what_comes_changes_or_goes_in_the_folder_is_followed(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "one.placeit"
+    (tmp_path / "two").mkdir()
+    network, repository = serve(watch=True)
+    assert call(network, "/v2/health/ready")[0] == 200
+    path.touch()
+    for version in ("9", "10"):
+        (tmp_path / "two" / f"{version}.placeit").touch()
+    until(lambda: len(states(network)) == 3)
+    assert call(network, "/v2/models/two")[1]["versions"] == ["9", "10"]
+    assert call(network, "/v2/models/two/infer", json.dumps(asking()))[1]["model_version"] == "10"
+    assert call(network, "/v2/models/two/versions/9/infer", json.dumps(asking()))[1]["model_version"] == "9"
+    (before,) = [model for model in repository.models if model.name == "one"]
+    path.write_text("damaged")
+    until(lambda: states(network)["one", "1"][1])  # says that its file was replaced
+    assert infer(network, "one") == 200
+    path.write_text("mended")
+    until(lambda: before not in repository.models)
+    assert infer(network, "one") == 200
+    path.unlink()
+    until(lambda: states(network)["one", "1"] == ("UNAVAILABLE", "its file has gone"))
+    assert infer(network, "one") == 404
+
+
+def test_a_file_that_was_replaced_is_said(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "types.placeit").touch()
+    network, _ = serve()
+    assert b'placeit_model_replaced{model="types",version="1"} 0.0' in call(network, "/metrics")[1]
+    with caplog.at_level(logging.WARNING, "placeit"):
+        (tmp_path / "types.placeit").write_text("another one")
+        until(lambda: b'placeit_model_replaced{model="types",version="1"} 1.0' in call(network, "/metrics")[1])
+    assert [record.message for record in caplog.records] == [
+        "The file of the model 'types' was replaced or removed; what was loaded is served. Load it anew, or restart the server."
+    ]
+    assert states(network)["types", "1"] == ("READY", "its file was replaced after it was loaded")
+    assert infer(network, "types") == 200
+
+
+def test_names_that_pages_have_are_no_models(serve: Serve, tmp_path: Path) -> None:
+    for name in ("...placeit", "a b.placeit", "types.placeit"):
+        (tmp_path / name).touch()
+    network, _ = serve()
+    assert [*states(network)] == [("types", "1")]
+    with pytest.raises(UsageError, match="not a folder"):
+        Repository(lambda *_: pytest.fail("it opens nothing"), tmp_path / "types.placeit")
