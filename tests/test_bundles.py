@@ -382,6 +382,12 @@ def test_a_member_that_the_list_does_not_name_is_refused(bundle: Path, tmp_path:
         placeit.load(path)
 
 
+def test_a_manifest_that_is_too_large_is_refused_before_it_is_parsed(bundle: Path, tmp_path: Path) -> None:
+    path = rewritten(bundle, tmp_path / "large.placeit", lambda files: files.update({"bundle.json": b"[" * (17 << 20)}))
+    with pytest.raises(FileError, match=r"its bundle\.json has 17825792 bytes, and may have 16777216"):
+        placeit.load(path)
+
+
 def test_members_that_overlap_are_refused(bundle: Path, tmp_path: Path) -> None:
     path = rewritten(bundle, tmp_path / "overlap.placeit", lambda _: None)
     data = bytearray(path.read_bytes())
