@@ -171,8 +171,12 @@ def member(name: str) -> Callable[[dict[str, bytes]], None]:
         (graph(first(target="torch.ops.higher_order.aoti_call_delegate")), "aoti_call_delegate"),
         (graph(first(name="x): pass\nimport os #")), "characters"),
         (graph(lambda data: data["inputs"][0]["as_tensor"].update(name="x=exit()")), "characters"),
-        (edit("models/model.json", spec("collections.defaultdict", '{"default_factory_module": "this"}')), "defaultdict"),
-        (edit("models/model.json", spec("builtins.dict", '["a\\"]; exit() #"]')), "characters"),
+        (
+            edit("models/model.json", spec("collections.defaultdict", '{"default_factory_module": "this"}')),
+            "default_factory.*more than names",
+        ),
+        (edit("models/model.json", spec("os; exit()", "null")), "no name of a type"),
+        (edit("models/model.json", spec("builtins.dict", '["a\\"]; exit() #"]')), "more than names"),
         (
             edit("data/weights/model_weights_config.json", lambda d: next(iter(d["config"].values())).update(path_name="../x")),
             "x",

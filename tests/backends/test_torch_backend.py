@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import pickle
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import placeit.backends
 from placeit.backends.convert import convert
@@ -72,6 +74,56 @@ def test_outputs_are_named_by_their_place_in_what_the_module_returns() -> None:
     assert [spec.name for spec in calling(lambda _, x: x + 1).outputs] == ["output"]
     dotted = calling(lambda _, x: {"a.b": x + 1, "a": {"b": x + 2}, "none": None, "five": 5})
     assert [spec.name for spec in dotted.outputs] == ["a.b", "a.b_"]
+
+
+class Answer(dict[str, torch.Tensor]):
+    """A result as transformers and diffusers have them: a registered type with names, and no keyed flattening."""
+
+
+class Pair:
+    """A registered type without names."""
+
+    def __init__(self, *values: torch.Tensor) -> None:
+        self.values = values
+
+
+class Answering(nn.Module):
+    """Results in registered types, one in the other."""
+
+    def forward(self, x: torch.Tensor) -> Answer:
+        return Answer(hidden=x + 1, pair=Pair(x, x * 2))  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def registered() -> Iterator[None]:
+    pytree.register_pytree_node(
+        Answer,
+        lambda answer: ([*answer.values()], [*answer]),
+        lambda values, names: Answer(zip(names, values, strict=False)),
+        serialized_type_name="tests.Answer",
+    )
+    pytree.register_pytree_node(
+        Pair, lambda pair: ([*pair.values], None), lambda values, _: Pair(*values), serialized_type_name="tests.Pair"
+    )
+    try:
+        yield
+    finally:
+        for kind in (Answer, Pair):
+            pytree._deregister_pytree_node(kind)
+
+
+def test_results_of_registered_types_are_named_by_their_keys_and_places(tmp_path: Path) -> None:
+    path, names = tmp_path / "answer.pt2", ["hidden", "pair.0", "pair.1"]
+    with registered():
+        model = load(Answering(), (X,))
+        assert [spec.name for spec in model.outputs] == names
+        made = model.reference(None, "f32")({"x": X.numpy()})
+        assert [made[name].tolist() for name in names] == [one.tolist() for one in (X + 1, X, X * 2)]
+        torch.export.save(model.program, path)
+        assert [spec.name for spec in load(path).outputs] == names
+        assert torch.export.load(path).call_spec.out_spec.type is Answer  # as before
+    assert [spec.name for spec in load(path).outputs] == names  # where nothing knows the types
+    assert [spec.name for spec in load(path, trust=True).outputs] == names
 
 
 def test_flops_and_weights_are_those_of_the_layers() -> None:

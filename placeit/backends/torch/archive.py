@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["UntrustedError", "missing_operators", "screen"]
+__all__ = ["UntrustedError", "missing_operators", "registered_types", "screen"]
 
 _MEMBERS = re.compile(
     r"archive_format|archive_version|byteorder|version|\.data/(version|serialization_id)|models/model\.json"
@@ -38,7 +38,8 @@ _OPERATOR = re.compile(
 """Pattern of operators that only compute, and write no file."""
 _BITWISE = re.compile(r"__i?(and|or|xor|lshift|rshift)__")
 """Operators of aten with such names; other names of this form belong to Python's objects."""
-_CONTAINERS = {None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict", "collections.deque"}
+_CONTAINERS = {"builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict", "collections.deque"}
+_TYPE = re.compile(r"[\w.]+")
 _FREE_TEXT = {"metadata", "as_string", "as_strings", "torch_version"}
 """Fields that are kept as text, or written into source with ``repr``."""
 _BY_NAME = {
@@ -121,6 +122,22 @@ def missing_operators(path: Path) -> list[str]:
             value for name in models for field, value in _strings(json.loads(archive.read(name)), "") if field == "target"
         }
     return sorted(name for name in called if name.startswith("torch.ops.") and not _is_defined(name))
+
+
+def registered_types(path: Path) -> set[str]:
+    """Return the names of types of inputs and outputs in a ``.pt2`` file that are no containers of Python.
+
+    Raises:
+        ValueError, OSError, zipfile.BadZipFile, RuntimeError: the file cannot be read.
+    """
+    found: set[str] = set()
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith("models/model.json"):
+                for field, value in _strings(json.loads(archive.read(name)), ""):
+                    if field in ("in_spec", "out_spec") and value:
+                        found |= {kind for what, kind in _typed(json.loads(value)) if what == "type" and kind is not None}
+    return found - _CONTAINERS
 
 
 def _is_defined(operator: str) -> bool:
@@ -219,17 +236,17 @@ def _check_expression(text: str, *, guard: bool) -> None:
 
 
 def _check_containers(text: str) -> None:
-    """Check the nesting of inputs and outputs: some containers are made by importing a name from the file."""
+    """Check the nesting of inputs and outputs, whose types are read as tuples (:func:`registered_types`)."""
     if not text:
         return
     for field, value in _typed(json.loads(text)):
         if field == "type":
-            if value not in _CONTAINERS:
-                raise UntrustedError(f"its inputs or outputs are in a '{str(value)[:80]}', which is not a plain container")
+            if value is not None and not _TYPE.fullmatch(value):
+                raise UntrustedError(f"its inputs or outputs are in a '{str(value)[:80]}', which is no name of a type")
         elif value is not None and not all(
             field != "key" and _NAME.fullmatch(name) for field, name in _strings(json.loads(value), "")
         ):  # an object in JSON is made by importing the name in it
-            raise UntrustedError(f"its inputs or outputs have the names {value[:80]}, with characters that no name contains")
+            raise UntrustedError(f"its inputs or outputs are in containers with {value[:80]}, which is more than names")
 
 
 def _typed(value: Any) -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.checking import numpy_can_hold
-from placeit.backends.torch.archive import UntrustedError, missing_operators, screen
+from placeit.backends.torch.archive import UntrustedError, missing_operators, registered_types, screen
 from placeit.backends.torch.graph import ProgramMap, build_graph, dtype_name
 from placeit.backends.torch.program import (
     FAILURES,
@@ -37,6 +37,7 @@ from placeit.backends.torch.program import (
     reads,
 )
 from placeit.backends.torch.segment import extract
+from placeit.backends.torch.structure import plain_types
 from placeit.backends.torch.supported_ops import without_kernel
 from placeit.backends.torch.values import allowed_values
 from placeit.backends.values import ValueRange, common, draw, draw_any
@@ -289,7 +290,10 @@ def _read(path: Path, *, trust: bool) -> ExportedProgram:
         try:
             if not trust:
                 _screen(path)
-            with contextlib.nullcontext() if trust else _only_weights():
+            unknown = registered_types(path)
+            if trust:  # arguments that are unpickled may have the types that are registered here
+                unknown -= pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.keys()
+            with plain_types(unknown), contextlib.nullcontext() if trust else _only_weights():
                 return torch.export.load(path)
         except (*FAILURES, pickle.UnpicklingError, zipfile.BadZipFile, EOFError) as error:
             if isinstance(error, pickle.UnpicklingError) and not trust:

@@ -22,6 +22,7 @@ from torch.fx.node import map_arg
 from torch.hub import tqdm  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 
+from placeit.backends.torch.structure import leaf_names
 from placeit.core.errors import ModelError
 
 __all__ = [
@@ -317,7 +318,7 @@ class _Lowering:
                 raise ModelError(f"{self.name} has an output of kind {spec.kind.name}, and a placement is for inference only.")
         if not any(returned):
             raise ModelError(f"{self.name} returns no tensor, so there is nothing to compute: return the result.")
-        names = _output_names(self.program, len(returned))
+        names = leaf_names(self.program.call_spec.out_spec, "output")
         return {name: indexed_value(node) for name, node in zip(names, returned, strict=True) if node is not None}, written
 
     def _check(self, node: Node) -> None:
@@ -422,19 +423,3 @@ def _needed(ends: list[Node]) -> set[Node]:
             needed.add(node)
             waiting.extend(node.all_input_nodes)
     return needed
-
-
-def _output_names(program: ExportedProgram, count: int) -> list[str]:
-    """Return names for a program's outputs by their position: ``output``, ``output.1``, or the key in a dictionary."""
-    tree = pytree.tree_unflatten(list(range(count)), program.call_spec.out_spec)
-    paths = [path for path, _ in pytree.tree_flatten_with_path(tree)[0]]
-    names: list[str] = []
-    for path in paths:
-        keys = [getattr(key, "key", getattr(key, "name", getattr(key, "idx", None))) for key in path]
-        if not keys or not isinstance(keys[0], str):
-            keys.insert(0, "output")
-        name = ".".join(map(str, keys)) or "output"
-        while name in names:  # a key may contain a dot
-            name += "_"
-        names.append(name)
-    return names

@@ -1,0 +1,72 @@
+"""Nested arguments and results of PyTorch programs: names of their tensors, and types that a file names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+__all__ = ["leaf_names", "plain_types"]
+
+
+def leaf_names(spec: pytree.TreeSpec, root: str) -> list[str]:
+    """Return a name for each leaf of a nested value: its keys joined by dots, ``output.1.0`` or ``last_hidden_state``.
+
+    A list, a tuple, or a registered type that keeps no names of its children has positions as keys.
+
+    Args:
+        spec: structure of the value.
+        root: first part of the name of a leaf whose first key is no text.
+    """
+    names: list[str] = []
+    for path in _paths(spec):
+        keys = path if path and isinstance(path[0], str) else (root, *path)
+        name = ".".join(map(str, keys)) or root
+        while name in names:  # a key may contain a dot
+            name += "_"
+        names.append(name)
+    return names
+
+
+def _paths(spec: pytree.TreeSpec) -> Iterator[tuple[Any, ...]]:
+    if spec.is_leaf():
+        yield ()
+        return
+    for key, child in zip(_keys(spec), spec.children(), strict=True):
+        for path in _paths(child):
+            yield (key, *path)
+
+
+def _keys(spec: pytree.TreeSpec) -> Collection[Any]:
+    """Return keys for the children of a node. Its context has them: registered types need not have keyed flattening."""
+    count, context = len(spec.children()), spec.context
+    if spec.type in (dict, OrderedDict):
+        return list(context)
+    nested = context if isinstance(context, list | tuple) else ()
+    for names in (getattr(context, "_fields", None), context, *nested):  # of a named tuple, and of registered types
+        if isinstance(names, list | tuple) and len(names) == count and all(isinstance(name, str) for name in names):
+            return names
+    return range(count)
+
+
+@contextlib.contextmanager
+def plain_types(names: Collection[str]) -> Iterator[None]:
+    """Make PyTorch read types in the structure of inputs and outputs as tuples, whether or not they are registered.
+
+    Args:
+        names: the names under which a file refers to these types.
+    """
+    table = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+    before = {name: table[name] for name in names if name in table}
+    pytree.treespec_loads.cache_clear()  # a structure that was read before has the registered types, and one read here has not
+    table.update(dict.fromkeys(names, tuple))
+    try:
+        yield
+    finally:
+        for name in names:
+            del table[name]
+        table.update(before)
+        pytree.treespec_loads.cache_clear()
