@@ -188,15 +188,18 @@ class Application:
         return check_samples(self._prepared)
 
 
-def load(path: str | Path, **options: Any) -> Any:
-    """Open a bundle or read a model file, whichever the path names.
+def load(path: str | Path | backends.Module, **options: Any) -> Any:
+    """Open a bundle, read a model file, or export a PyTorch module.
 
     Args:
         path: a bundle (``.placeit``, or a folder): the result is a :class:`placeit.Application`, ready to run. Anything else is
             a model, to be profiled and placed: the result is a :class:`placeit.Model`.
-        options: options of :meth:`placeit.Application.load`, such as ``rematch``, or of :func:`placeit.backends.load`.
+        options: options of :meth:`placeit.Application.load`, such as ``rematch``, or of :func:`placeit.backends.load`, such as
+            ``example`` and ``kwargs`` for a PyTorch module.
 
     Raises:
         PlaceitError: an error of one of these two functions.
     """
-    return Application.load(path, **options) if is_bundle(path) else backends.load(path, **options)
+    if isinstance(path, str | Path) and is_bundle(path):
+        return Application.load(path, **options)
+    return backends.load(path, **options)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
+from placeit.backends import Module
 from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
@@ -46,8 +47,10 @@ class Session(Workbench):
     the session needs the costs of groups: call :meth:`profile`.
 
     Args:
-        model: a model, or the path of one.
+        model: a model, the path of one, or a PyTorch module.
         devices: device names, the path of a cluster file, a cluster, or None to discover.
+        example: positional arguments for a call of the PyTorch module, or a single tensor; they fix its sizes.
+        kwargs: keyword arguments for the same call.
         precision: inference precision of every device.
         inputs: arrays by name, or :class:`placeit.Inputs`; None for random ones.
         constraints: rules for every placement.
@@ -71,9 +74,11 @@ class Session(Workbench):
 
     def __init__(
         self,
-        model: str | Path | Model,
+        model: str | Path | Model | Module,
         devices: str | Sequence[str] | Path | Cluster | None = None,
         *,
+        example: Any = None,
+        kwargs: Mapping[str, Any] | None = None,
         precision: str = "f32",
         inputs: Inputs | Arrays | None = None,
         constraints: Constraints = Constraints(),
@@ -86,6 +91,8 @@ class Session(Workbench):
         setup = Setup.of(
             model,
             devices,
+            example=example,
+            kwargs=kwargs,
             precision=precision,
             inputs=inputs,
             constraints=constraints,
@@ -358,9 +365,11 @@ class Session(Workbench):
 
 
 def optimize(
-    model: str | Path | Model,
+    model: str | Path | Model | Module,
     devices: str | Sequence[str] | Path | Cluster | None = None,
     *,
+    example: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
     objective: str = "latency",
     budget: float | str | Budget = 60.0,
     candidates: Candidates | Sequence[str | Placer] = Candidates(),
@@ -377,8 +386,10 @@ def optimize(
     """Find the placement of a model that is best by an objective, by measuring.
 
     Args:
-        model: a model, or the path of one.
+        model: a model, the path of one, or a PyTorch module.
         devices: device names, the path of a cluster file, a cluster, or None to discover.
+        example: positional arguments for a call of the PyTorch module, or a single tensor; they fix its sizes.
+        kwargs: keyword arguments for the same call.
         objective: what to minimise: ``latency``; ``throughput``, seconds per request with many in flight, for which replicas
             and OpenVINO's throughput mode are candidates, too (:mod:`placeit.optimizer.replicas`); ``total-cost``, seconds
             that devices and links are busy, in sum; or ``energy``, joules by meters if each device has one
@@ -416,6 +427,14 @@ def optimize(
     cluster = discover(devices, precision=precision)
     goal = Goal(cluster, objective, budget, candidates, seed, rate, in_flight)  # first, as checks are faster than loading
     with Session(
-        model, cluster, precision=precision, inputs=inputs, constraints=constraints, cache=cache, policy=policy
+        model,
+        cluster,
+        example=example,
+        kwargs=kwargs,
+        precision=precision,
+        inputs=inputs,
+        constraints=constraints,
+        cache=cache,
+        policy=policy,
     ) as session:
         return find(session, goal, progress)

@@ -13,7 +13,7 @@ from torch import nn
 from placeit.backends.torch.model import TorchModel, load
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import DeviceError
+from placeit.core.errors import DeviceError, UsageError
 from placeit.devices import parse_device
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import Grouping
@@ -25,7 +25,7 @@ from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive
 from placeit.runtime.group_times import groups_as_kernels
 from placeit.runtime.runtime import Runtime
-from placeit.session import Session
+from placeit.session import Session, optimize
 from tests.torch_models import Calling, ConvNet, Transformer
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
@@ -151,3 +151,47 @@ def test_emulated_devices_and_links_take_torch_models(cache: Cache) -> None:
         report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=3)
     assert report.output_error.max_rel < 1e-5
     assert report.cluster.emulated_names == ["b"]
+
+
+class Scored(nn.Module):
+    """Nested arguments and results, one of them by name only, one a number, and an attribute that its callers read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.config = nn.Linear(4, 3), {"width": 4}
+
+    def forward(self, input: dict[str, torch.Tensor], scale: float = 1.0, *, mask: torch.Tensor) -> dict[str, object]:  # noqa: A002
+        value = self.layer(input["x"]) * scale
+        return {"scores": value, "rest": (value * mask, None, scale)}
+
+
+def test_a_placed_module_is_called_as_the_module_was() -> None:
+    module = Scored()
+    x, mask = torch.randn(2, 4), torch.tensor([1.0, 0.0, 1.0])
+    with optimize(module, CORES[0], example=({"x": x}, 2.0), kwargs={"mask": mask}, budget=0.1, cache=None) as placed:
+        with torch.no_grad():
+            expected = module({"x": -x}, 2.0, mask=mask)
+        for made in (placed({"x": -x}, 2.0, mask=mask), placed.module(mask=mask, scale=2.0, input={"x": -x})):
+            torch.testing.assert_close(made, expected)
+        assert placed.module.config is module.config
+        assert not placed.module.training
+        for args, kwargs, why in (
+            (({"x": x}, 2.0), {}, "'mask' is missing"),
+            (({"x": x}, 3.0), {"mask": mask}, r"'scale' is 3\.0, and the module was placed for 2\.0"),
+            ((x, 2.0), {"mask": mask}, "nested"),
+            (({"x": x}, 2.0), {"mask": mask, "more": x}, "'more' was not in the example"),
+            (({"x": torch.zeros(3, 4)}, 2.0), {"mask": mask}, "expects float32"),
+        ):
+            with pytest.raises(UsageError, match=why):
+                placed(*args, **kwargs)
+        with pytest.raises(UsageError, match="for inference only"):
+            placed.module.train()
+
+
+def test_what_is_no_model_and_arguments_of_no_module_are_refused() -> None:
+    with pytest.raises(UsageError, match="A list is no model: give the path of a file, or a PyTorch module"):
+        optimize([], CORES[0])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"net\.onnx: 'example' and 'kwargs' are arguments of PyTorch modules"):
+        optimize("net.onnx", CORES[0], example=(1,))
+    with pytest.raises(UsageError, match="is loaded already"):
+        optimize(model_of("conv net")[1], CORES[0], example=(1,))

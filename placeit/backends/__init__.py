@@ -6,19 +6,25 @@ then the folder of a format.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from placeit.core.errors import ModelError, UsageError
 from placeit.core.nearest import nearest
 from placeit.core.registry import entry_table, load_entry
 
 if TYPE_CHECKING:
+    import torch
+
     from placeit.backends.base import Model
 
-__all__ = ["files_of", "load", "programs", "suffixes"]
+__all__ = ["Module", "files_of", "load", "programs", "suffixes"]
+
+Module: TypeAlias = "torch.nn.Module | torch.export.ExportedProgram"
+"""A PyTorch module or an exported program."""
 
 _GROUP = "placeit.backends"
 _BUILT_IN = {
@@ -56,16 +62,21 @@ def programs() -> dict[str, EntryPoint]:
 
 
 def load(
-    path: str | Path,
+    path: str | Path | Module,
     *,
+    example: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
     state: Mapping[str, str] | Literal["none"] | None = None,
     **options: Any,
 ) -> Model:
-    """Read a model file with the backend for its suffix, or make a tensor program by name.
+    """Read a model file with the backend for its suffix, export a PyTorch module, or make a tensor program by name.
 
     Args:
-        path: the file; or the name of a tensor program (:func:`programs`), with options: ``chain-mm:shards=4``.
+        path: the file; a PyTorch module or exported program; or the name of a tensor program (:func:`programs`), with options:
+            ``chain-mm:shards=4``.
+        example: positional arguments for a call of a PyTorch module, or a single tensor; they fix its sizes.
+        kwargs: keyword arguments for the same call.
         sample_shapes: shapes of the inputs that the model is to run on, by name. They are used for sizes that an ONNX file or
             an IR leaves open and that no option gives.
         state: outputs of an ONNX file or an IR that become the state of inputs, by input; ``"none"`` for no such state.
@@ -74,10 +85,20 @@ def load(
     Raises:
         ModelError: no backend reads such files, or the file holds no model that its backend can read.
         FileError: the file is missing or cannot be read.
-        UsageError: a tensor program does not have an option, or is given sizes of inputs; or state is given for another format.
+        UsageError: a tensor program does not have an option, or is given sizes of inputs; or state, or arguments of a call, are
+            given for another format.
     """
     known = suffixes()
+    called = {} if example is None and kwargs is None else {"example": example, "kwargs": kwargs}
+    if not isinstance(path, str | Path):
+        if "torch" not in sys.modules:
+            raise UsageError(f"A {type(path).__name__} is no model: give the path of a file, or a PyTorch module.")
+        options = {name: value for name, value in options.items() if value}
+        exported: Model = load_entry("backend", known, ".pt2")(path, **called, **options)
+        return exported
     suffix = Path(path).suffix
+    if called and suffix.lower() != ".pt2":
+        raise UsageError(f"{path}: 'example' and 'kwargs' are arguments of PyTorch modules: give 'inputs' for other models.")
     own = suffix.lower() in known and known[suffix.lower()].value in _BUILT_IN_FILES
     if state not in (None, "none") and not own:
         raise UsageError(f"{path}: only of ONNX files and OpenVINO IR can inputs be kept as state.")
@@ -99,6 +120,7 @@ def load(
         raise ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
     if own:
         options |= {"sample_shapes": sample_shapes, "state": state}
+    options |= called
     model: Model = load_entry("backend", known, suffix.lower())(path, **options)
     return model
 

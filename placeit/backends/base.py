@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Arrays",
     "Format",
+    "IsCalled",
     "Model",
     "NotByOpenVino",
     "OnnxKinds",
@@ -358,5 +359,18 @@ class TorchKernels(Protocol):
 
         Args:
             dispatch_key: PyTorch's name of the kind, ``CPU`` or ``CUDA``. A build without CUDA has no kernels for it.
+        """
+        ...
+
+
+@runtime_checkable
+class IsCalled(Protocol):
+    """A model that is a function of its framework."""
+
+    def called(self, run: Callable[[Arrays], Mapping[str, NDArray[np.generic]]]) -> Callable[..., Any]:
+        """Return a function that is called as the model is in its framework, with the framework's tensors.
+
+        Args:
+            run: runs the model once, on inputs by name, and returns outputs by name.
         """
         ...

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -146,7 +146,7 @@ class ModelOptions:
         """Read the model."""
         from placeit.backends import load
 
-        trusting = {"trust": True} if self.trust and self.model.suffix.lower() in (".onnx", ".pt2") else {}
+        trusting: dict[str, Any] = {"trust": True} if self.trust and self.model.suffix.lower() in (".onnx", ".pt2") else {}
         shapes, samples, state = parse_shapes(self.input_shape), self.sample_shapes(), parse_state(self.state)
         return load(self.model, input_shapes=shapes, batch=self.batch, sample_shapes=samples, state=state, **trusting)
 

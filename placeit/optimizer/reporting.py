@@ -136,6 +136,7 @@ def optimized(
         pareto=None,
         curves=dict(search.curves),
         story=tuple(search.story.events),
+        _model=session.model,
         _again=session.again,
         _open=functools.partial(Runtime, home.model, home.grouping, home.cluster, precision=session.precision),
     )

@@ -12,7 +12,9 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.backends.base import IsCalled, Model
 from placeit.core.cluster import Cluster
+from placeit.core.errors import UsageError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Conditions, Placement
 from placeit.core.views import Drawn
@@ -167,6 +169,7 @@ class Optimized(Drawn):
     pareto: tuple[Point, ...] | None
     curves: Mapping[str, Sequence[float]]
     story: tuple[Event, ...]
+    _model: Model = field(repr=False)
     _again: Callable[[], Workbench] = field(repr=False)
     _open: Callable[[], Runtime] = field(repr=False)
 
@@ -276,6 +279,23 @@ class Optimized(Drawn):
             ExecutionError: a device failed.
         """
         return self._opened[0].run(inputs)
+
+    @functools.cached_property
+    def module(self) -> Callable[..., Any]:
+        """A ``torch.nn.Module`` that runs the chosen placement: it takes and returns what the placed module does.
+
+        Its other attributes are the placed module's. Calls open an executor as :meth:`run` does.
+
+        Raises:
+            UsageError: the model is no PyTorch module or program.
+        """
+        if not isinstance(self._model, IsCalled):
+            raise UsageError(f"{self.model} is no PyTorch module, and has no signature: call run(), with arrays by name.")
+        return self._model.called(self.run)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call :attr:`module`."""
+        return self.module(*args, **kwargs)
 
     @functools.cached_property
     def recorded(self) -> Recording:

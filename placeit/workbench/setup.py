@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from placeit import backends
 from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import UsageError
 from placeit.core.placement import Conditions
 from placeit.devices.caps import capped
 from placeit.devices.clusterfile import discover
@@ -64,9 +65,11 @@ class Setup:
     @classmethod
     def of(
         cls,
-        model: str | Path | Model,
+        model: str | Path | Model | backends.Module,
         devices: str | Sequence[str] | Path | Cluster | None = None,
         *,
+        example: Any = None,
+        kwargs: Mapping[str, Any] | None = None,
         precision: str = "f32",
         inputs: Inputs | Arrays | None = None,
         constraints: Constraints = Constraints(),
@@ -82,11 +85,19 @@ class Setup:
         cluster = capped(with_expected(discover(devices, precision=precision), expected), memory)
         limited = {device.name: device.memory_bytes for device in cluster.devices if device.name in memory}
         if isinstance(model, Model):
+            if example is not None or kwargs is not None:
+                raise UsageError(f"{model.path} is loaded already: leave out 'example' and 'kwargs', or give the module.")
             loaded = model
         else:
             samples = {name: value.shape for name, value in (given.arrays or {}).items() if isinstance(value, np.ndarray)}
             loaded = backends.load(
-                model, input_shapes=given.shapes, batch=given.batch, sample_shapes=samples, state=given.state
+                model,
+                example=example,
+                kwargs=kwargs,
+                input_shapes=given.shapes,
+                batch=given.batch,
+                sample_shapes=samples,
+                state=given.state,
             )
         if given.arrays is not None:
             loaded = loaded.with_inputs(given.arrays)

@@ -334,7 +334,7 @@ def test_what_cannot_be_placed_is_refused_with_the_op_and_what_to_do(function: C
 
 
 def test_a_module_without_example_inputs_is_refused() -> None:
-    with pytest.raises(ModelError, match="Linear: a module is exported by calling it: give example inputs"):
+    with pytest.raises(ModelError, match="Linear: a module is exported by calling it: give the arguments of a call"):
         load(nn.Linear(2, 2))
 
 

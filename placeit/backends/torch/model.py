@@ -24,6 +24,7 @@ from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.checking import numpy_can_hold
 from placeit.backends.torch.archive import UntrustedError, missing_operators, registered_types, screen
 from placeit.backends.torch.graph import ProgramMap, build_graph, dtype_name
+from placeit.backends.torch.placed import PlacedModule
 from placeit.backends.torch.program import (
     FAILURES,
     Lowered,
@@ -42,7 +43,7 @@ from placeit.backends.torch.supported_ops import without_kernel
 from placeit.backends.torch.values import allowed_values
 from placeit.backends.values import ValueRange, common, draw, draw_any
 from placeit.core.cluster import Device
-from placeit.core.errors import DeviceError, FileError, ModelError, first_line
+from placeit.core.errors import DeviceError, FileError, ModelError, UsageError, first_line
 from placeit.core.files import check_regular
 
 _log = logging.getLogger("placeit")
@@ -59,12 +60,14 @@ class TorchModel(base.Model):
         lowered: the program as ATen ops without changes in place, which is placed and run.
         layout: positions of its parts in ``graph``.
         examples: example inputs, by name; empty if there are none.
+        module: the module that was exported; None for a program.
     """
 
     program: ExportedProgram
     lowered: Lowered
     layout: ProgramMap
     examples: Arrays
+    module: torch.nn.Module | None = None
 
     def statistics(self) -> dict[str, int | float]:
         """Count ops, edges, operations and parameters; see :meth:`placeit.backends.base.Model.statistics`."""
@@ -162,6 +165,10 @@ class TorchModel(base.Model):
         args, kwargs = pytree.tree_unflatten(leaves, self.program.call_spec.in_spec)
         return tuple(args), dict(kwargs)
 
+    def called(self, run: Callable[[Arrays], Mapping[str, NDArray[np.generic]]]) -> PlacedModule:
+        """Return a module that is called as the original one; see :class:`placeit.backends.base.IsCalled`."""
+        return PlacedModule(self.program, self.module, run, tuple(spec.name for spec in self.outputs))
+
     def chain(self, elements: int, hops: int) -> TorchModel:
         """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
         return relu_chain(elements, hops)
@@ -175,8 +182,9 @@ def relu_chain(elements: int, hops: int) -> TorchModel:
 
 def load(
     source: torch.nn.Module | ExportedProgram | str | Path,
-    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
+    example: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     name: str | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     batch: int | None = None,
@@ -189,8 +197,9 @@ def load(
 
     Args:
         source: a module on the CPU, a program, or the path of a ``.pt2`` file.
-        example_inputs: arguments for a call of the module: positional arguments, or keyword arguments by name. A program needs
-            them only if it has open sizes and contains no example inputs.
+        example: arguments for a call of the module: positional arguments, or keyword arguments by name. A program needs them
+            only if it has open sizes and contains no example inputs.
+        kwargs: keyword arguments for the same call.
         name: name of the model; by default, the name of the file or of the module's class.
         input_shapes: not supported for PyTorch programs, whose sizes are fixed by the example inputs.
         batch: not supported for PyTorch programs, whose batch is fixed by the example inputs.
@@ -205,22 +214,26 @@ def load(
             f"{source}: the sizes of a PyTorch program are fixed by its example inputs, and no option changes them: export it "
             "with inputs of the wanted size."
         )
-    args: tuple[Any, ...] | None = None
-    kwargs: Mapping[str, Any] = {}
-    if isinstance(example_inputs, torch.Tensor):
-        args = (example_inputs,)
-    elif isinstance(example_inputs, Mapping):
-        args, kwargs = (), example_inputs
-    elif example_inputs is not None:
-        args = tuple(example_inputs)
+    args: tuple[Any, ...] | None = None if kwargs is None else ()
+    kwargs = kwargs or {}
+    if isinstance(example, torch.Tensor):
+        args = (example,)
+    elif isinstance(example, Mapping):
+        args, kwargs = (), {**example, **kwargs}
+    elif example is not None:
+        args = tuple(example)
     if isinstance(source, torch.nn.Module):
         label = name or type(source).__name__
         if args is None:
-            raise ModelError(f"{label}: a module is exported by calling it: give example inputs.")
-        program = export(source, args, kwargs, label)
-    elif isinstance(source, ExportedProgram):
+            raise ModelError(
+                f"{label}: a module is exported by calling it: give the arguments of a call (example=(x,), kwargs={{...}})."
+            )
+        return replace(_describe(export(source, args, kwargs, label), Path(label)), module=source)
+    if isinstance(source, ExportedProgram):
         label = name or "program"
         program = fixed(source, args, kwargs, label)
+    elif not isinstance(source, str | Path):
+        raise UsageError(f"A {type(source).__name__} is no model: give the path of a file, or a PyTorch module.")
     else:
         label = str(name or source)
         program = fixed(_read(Path(source), trust=trust), args, kwargs, label)

@@ -1,0 +1,122 @@
+"""A placed PyTorch program as a module: it is called as the original module is, and returns the same structure of tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.utils import _pytree as pytree
+
+from placeit.backends.base import Arrays
+from placeit.core.errors import UsageError
+
+__all__ = ["PlacedModule"]
+
+
+class PlacedModule(torch.nn.Module):
+    """A module whose calls run a placement. Other attributes are the original module's.
+
+    Args:
+        program: the program that was placed.
+        original: the module that it was exported from; None if it came from a file.
+        run: runs the placement once, on inputs by name.
+        outputs: names of the program's tensors among its results, in their order.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        original: torch.nn.Module | None,
+        run: Callable[[Arrays], Mapping[str, NDArray[np.generic]]],
+        outputs: tuple[str, ...],
+    ) -> None:
+        super().__init__()
+        signature, spec = program.graph_signature, program.call_spec
+        self._inputs = [one.arg for one in signature.input_specs if one.kind is InputKind.USER_INPUT]
+        self._results = [one.arg for one in signature.output_specs if one.kind is OutputKind.USER_OUTPUT]
+        types = {node.name: node.meta["val"].dtype for node in program.graph.nodes if _is_tensor(node.meta.get("val"))}
+        self._types = [types.get(arg.name) for arg in self._results]
+        self._takes, self._gives = spec.in_spec, spec.out_spec
+        self._run, self._outputs = run, outputs
+        positional, by_name = spec.in_spec.children()
+        self._count, self._names = len(positional.children()), list(by_name.context)
+        parameters = {} if original is None else inspect.signature(original.forward).parameters
+        self._order = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        self._original = [original]  # in a list: its parts and weights are not this module's
+        self.training = False
+
+    def __getattr__(self, name: str) -> Any:
+        original = self.__dict__.get("_original", [None])[0]
+        return super().__getattr__(name) if original is None else getattr(original, name)
+
+    def train(self, mode: bool = True) -> PlacedModule:
+        """Stay in evaluation mode. Raises UsageError if training mode is requested."""
+        if mode:
+            raise UsageError("A placed module is for inference only: train the original one, and place it again.")
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the placement; takes and returns what the original module does, with tensors in host memory.
+
+        Raises:
+            UsageError: an argument is missing or unknown, is nested in another way than in the example, or is a number, text or
+                truth value that differs from the example's.
+            ExecutionError: a device failed.
+        """
+        leaves, spec = pytree.tree_flatten(self._in_order(args, kwargs))
+        if spec != self._takes:
+            raise UsageError(
+                f"The arguments are nested as {_shown(spec)}, and in the example they were nested as {_shown(self._takes)}: "
+                "place the module with an example of this kind."
+            )
+        inputs: dict[str, NDArray[np.generic]] = {}
+        for arg, value in zip(self._inputs, leaves, strict=True):
+            if isinstance(arg, TensorArgument):
+                inputs[arg.name] = _array(arg.name, value)
+            elif value != arg.value:
+                raise UsageError(f"The argument '{arg.name}' is {value!r}, and the module was placed for {arg.value!r}.")
+        made = self._run(inputs)
+        tensors = (torch.from_numpy(np.asarray(made[name])) for name in self._outputs)
+        results = [
+            next(tensors).to(kind) if isinstance(arg, TensorArgument) else arg.value
+            for arg, kind in zip(self._results, self._types, strict=True)
+        ]
+        return pytree.tree_unflatten(results, self._gives)
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments as in the example: the same ones by position, the others by name."""
+        if len(args) == self._count and list(kwargs) == self._names:
+            return args, kwargs
+        given = dict(zip(self._order, args, strict=False)) | kwargs
+        wanted = [*self._order[: self._count], *self._names]
+        for name in wanted:
+            if name not in given:
+                raise UsageError(f"The argument '{name}' is missing; the module was placed with {', '.join(wanted)}.")
+        for name in given:
+            if name not in wanted and given[name] is not None:
+                raise UsageError(f"The argument '{name}' was not in the example, which has {', '.join(wanted)}.")
+        if len(args) > len(self._order) or self._count > len(self._order):
+            raise UsageError(f"The module was placed with {self._count} arguments by position; the call has {len(args)}.")
+        return tuple(given[name] for name in self._order[: self._count]), {name: given[name] for name in self._names}
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _shown(spec: pytree.TreeSpec) -> str:
+    return str(pytree.tree_unflatten(["*"] * spec.num_leaves, spec))
+
+
+def _array(name: str, value: Any) -> NDArray[np.generic]:
+    """Return a tensor as an array, in the same memory if it is in host memory and NumPy has its type."""
+    if not isinstance(value, torch.Tensor):
+        raise UsageError(f"The argument '{name}' is a {type(value).__name__}; in the example it was a tensor.")
+    array: NDArray[np.generic] = (value.float() if value.dtype is torch.bfloat16 else value).numpy(force=True)
+    return array
