@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 from placeit.backends.torch.model import TorchModel, load
 from placeit.core.address import Address
@@ -195,3 +197,28 @@ def test_what_is_no_model_and_arguments_of_no_module_are_refused() -> None:
         optimize("net.onnx", CORES[0], example=(1,))
     with pytest.raises(UsageError, match="is loaded already"):
         optimize(model_of("conv net")[1], CORES[0], example=(1,))
+
+
+def test_torch_compile_takes_placeit_as_a_backend() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+            self.last.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor, more: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"y": self.last(self.norm(self.first(x))) + more, "x": x}
+
+    module, options = Tied().eval(), {"devices": CORES[0], "budget": 0.1, "cache": None}
+    x, more = torch.randn(2, 4), torch.randn(2, 4)
+    try:
+        with torch.no_grad():
+            compiled = torch.compile(module, backend="placeit", options=options, dynamic=False)
+            for sign in (1, -1):
+                torch.testing.assert_close(compiled(sign * x, more=more), module(sign * x, more))
+            with pytest.raises(BackendCompilerFailed, match="the argument dynamic=False"):
+                torch.compile(module, backend="placeit", options=options, dynamic=True)(x, more)
+    finally:
+        torch._dynamo.reset()
+        compiled = None
+        gc.collect()  # closes the executors
