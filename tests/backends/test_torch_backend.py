@@ -259,10 +259,11 @@ def test_the_same_program_has_the_same_ops_however_it_comes(tmp_path: Path) -> N
     )
 
 
-def test_open_sizes_are_fixed_by_the_example_inputs() -> None:
+def test_open_sizes_are_fixed_by_the_example_inputs(caplog: pytest.LogCaptureFixture) -> None:
     batch = torch.export.Dim("batch", min=2, max=10)
     program = torch.export.export(nn.Linear(3, 4), (X,), dynamic_shapes=({0: batch},))
     assert load(program).inputs[0].shape == (2, 3)
+    assert "program has open sizes, and is placed for the sizes of its example inputs only" in caplog.text
     assert load(program, torch.ones(5, 3)).inputs[0].shape == (5, 3)
 
 
@@ -290,6 +291,23 @@ def count_and_keep(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return module.cache.sum(0) * module.seen
 
 
+def test_a_module_in_bfloat16_computes_in_it_and_has_float32_at_its_border() -> None:
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).bfloat16(), torch.randn(2, 8).bfloat16()
+    model = load(module, x)
+    assert [(spec.dtype, spec.shape) for spec in (*model.inputs, *model.outputs)] == [("float32", (2, 8))] * 2
+    assert "bfloat16" in model.graph.tensor_dtypes
+    inputs = {"input": x.float().numpy()}
+    whole = model.segment("torch", range(len(model.graph)), [], [])
+    with torch.no_grad():
+        expected = module(x)
+        (made,) = whole(x.float())
+        result = model.called(model.reference(None, "f32"))(x)
+    assert result.dtype is torch.bfloat16
+    for value in (made.bfloat16(), result, torch.from_numpy(model.reference(None, "f32")(inputs)["output"]).bfloat16()):
+        torch.testing.assert_close(value, expected)
+
+
 def test_state_is_kept_together_and_every_run_starts_from_the_initial_one() -> None:
     module = Calling(count_and_keep, seen=torch.zeros(()), cache=torch.ones(2, 3))
     model = load(module, (X,))
@@ -315,7 +333,10 @@ def test_state_is_kept_together_and_every_run_starts_from_the_initial_one() -> N
         (lambda _, x: x.add_(1), r"changes its input 'x' in place.*x\.clone\(\)"),
         (lambda _, x: x.as_strided((2, 2), (1, 1)), r"op 'as_strided' .*reads memory by strides.*slices"),
         (lambda _, x: x.to_sparse(), r"op '\w*sparse\w*'"),
-        (lambda _, x: x.bfloat16(), r"output 'output' has type bfloat16, which is not a type of NumPy's.*convert it inside"),
+        (
+            lambda _, x: x.to(torch.complex64),
+            r"output 'output' has type complex64, which is not a type of NumPy's.*convert it inside",
+        ),
         (lambda _, x: torch.complex(x, x), r"output 'output' has type complex64.*torch\.view_as_real"),
         (lambda _, x: torch.while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,)), r"op 'while_loop' .*number of steps"),
         (lambda _, x: None, r"small returns no tensor"),

@@ -62,6 +62,12 @@ def test_what_neither_format_takes_is_one_error_with_both_reasons(suffix: str, f
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("suffix", [".xml", ".onnx"])
+def test_an_input_may_be_called_input(suffix: str, tmp_path: Path) -> None:
+    convert(load(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()), (X,)), tmp_path / f"model{suffix}")
+    assert [spec.name for spec in placeit.backends.load(tmp_path / f"model{suffix}").inputs] == ["input"]
+
+
 def test_what_one_format_takes_is_recommended(tmp_path: Path) -> None:
     model = load(Calling(lambda _, x: x.erfinv()), (X,))
     with pytest.raises(ModelError, match=r"as ONNX: .*erfinv.* or write an \.xml file"):

@@ -131,7 +131,10 @@ def _converted(model: TorchModel) -> Any:
 
 def _as_openvino(module: GraphModule, arguments: tuple[torch.Tensor, ...], name: str) -> Any:
     """Return a module that maps tensors to a tuple of tensors as an ``openvino.Model``, with inputs and outputs in order."""
-    inputs = [node.name for node in module.graph.find_nodes(op="placeholder")]
+    inputs: list[str] = []
+    for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        node.name = node.target = f"argument_{number}"  # OpenVINO's converter fails at an input that is called 'input'
+        inputs.append(node.name)
     module, place = _each_once(module)
     converted = openvino.convert_model(export(module, arguments, {}, name))
     known = {called: port.get_node() for port in converted.inputs for called in port.get_names()}

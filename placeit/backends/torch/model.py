@@ -23,6 +23,7 @@ from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.checking import numpy_can_hold
 from placeit.backends.torch.archive import UntrustedError, missing_operators, registered_types, screen
+from placeit.backends.torch.border import as_array
 from placeit.backends.torch.graph import ProgramMap, build_graph, dtype_name
 from placeit.backends.torch.placed import PlacedModule
 from placeit.backends.torch.program import (
@@ -151,7 +152,7 @@ class TorchModel(base.Model):
                 except RuntimeError as error:
                     raise DeviceError(f"PyTorch cannot run {self.path} uncut on the CPU: {first_line(error)}") from error
                 tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-                made = {spec.name: tensor.numpy(force=True).copy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
+                made = {spec.name: as_array(tensor).copy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
                 for tensor, initial in state.values():
                     tensor.copy_(initial)
             return made
@@ -159,9 +160,15 @@ class TorchModel(base.Model):
         return run
 
     def arguments(self, inputs: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return inputs as the module's arguments, together with the constants of the export."""
+        """Return inputs as the module's arguments, in its types, together with the constants of the export."""
         given = [spec.arg for spec in self.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
-        leaves = [inputs[arg.name] if isinstance(arg, TensorArgument) else getattr(arg, "value", None) for arg in given]
+        types = {
+            node.name: node.meta["val"].dtype for node in self.program.graph.find_nodes(op="placeholder") if node.name in inputs
+        }
+        leaves = [
+            inputs[arg.name].to(types[arg.name]) if isinstance(arg, TensorArgument) else getattr(arg, "value", None)
+            for arg in given
+        ]
         args, kwargs = pytree.tree_unflatten(leaves, self.program.call_spec.in_spec)
         return tuple(args), dict(kwargs)
 
@@ -277,8 +284,7 @@ def _spec(name: str, op: str, tensor: torch.Tensor, what: str) -> TensorSpec:
     if not numpy_can_hold(dtype):
         raise ModelError(
             f"{what} '{name}' has type {dtype}, which is not a type of NumPy's real numbers or truth values: let another type "
-            "cross the model's border, and convert it inside (x.bfloat16(), x.float(), torch.view_as_complex, "
-            "torch.view_as_real)."
+            "cross the model's border, and convert it inside (torch.view_as_complex, torch.view_as_real)."
         )
     return TensorSpec(name, op, tuple(map(int, tensor.shape)), dtype)
 
@@ -289,7 +295,7 @@ def _examples(program: ExportedProgram, inputs: Sequence[TensorSpec]) -> Arrays:
         return {}
     given = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     values = dict(zip((arg.name for arg in given), pytree.tree_leaves(program.example_inputs), strict=True))
-    return {spec.name: values[spec.name].numpy(force=True) for spec in inputs}
+    return {spec.name: as_array(values[spec.name]) for spec in inputs}
 
 
 def _read(path: Path, *, trust: bool) -> ExportedProgram:

@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from placeit.backends.base import Arrays
+from placeit.backends.torch.border import as_array
 from placeit.core.errors import UsageError
 
 __all__ = ["PlacedModule"]
@@ -118,5 +119,4 @@ def _array(name: str, value: Any) -> NDArray[np.generic]:
     """Return a tensor as an array, in the same memory if it is in host memory and NumPy has its type."""
     if not isinstance(value, torch.Tensor):
         raise UsageError(f"The argument '{name}' is a {type(value).__name__}; in the example it was a tensor.")
-    array: NDArray[np.generic] = (value.float() if value.dtype is torch.bfloat16 else value).numpy(force=True)
-    return array
+    return as_array(value)

@@ -22,6 +22,7 @@ from torch.fx.node import map_arg
 from torch.hub import tqdm  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 
+from placeit.backends.torch.border import convert_border
 from placeit.backends.torch.structure import leaf_names
 from placeit.core.errors import ModelError
 
@@ -41,6 +42,8 @@ __all__ = [
     "quiet",
     "reads",
 ]
+
+_log = logging.getLogger("placeit")
 
 Value = tuple[Node, tuple[int, ...]]
 """A tensor: the node that makes it, and the number of the node's output."""
@@ -133,6 +136,11 @@ def as_model_error(what: str) -> Iterator[None]:
                 f"a mask, or export the parts separately. PyTorch says: {message}"
             )
             where = ""
+        elif "which is not a known type" in message:
+            message = (
+                f"{message.partition('. ')[0]}: register it (torch.export.register_dataclass, or register_pytree_node of "
+                "torch.utils._pytree), or return tensors; modules of transformers do with config.use_cache = False"
+            )
         raise ModelError(f"{what}{where}: {message.rstrip('.')}.") from error
 
 
@@ -182,6 +190,7 @@ def fixed(program: ExportedProgram, args: tuple[Any, ...] | None, kwargs: Mappin
         args, kwargs = program.example_inputs
     if args is None:
         raise ModelError(f"{name} has dynamic sizes, and a placement is for one shape: give example inputs.")
+    _log.warning("%s has open sizes, and is placed for the sizes of its example inputs only.", name)
     with as_model_error(f"Cannot export {name} for the sizes of its example inputs"), torch.no_grad():
         return torch.export.export(program.module(), args, dict(kwargs), strict=False)
 
@@ -211,6 +220,7 @@ def lower(program: ExportedProgram, name: str) -> Lowered:
     with as_model_error(f"Cannot lower {name} to ATen ops"), torch.no_grad():
         lowered = program.run_decompositions({})
         _drop_copies(lowered)
+        convert_border(lowered)
         return _Lowering(lowered, name).result()
 
 
