@@ -68,6 +68,7 @@ def load(
     kwargs: Mapping[str, Any] | None = None,
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
     state: Mapping[str, str] | Literal["none"] | None = None,
+    logits: Literal["last", "all"] = "last",
     **options: Any,
 ) -> Model:
     """Read a model file with the backend for its suffix, export a PyTorch module, or make a tensor program by name.
@@ -80,6 +81,8 @@ def load(
         sample_shapes: shapes of the inputs that the model is to run on, by name. They are used for sizes that an ONNX file or
             an IR leaves open and that no option gives.
         state: outputs of an ONNX file or an IR that become the state of inputs, by input; ``"none"`` for no such state.
+        logits: whether an ONNX file or an IR with state that takes tokens computes the logits of the last token of a step, or
+            of all of them.
         options: passed to the backend; see :func:`placeit.backends.openvino.reader.load`.
 
     Raises:
@@ -119,7 +122,7 @@ def load(
             hint = f" Tensor programs go by name: {', '.join(sorted(made))}, with options as in chain-mm:shards=4{close}."
         raise ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
     if own:
-        options |= {"sample_shapes": sample_shapes, "state": state}
+        options |= {"sample_shapes": sample_shapes, "state": state, "logits": logits}
     options |= called
     model: Model = load_entry("backend", known, suffix.lower())(path, **options)
     return model

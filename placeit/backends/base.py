@@ -97,6 +97,7 @@ class Model(ABC):
         times: how often requests of each typical size occur, in proportion.
         states: tensors that the model keeps from one run to the next, at a typical size, each with the op that reads it.
         caches: outputs of the file that became state, by the inputs that did.
+        logits: tokens of a step whose logits it computes if it is a decoder with state: ``last`` or ``all``.
         bounded: ops whose output sizes depend on the data; the graph has upper bounds of these sizes.
         together: sets of ops that need one device, because they share state or a tensor whose size depends on the data, or
             because the program that runs has no tensor between them.
@@ -115,6 +116,7 @@ class Model(ABC):
     outputs: tuple[TensorSpec, ...]
     states: tuple[TensorSpec, ...] = ()
     caches: Mapping[str, str] = field(default_factory=dict)
+    logits: str = "last"
     limits: Mapping[int, Limits] = field(default_factory=dict)
     times: tuple[int, ...] = (1,)
     bounded: tuple[str, ...] = ()

@@ -38,6 +38,8 @@ __all__ = [
     "GroupsOption",
     "InputsOption",
     "LengthOptions",
+    "Logits",
+    "LogitsOption",
     "ModelOptions",
     "NoCacheOption",
     "ObjectiveOption",
@@ -94,6 +96,18 @@ StateOption = Annotated[
         "none leaves them inputs.",
     ),
 ]
+
+
+class Logits(StrEnum):
+    """Tokens of a step whose logits a decoder computes."""
+
+    LAST = "last"
+    ALL = "all"
+
+
+LogitsOption = Annotated[
+    Logits, typer.Option("--logits", help="Of a decoder with state: compute the logits of the last token of a step, or of all.")
+]
 TrustOption = Annotated[
     bool,
     typer.Option(
@@ -139,6 +153,7 @@ class ModelOptions:
     input_shape: ShapesOption = None
     batch: BatchOption = None
     state: StateOption = None
+    logits: LogitsOption = Logits.LAST
     trust: TrustOption = False
     inputs: InputsOption = None
 
@@ -148,7 +163,15 @@ class ModelOptions:
 
         trusting: dict[str, Any] = {"trust": True} if self.trust and self.model.suffix.lower() in (".onnx", ".pt2") else {}
         shapes, samples, state = parse_shapes(self.input_shape), self.sample_shapes(), parse_state(self.state)
-        return load(self.model, input_shapes=shapes, batch=self.batch, sample_shapes=samples, state=state, **trusting)
+        return load(
+            self.model,
+            input_shapes=shapes,
+            batch=self.batch,
+            sample_shapes=samples,
+            state=state,
+            logits=self.logits.value,
+            **trusting,
+        )
 
     def load_with_inputs(self) -> Model:
         """Read the model, to run on the given inputs if there are any. Raises FileError or UsageError."""

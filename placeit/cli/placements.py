@@ -13,7 +13,7 @@ import typer
 
 from placeit.cli.command import was_given
 from placeit.cli.nodes import Compress, reach_nodes
-from placeit.cli.options import CheckedOptions, Precision, SessionOptions
+from placeit.cli.options import CheckedOptions, Logits, Precision, SessionOptions
 from placeit.core.errors import DeviceError, PlacementError, UsageError
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ def _as_found(options: SessionOptions, files: Sequence[Path], placements: Sequen
     if options.input_shape is None and options.batch is None and options.model.suffix.lower() in (".onnx", ".xml"):
         shapes = [f"{name}:{','.join(map(str, shape))}" for name, shape in first.shapes.items() if shape and 0 not in shape]
         options = replace(options, input_shape=shapes or None)
+    if first.logits in set(Logits) and not was_given("logits"):
+        options = replace(options, logits=Logits(first.logits))
     if options.state is None and first.state:
         options = replace(options, state=[f"{taken}={given}" for taken, given in first.state.items()])
     return options
@@ -175,7 +177,7 @@ class ToRun:
     devices: tuple[str, ...] = ()
 
 
-_DECIDED = ("placement", "input_shape", "batch", "state", "trust", "max_groups", "precision")
+_DECIDED = ("placement", "input_shape", "batch", "state", "logits", "trust", "max_groups", "precision")
 """Options of models that a bundle has fixed."""
 
 

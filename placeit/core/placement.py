@@ -29,18 +29,21 @@ class Conditions:
         compression: type in which float32 tensors were sent between nodes; ``none`` if they were sent unchanged.
         shapes: shapes of the model's inputs, by name; ranges as :class:`placeit.core.sizes.SizeRange` spells them.
         state: outputs of the model's file that become the next state, by the name of their state input.
+        logits: tokens of a step whose logits the model computes, if it is a decoder: ``last`` or ``all``.
     """
 
     precision: str = "f32"
     compression: str = "none"
     shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     state: Mapping[str, str] = field(default_factory=dict)
+    logits: str = "last"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the conditions as a placement file stores them."""
         shapes = {name: list(shape) for name, shape in self.shapes.items()}
         state = {"state": dict(self.state)} if self.state else {}
-        return {"precision": self.precision, "compression": self.compression, "input_shapes": shapes} | state
+        logits = {"logits": self.logits} if self.logits != "last" else {}
+        return {"precision": self.precision, "compression": self.compression, "input_shapes": shapes} | state | logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,19 +209,20 @@ class _File(_Replica):
     compression: str = "none"
     input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     state: Mapping[str, str] = field(default_factory=dict)
+    logits: str = "last"
     result: Mapping[str, Any] | None = None
 
 
 _PLACEMENT = "a placement has a list 'devices' of names and a mapping 'ops' from op to device"
 _CONDITIONS = (
-    "'precision' and 'compression' are names, 'input_shapes' has a list of sizes for each input, and 'state' the name of an "
-    "output for each input that is kept"
+    "'precision', 'compression' and 'logits' are names, 'input_shapes' has a list of sizes for each input, and 'state' the "
+    "name of an output for each input that is kept"
 )
 _EXPECTED = {
     "segments": "'segments' is the number of a segment for each op",
     "replicas": "'replicas' is a list of replicas, which have a mapping 'ops', and 'segments' if they are known",
     "result": "'result' is a mapping, as of 'placeit optimize --json'",
-} | dict.fromkeys(("precision", "compression", "input_shapes", "state"), _CONDITIONS)
+} | dict.fromkeys(("precision", "compression", "input_shapes", "state", "logits"), _CONDITIONS)
 
 
 def _no_placement(path: str | Path, error: RecordError) -> PlacementError:
@@ -234,7 +238,7 @@ def _conditions(path: str | Path, found: _File) -> Conditions | None:
         for size in shape:
             if not _is_size(size):
                 raise _no_placement(path, RecordError(f"input_shapes.{name}", f"has {size!r}, which is no size"))
-    return Conditions(found.precision, found.compression, found.input_shapes, found.state)
+    return Conditions(found.precision, found.compression, found.input_shapes, found.state, found.logits)
 
 
 def _is_size(size: int | str) -> bool:

@@ -34,12 +34,14 @@ class Inputs:
             of ``arrays``.
         state: outputs that become the state of inputs, by input; ``"none"`` to keep caches as inputs and outputs; None to find
             them by name (``past_key_values.0.key``).
+        logits: tokens of a step whose logits a decoder with state computes: of the ``"last"`` one, or of ``"all"``.
     """
 
     arrays: Arrays | None = None
     shapes: Mapping[str, Sequence[int | str | SizeRange]] | None = None
     batch: int | None = None
     state: Mapping[str, str] | Literal["none"] | None = None
+    logits: Literal["last", "all"] = "last"
 
     @classmethod
     def of(cls, given: Inputs | Arrays | None) -> Inputs:

@@ -98,6 +98,7 @@ class Setup:
                 batch=given.batch,
                 sample_shapes=samples,
                 state=given.state,
+                logits=given.logits,
             )
         if given.arrays is not None:
             loaded = loaded.with_inputs(given.arrays)
@@ -151,6 +152,7 @@ class Setup:
             compression() if _is_away(self.cluster) else "none",
             {spec.name: tuple(spec.sizes(self.model.times)) for spec in self.model.inputs},
             self.model.caches,
+            self.model.logits,
         )
 
     def on(self, device: Device, precision: str) -> Self:

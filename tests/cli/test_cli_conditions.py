@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
+from examples.decoder import TINY, write_decoder
 from placeit import Session
 from placeit.cli import app
 from placeit.core.errors import PlacementError
@@ -118,7 +119,7 @@ def test_inputs_that_are_kept_as_state_are_so_when_the_placement_runs(tmp_path: 
 )
 def test_conditions_that_make_no_sense_are_an_error(placement: Path, change: tuple[str, str]) -> None:
     placement.write_text(placement.read_text().replace(*change))
-    with pytest.raises(PlacementError, match=r"'precision' and 'compression' are names"):
+    with pytest.raises(PlacementError, match=r"'precision', 'compression' and 'logits' are names"):
         Placement.load(placement)
 
 
@@ -154,3 +155,14 @@ def test_the_reference_is_float32_in_any_precision(model: Path) -> None:
         computes = "bf16" in session.cluster.devices[0].tags
     assert error.alike == 0  # the same as the whole model in bfloat16, of which it has one segment
     assert (error.max_rel > 1e-4) == computes
+
+
+def test_a_placement_of_a_decoder_that_computes_all_logits_runs_with_all_of_them(tmp_path: Path) -> None:
+    path, file = write_decoder(TINY, tmp_path / "decoder.xml"), tmp_path / "placement.json"
+    shapes = {"input_ids": (1, 4), "attention_mask": (1, 4), "position_ids": (1, 4)}
+    with Session(path, "CPU", inputs=Inputs(shapes=shapes, logits="all"), cache=None) as session:
+        groups = np.zeros(len(session.grouping.groups), np.int32)
+        session.placement(groups).save(file)
+    assert json.loads(file.read_text())["logits"] == "all"
+    given = [word for name in shapes for word in ("--input-shape", f"{name}:1,4")]
+    assert set(run(path, "-p", file, *given)["devices"]) == {"CPU"}

@@ -94,7 +94,7 @@ def test_caches_are_listed_as_state_and_not_as_inputs(cli: Any, tmp_path: Path) 
     sizes = {"input_ids": "1..64@16x0/1", "attention_mask": "1..128@16/17", "position_ids": "1..64@16/1"}
     given = [word for name, size in sizes.items() for word in ("--input-shape", f"{name}:1,{size}")]
     shown = " ".join(cli("inspect", path, *given).stdout.split())
-    assert "outputs logits float32 1x[0..@16/1]x256 state 4 tensors, past_key_values.0.key float32 1x2x[0..@0/16]x8 to" in shown
+    assert "outputs logits float32 1x1x256 state 4 tensors, past_key_values.0.key float32 1x2x[0..@0/16]x8 to" in shown
     data = json.loads(cli("inspect", path, *given, "--json").stdout)
     assert [spec["name"] for spec in data["inputs"]] == list(sizes)
     assert [spec["name"] for spec in data["states"]] == [past for past, _ in TINY.caches]

@@ -10,6 +10,7 @@ from pathlib import Path
 from placeit.backends.base import Model
 from placeit.backends.onnx.whole import FromOnnxFile
 from placeit.backends.openvino.inputs import OpenSizesError, Sizes
+from placeit.backends.openvino.last_logits import LogitsOption
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.reader import UNKNOWN_OPS, check_readable, read
 from placeit.backends.openvino.state import StateOption
@@ -46,6 +47,7 @@ def load(
     batch: int | None = None,
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
     state: StateOption = None,
+    logits: LogitsOption = "last",
     trust: bool = False,
 ) -> Model:
     """Read an ONNX file by OpenVINO or, if OpenVINO cannot read or compile it, by ONNX Runtime, for its devices only.
@@ -56,6 +58,7 @@ def load(
         batch: the first size of every input, if the file leaves it open.
         sample_shapes: shapes of the inputs that the model is to run on, by name; used for sizes that are open otherwise.
         state: outputs that become the state of inputs; see :func:`placeit.backends.openvino.reader.load`.
+        logits: tokens whose logits a decoder with state computes; see :func:`placeit.backends.openvino.reader.load`.
         trust: whether to follow links of the file's external weights inside of the cache of Hugging Face that it is in.
 
     Raises:
@@ -66,7 +69,7 @@ def load(
     path, sizes = Path(path), Sizes.of(input_shapes, batch, sample_shapes)
     check_readable(path, trust=trust)
     try:
-        model = read(path, sizes, state)
+        model = read(path, sizes, state, logits)
     except OpenSizesError:
         raise
     except ModelError as error:

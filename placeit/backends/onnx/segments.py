@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from placeit.backends.base import Arrays, Model
 from placeit.backends.onnx.alone import for_onnx_alone
 from placeit.backends.onnx.joined import JoinedModel, join
+from placeit.backends.onnx.last_logits import keep_last_logits
 from placeit.backends.onnx.reading import read_onnx
 from placeit.backends.onnx.whole import FromOnnxFile
 from placeit.backends.onnx_file import read_plain
 from placeit.backends.openvino.inputs import Sizes
+from placeit.backends.openvino.last_logits import LAST
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ModelError
@@ -73,6 +75,8 @@ def with_onnx(model: OpenVinoModel) -> OnnxModel:
         proto = read_plain(model.path, in_place=True)
     except (OSError, ModelError) as error:
         raise DeviceError(f"ONNX Runtime cannot be given {model.path}, which OpenVINO reads: {error}") from error
+    if LAST in model.graph.index:
+        keep_last_logits(proto)
     return join(OnnxModel, model, proto)
 
 

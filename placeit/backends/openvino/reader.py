@@ -25,6 +25,7 @@ from placeit.backends.onnx_file import (
 from placeit.backends.openvino.graph import fix_shapes, name_nodes, separate_transposed
 from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Resolved, Sizes, resolve_shapes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
+from placeit.backends.openvino.last_logits import LogitsOption, keep_last_logits
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
 from placeit.backends.openvino.sized import Points, Sized, Typical
 from placeit.backends.openvino.state import Kinds, StateOption, cache_pairs, keep_caches
@@ -66,6 +67,7 @@ def load(
     batch: int | None = None,
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
     state: StateOption = None,
+    logits: LogitsOption = "last",
 ) -> OpenVinoModel:
     """Read an ONNX file (``.onnx``) or an OpenVINO IR (``.xml`` with its ``.bin``).
 
@@ -80,6 +82,7 @@ def load(
         state: outputs that become the state of inputs, by input; ``"none"`` for no such state. By default these are the caches
             that exporters call ``past_key_values.0.key`` and ``present.0.key``
             (:func:`placeit.backends.openvino.state.cache_pairs`), unless a shape is given for them.
+        logits: whether a decoder with state computes the logits of the last token of a step, or of all of them.
 
     Raises:
         UsageError: a sample does not fit an input with open sizes; or an input and an output cannot be one state.
@@ -88,30 +91,32 @@ def load(
     """
     path = Path(path)
     check_readable(path)
-    return read(path, Sizes.of(input_shapes, batch, sample_shapes), state)
+    return read(path, Sizes.of(input_shapes, batch, sample_shapes), state, logits)
 
 
-def read(path: Path, sizes: Sizes, state: StateOption = None) -> OpenVinoModel:
+def read(path: Path, sizes: Sizes, state: StateOption = None, logits: LogitsOption = "last") -> OpenVinoModel:
     """Return the model in a file that :func:`check_readable` accepts. Raises UsageError and ModelError as :func:`load` does."""
     with _explaining(path):
         try:
-            found = _read(path, sizes, state)
+            found = _read(path, sizes, state, logits)
         except OpenSizesError as error:
             asked = sizes.shapes
 
             def again(more: Mapping[str, tuple[int, ...]]) -> OpenVinoModel:
-                return _read(path, replace(sizes, shapes={**asked, **more}, batch=None), state)
+                return _read(path, replace(sizes, shapes={**asked, **more}, batch=None), state, logits)
 
             raise with_suggestion(error, again, _useful_line) from None
     give_back_freed_memory()  # used to read the file, and for the copy in which ops were fused
     return found
 
 
-def _read(path: Path, sizes: Sizes, state: StateOption) -> OpenVinoModel:
+def _read(path: Path, sizes: Sizes, state: StateOption, logits: LogitsOption) -> OpenVinoModel:
     read_file = _read_ir if path.suffix.lower() == ".xml" else _read_onnx
     found = read_file(path, sizes, state)
     model, typical = found.model, found.sizes.typical
     keep_caches(model, found.caches, path, batch=sizes.batch)
+    if logits == "last":
+        keep_last_logits(model)
     fix_shapes(model)
     separate_transposed(model)
     share_equal(model)
@@ -121,7 +126,8 @@ def _read(path: Path, sizes: Sizes, state: StateOption) -> OpenVinoModel:
     points = [Typical(point) for point in zip(*shapes, strict=True)] or [Typical()]
     if model.get_sinks():
         points = _one_after_another(model, points)
-    return replace(describe_fused(model, path, Points(tuple(points), found.sizes.times)), caches=found.caches)
+    described = describe_fused(model, path, Points(tuple(points), found.sizes.times))
+    return replace(described, caches=found.caches, logits=logits)
 
 
 def _one_after_another(model: Any, points: Sequence[Typical]) -> list[Typical]:
